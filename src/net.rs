@@ -97,7 +97,7 @@ pub(crate) struct Call {
     pub(crate) grants: bool,
     encoded: Vec<u8>,
     /// Place of each part in `encoded`, keys first.
-    places: [Place; Call::MAX_PARTS],
+    places: [ArgumentPlace; Call::MAX_PARTS],
     parts: usize,
     keys: usize,
     /// Part that the reply must repeat: it proves that the reply belongs to this call.
@@ -106,7 +106,7 @@ pub(crate) struct Call {
 
 /// Place of one part. Names have a limit, so 32 bits are enough.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct ArgumentPlace {
     begin: u32,
     end: u32,
 }
@@ -116,7 +116,7 @@ impl Call {
     const MAX_PARTS: usize = 9;
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
-        let (encoded, places) = (Vec::with_capacity(224), [Place::default(); Self::MAX_PARTS]);
+        let (encoded, places) = (Vec::with_capacity(224), [ArgumentPlace::default(); Self::MAX_PARTS]);
         Self { script, slot, expiry: Expiry::Never, grants: false, encoded, places, parts: 0, keys: 0, echo: None }
     }
 
@@ -148,7 +148,7 @@ impl Call {
         encode::head(&mut self.encoded, b'$', pieces.iter().map(|piece| piece.len()).sum());
         let begin = self.encoded.len() as u32;
         pieces.iter().for_each(|piece| self.encoded.extend_from_slice(piece.as_bytes()));
-        self.places[self.parts] = Place { begin, end: self.encoded.len() as u32 };
+        self.places[self.parts] = ArgumentPlace { begin, end: self.encoded.len() as u32 };
         self.encoded.extend_from_slice(encode::END);
         self.parts += 1;
     }
@@ -164,7 +164,7 @@ impl Call {
     }
 
     fn part(&self, part: usize) -> &[u8] {
-        let Place { begin, end } = self.places[part];
+        let ArgumentPlace { begin, end } = self.places[part];
         &self.encoded[begin as usize..end as usize]
     }
 

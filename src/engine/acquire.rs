@@ -68,7 +68,7 @@ enum WaitEnd {
 }
 
 /// End of a caller's wait.
-enum End {
+enum AcquireEnd {
     Over(Result<Option<Held>>),
     GivesUp(GivesUp),
 }
@@ -385,7 +385,7 @@ impl<'a> Acquisition<'a> {
     async fn until_its_end(&mut self, limit: Option<Moment>, patience: Patience) -> Result<Option<Held>> {
         let engine = self.engine;
         let given_up = match self.run_within(limit, patience).await {
-            End::Over(result) => {
+            AcquireEnd::Over(result) => {
                 let held = hand_out(engine, &self.key, result?)?;
                 if held.is_none() {
                     return self.refused().await;
@@ -395,7 +395,7 @@ impl<'a> Acquisition<'a> {
                 }
                 return Ok(held);
             }
-            End::GivesUp(given_up) => given_up,
+            AcquireEnd::GivesUp(given_up) => given_up,
         };
         let lock = self.key.shared_name();
         if given_up.why == WaitEnd::Closed {
@@ -431,10 +431,10 @@ impl<'a> Acquisition<'a> {
 
     /// Runs until it is over, or the caller is not to wait any longer. An attempt that is under way at the limit is heard out:
     /// what it brings counts, and as long as it may yet be carried out nothing can be taken back for good.
-    async fn run_within(&mut self, limit: Option<Moment>, patience: Patience) -> End {
+    async fn run_within(&mut self, limit: Option<Moment>, patience: Patience) -> AcquireEnd {
         let (engine, began) = (self.engine, self.began);
         let Some(listening) = self.entry.as_ref().map(WaitEntry::awaited_first_answer) else {
-            return End::Over(Ok(None));
+            return AcquireEnd::Over(Ok(None));
         };
         let limited = limit.map(|limit| (limit, Arc::clone(self.attempts.insert(Arc::default()))));
         let key = Arc::clone(&self.key);
@@ -462,7 +462,7 @@ impl<'a> Acquisition<'a> {
         // Biased: a grant that is there counts, whatever else is due.
         let why = tokio::select! {
             biased;
-            result = &mut run => return End::Over(result),
+            result = &mut run => return AcquireEnd::Over(result),
             () = engine.closing.closed() => WaitEnd::Closed,
             end = impatience => end,
         };
@@ -472,9 +472,9 @@ impl<'a> Acquisition<'a> {
         if let (WaitEnd::Limit, Some((_, attempts))) = (why, &limited)
             && let Some(result) = Box::pin(heard_out(engine, run, attempts, answer_by)).await
         {
-            return End::Over(result);
+            return AcquireEnd::Over(result);
         }
-        End::GivesUp(GivesUp { why, at, outage, answer_by })
+        AcquireEnd::GivesUp(GivesUp { why, at, outage, answer_by })
     }
 
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {

@@ -24,8 +24,8 @@ use crate::lock::record::HoldRecord;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
-    Accepted, CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit, Confirmed, Grant, GrantIdentity,
-    LeftOpen, NewHold, Next, OpenConversion, ShareRemoved,
+    Accepted, CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit, Grant, GrantIdentity, LeftOpen,
+    NewHold, Next, OpenConversion, RenewalConfirmed, ShareRemoved,
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
@@ -318,7 +318,7 @@ impl Hold {
     }
 
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
-    pub(crate) fn on_renewed(&self, grant: Grant, now: Moment) -> Confirmed {
+    pub(crate) fn on_renewed(&self, grant: Grant, now: Moment) -> RenewalConfirmed {
         self.event(|record, rules, signals| record.on_renewed(grant, now, rules, signals))
     }
 

@@ -34,7 +34,7 @@ pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount, Cache
 use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
 use promise::Promise;
-pub(crate) use renewal::Confirmed;
+pub(crate) use renewal::RenewalConfirmed;
 
 /// Join window of a hold that no further reader may join, since a writer waits.
 const CLOSED: Moment = Moment::from_nanos(0);

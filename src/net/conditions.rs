@@ -24,7 +24,7 @@ const MEMORY_PAUSE: Duration = Duration::from_secs(5);
 
 /// Addresses that the user named, and level of durability, for the log.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct ConditionsOf {
     pub(crate) servers: String,
     pub(crate) durability: String,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Place {
 /// Conditions of all servers of one manager. Log and gauge change outside of the mutex.
 #[derive(Debug)]
 pub(crate) struct Conditions {
-    place: Place,
+    place: ConditionsOf,
     clock: Clock,
     max_skew: Duration,
     has_connected: AtomicBool,
@@ -83,7 +83,7 @@ impl Condition {
 }
 
 impl Conditions {
-    pub(crate) fn new(place: Place, clock: Clock, max_skew: Duration) -> Self {
+    pub(crate) fn new(place: ConditionsOf, clock: Clock, max_skew: Duration) -> Self {
         Self {
             place,
             clock,
@@ -97,7 +97,7 @@ impl Conditions {
     /// Logs the first connection of the manager.
     pub(super) fn note_connected(&self, node: &str, server: &str, version: &str) {
         if !self.has_connected.swap(true, Ordering::Relaxed) {
-            let Place { servers, durability } = &self.place;
+            let ConditionsOf { servers, durability } = &self.place;
             catch_panic(|| events::connected(node, servers, &format!("{server} {version}"), durability));
         }
     }

@@ -44,7 +44,7 @@ use crate::net::slots::{Moved, SlotMap};
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
 /// Time until all members know of a failover.
-const NEWS: Duration = Duration::from_secs(2);
+const FAILOVER_KNOWN_AFTER: Duration = Duration::from_secs(2);
 /// Time for which a slot counts as migrating after a node has said so.
 const MIGRATION: Duration = Duration::from_secs(1);
 /// Limit for suspects that are asked at one time whether they answer again.
@@ -62,7 +62,7 @@ pub(super) struct Fleet {
     home: BackgroundRuntime,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
-    suspects: Mutex<HashMap<String, Doubt>>,
+    suspects: Mutex<HashMap<String, SuspectReason>>,
     /// Number of suspects: mostly none, and then a call need not know more.
     suspect_count: AtomicUsize,
     /// Slots of which some keys were elsewhere recently, and the end of the time for which that counts.
@@ -91,7 +91,7 @@ type Asked = Option<(Moment, Result<(), DialFault>)>;
 
 /// Reason why a node is suspect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Doubt {
+pub(super) enum SuspectReason {
     /// The node does not answer.
     Silent,
     /// The node answers that it cannot serve its slots.
@@ -236,7 +236,7 @@ impl Fleet {
     }
 
     /// Returns true if no other node is known to own the slot.
-    pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
+    pub(super) fn may_own(&self, slot: u16, to: &Node) -> bool {
         self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
     }
 
@@ -313,7 +313,7 @@ impl Fleet {
     }
 
     /// Notes that a node was silent, or cannot serve its slots any more. Others are asked for the owner.
-    pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: Doubt) {
+    pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: SuspectReason) {
         self.change_suspects(|suspects| {
             suspects.insert(node.address().to_owned(), doubt);
         });
@@ -324,7 +324,7 @@ impl Fleet {
         self.suspect_count.load(Ordering::Acquire) > 0 && self.suspects.lock().contains_key(node.address())
     }
 
-    fn change_suspects(&self, change: impl FnOnce(&mut HashMap<String, Doubt>)) {
+    fn change_suspects(&self, change: impl FnOnce(&mut HashMap<String, SuspectReason>)) {
         let mut suspects = self.suspects.lock();
         change(&mut suspects);
         self.suspect_count.store(suspects.len(), Ordering::Release);
@@ -347,7 +347,7 @@ impl Fleet {
     /// not reached yet does not say that it was replaced.
     ///
     /// Never asks a cluster, whose map is large and whose nodes redirect.
-    pub(super) fn look_from_time_to_time(self: &Arc<Self>) {
+    pub(super) fn refresh_from_time_to_time(self: &Arc<Self>) {
         if let MapSource::Sentinels(_) = self.map_source {
             self.look_in_background();
         }
@@ -355,7 +355,7 @@ impl Fleet {
 
     /// Refreshes the map for [`NEWS`] after a change, of which not all members know yet.
     pub(super) fn look_for_news(self: &Arc<Self>) {
-        *self.look_until.lock() = self.clock.now().after(NEWS);
+        *self.look_until.lock() = self.clock.now().after(FAILOVER_KNOWN_AFTER);
         self.look_in_background();
     }
 
@@ -364,7 +364,7 @@ impl Fleet {
         if self.looking.swap(true, Ordering::SeqCst) {
             return;
         }
-        let looking = Looking(Arc::downgrade(self));
+        let looking = RefreshLoop(Arc::downgrade(self));
         self.home.spawn(async move {
             let mut pause = LOOK_AGAIN;
             loop {
@@ -400,7 +400,8 @@ impl Fleet {
         let mut silent: Vec<String> = {
             let map = self.map.borrow();
             let suspects = self.suspects.lock();
-            let silent = suspects.iter().filter(|(address, doubt)| **doubt == Doubt::Silent && map.has(address));
+            let silent =
+                suspects.iter().filter(|(address, doubt)| **doubt == SuspectReason::Silent && map.has(address));
             silent.map(|(address, _)| address.clone()).collect()
         };
         fastrand::shuffle(&mut silent);
@@ -442,7 +443,7 @@ impl Fleet {
         let mut is_well = true;
         self.change_suspects(|suspects| {
             suspects.retain(|suspect, _| map.has(suspect) || self.is_member(suspect));
-            is_well = !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.has(suspect));
+            is_well = !suspects.iter().any(|(suspect, doubt)| *doubt == SuspectReason::Silent && map.has(suspect));
         });
         is_well
     }
@@ -496,12 +497,12 @@ impl Fleet {
                 return Ok(refreshed.clone()?);
             }
         }
-        let refreshed = self.ask_guide().await.map_err(not_sent);
+        let refreshed = self.ask_map_source().await.map_err(not_sent);
         *last = Some((self.clock.now(), refreshed.clone()));
         Ok(refreshed?)
     }
 
-    async fn ask_guide(&self) -> Result<(), Fault> {
+    async fn ask_map_source(&self) -> Result<(), Fault> {
         self.map_refreshes.fetch_add(1, Ordering::Relaxed);
         self.map_refreshes_tally.add_one();
         let map = match &self.map_source {
@@ -512,13 +513,13 @@ impl Fleet {
             }
         };
         self.forget_others(&map);
-        self.tell_news(&map);
+        self.notify_change(&map);
         self.map.send_replace(map);
         Ok(())
     }
 
     /// Reports each slot in the log that has another owner than in the last report.
-    fn tell_news(&self, map: &SlotMap) {
+    fn notify_change(&self, map: &SlotMap) {
         self.outages.retain(|node| map.has(node) || self.is_member(node));
         self.conditions.retain(|node| map.has(node) || self.is_member(node));
         self.announced.retain(|node| map.has(node) || self.is_member(node));
@@ -706,16 +707,16 @@ impl Fleet {
 }
 
 /// Marks the refresh loop as ended, also when its runtime drops it.
-struct Looking(Weak<Fleet>);
+struct RefreshLoop(Weak<Fleet>);
 
-impl Looking {
+impl RefreshLoop {
     /// Ends without clearing the flag.
     fn let_go(mut self) {
         self.0 = Weak::new();
     }
 }
 
-impl Drop for Looking {
+impl Drop for RefreshLoop {
     fn drop(&mut self) {
         if let Some(fleet) = self.0.upgrade() {
             fleet.looking.store(false, Ordering::SeqCst);

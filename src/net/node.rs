@@ -28,7 +28,7 @@ use crate::base::topology::AddressSource;
 use crate::base::topology::Tls;
 use crate::net::conditions::Conditions;
 #[cfg(test)]
-use crate::net::conditions::Place;
+use crate::net::conditions::ConditionsOf;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::outages::Outages;
 use crate::net::pushed::Hear;
@@ -37,34 +37,34 @@ use crate::net::{Call, Expiry, is_reply_to, server_time};
 use apart::Apart;
 use connection::Load;
 pub(super) use connection::{Connection, Request};
+use connections::{Connections, OpenConnection};
+pub(super) use connections::{DialFault, not_sent, shown};
 use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
-use lanes::{Calls, Lanes};
-pub(super) use lines::{DialFault, not_sent, shown};
-use lines::{Lines, Live};
-pub(super) use room::Precedence;
+pub(super) use in_flight::Precedence;
+use replicated::{ReplicatedCalls, ReplicatedConnections};
 pub(super) use steps::ask_once;
 
 mod apart;
 mod checkup;
 mod connection;
+mod connections;
 mod dial;
-mod ears;
 mod greeting;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/node/hostile.rs"]
 mod hostile;
-mod lanes;
-mod lines;
+mod in_flight;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/node/mutations.rs"]
 mod mutations;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/node/names.rs"]
 mod names;
+mod outage;
 mod prober;
-mod room;
-mod silence;
+mod push_handler;
+mod replicated;
 mod steps;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/node/tests.rs"]
@@ -131,7 +131,7 @@ pub(super) struct Reports {
 #[cfg(test)]
 impl Reports {
     pub(super) fn for_test() -> Self {
-        let conditions = Conditions::new(Place::default(), Clock::System, Duration::from_millis(100));
+        let conditions = Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_millis(100));
         Self {
             on_loss: None,
             outages: Arc::default(),
@@ -143,10 +143,10 @@ impl Reports {
 }
 
 pub(super) struct Node {
-    lines: Arc<Lines>,
+    lines: Arc<Connections>,
     apart: Apart,
     /// Connections for requests that count only on replicas.
-    lanes: Option<Lanes>,
+    lanes: Option<ReplicatedConnections>,
     limits: Limits,
     clock: Clock,
 }
@@ -166,8 +166,8 @@ impl Node {
         home: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
-        let lines = Arc::new(Lines::new(address, info, limits, clock, home, reports));
-        let lanes = Lanes::new(&lines, limits.durability);
+        let lines = Arc::new(Connections::new(address, info, limits, clock, home, reports));
+        let lanes = ReplicatedConnections::new(&lines, limits.durability);
         Ok(Self { lines, apart: Apart::default(), lanes, limits, clock })
     }
 
@@ -249,12 +249,12 @@ impl Node {
 
     async fn call_replicated(
         &self,
-        lanes: &Lanes,
+        lanes: &ReplicatedConnections,
         call: &Call,
         admission: Admission,
         precedence: Precedence,
     ) -> Result<Answered<Value>, Fault> {
-        let calls = |load| Calls { calls: vec![call.clone()], load, admission, precedence };
+        let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
         match self.ask_replicated(lanes, calls(Load::Digest)).await?.pop() {
             Some(Err(Fault::NoScript)) => {
                 let again = self.ask_replicated(lanes, calls(Load::Text)).await?.pop();
@@ -264,7 +264,11 @@ impl Node {
         }
     }
 
-    async fn ask_replicated(&self, lanes: &Lanes, calls: Calls) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    async fn ask_replicated(
+        &self,
+        lanes: &ReplicatedConnections,
+        calls: ReplicatedCalls,
+    ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         self.word().await?;
         // A node that cannot be reached fails here, with its reason.
         self.lines.live().await?;
@@ -293,7 +297,7 @@ impl Node {
 
     async fn send_or_load(
         &self,
-        live: &Arc<Live>,
+        live: &Arc<OpenConnection>,
         call: &Call,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
@@ -327,7 +331,7 @@ impl Node {
         if let Some(lanes) = self.lanes.as_ref().filter(|_| calls.iter().any(|call| call.grants)) {
             let calls = calls.iter().map(|&call| call.clone()).collect();
             let (admission, precedence) = (Admission::Owner, Precedence::Ahead);
-            return self.ask_replicated(lanes, Calls { calls, load: first, admission, precedence }).await;
+            return self.ask_replicated(lanes, ReplicatedCalls { calls, load: first, admission, precedence }).await;
         }
         self.word().await?;
         let live = &self.lines.live().await?;
@@ -376,7 +380,7 @@ impl Node {
 
     async fn send(
         &self,
-        live: &Arc<Live>,
+        live: &Arc<OpenConnection>,
         call: &Call,
         load: Load,
         admission: Admission,
@@ -402,20 +406,25 @@ impl Node {
         self.lines.answered(live, call, sent, value)
     }
 
-    async fn ask_all(&self, live: &Arc<Live>, requests: &[Request<'_>], sent: Moment) -> Result<Vec<Value>, Fault> {
+    async fn ask_all(
+        &self,
+        live: &Arc<OpenConnection>,
+        requests: &[Request<'_>],
+        sent: Moment,
+    ) -> Result<Vec<Value>, Fault> {
         let replies = pin!(live.connection.ask_all(requests));
         self.lines.in_time(live, sent, replies).await
     }
 }
 
-impl Lines {
+impl Connections {
     /// Waits for the reply to a request of the moment `sent`, as long as a reply counts.
     ///
     /// Without a reply the connection is given up, unless it brought other callers their answers recently. Each reply
     /// goes to its own request, and a late one to no caller.
     async fn in_time<T>(
         self: &Arc<Self>,
-        live: &Arc<Live>,
+        live: &Arc<OpenConnection>,
         sent: Moment,
         reply: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
     ) -> Result<T, Fault> {
@@ -458,7 +467,7 @@ impl Lines {
 
     /// Notes that a connection brought no recent answer after a request of the moment `sent`. The outage of the node
     /// begins, unless another connection to it has had answers.
-    fn is_missed(self: &Arc<Self>, live: &Arc<Live>, sent: Moment, now: Moment, fault: &Fault) {
+    fn is_missed(self: &Arc<Self>, live: &Arc<OpenConnection>, sent: Moment, now: Moment, fault: &Fault) {
         let of_late = sent.after(self.limits.response_timeout / 2);
         if let Fault::Unknown { source, .. } = fault
             && !self.has_answered_elsewhere(live, of_late)
@@ -474,7 +483,7 @@ impl Lines {
 
     fn answered(
         self: &Arc<Self>,
-        live: &Arc<Live>,
+        live: &Arc<OpenConnection>,
         call: &Call,
         sent: Moment,
         value: Value,
@@ -504,7 +513,7 @@ impl Lines {
     }
 
     /// Returns the present moment, and the server time after which the server must refuse a call that is sent now.
-    async fn not_after(self: &Arc<Self>, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
+    async fn not_after(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime), Fault> {
         let mut now = self.clock.now();
         let mut anchor = *live.anchor.lock();
         if anchor.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
@@ -515,7 +524,7 @@ impl Lines {
         Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
     }
 
-    async fn time_of(self: &Arc<Self>, live: &Arc<Live>) -> Result<ClockSample, Fault> {
+    async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {
         let sent = self.clock.now();
         let time = redis::cmd("TIME");
         let reply = pin!(live.connection.ask(Request::Command(&time)));

@@ -74,7 +74,7 @@ use crate::net::ReadNotice;
 use crate::net::node::Node;
 use crate::net::slot_owners::SlotOwners;
 use channel::{Channel, LinkId, Listener, Purpose};
-use link::{Lost, Running};
+use link::{LinkRun, Lost};
 
 mod channel;
 mod hearing;
@@ -127,7 +127,7 @@ impl Pace {
 pub(super) struct Push {
     common: Arc<Common>,
     /// Subscriptions of each runtime.
-    of: Mutex<Vec<(Id, Arc<Shared>)>>,
+    of: Mutex<Vec<(Id, Arc<PushShared>)>>,
 }
 
 /// State that the subscriptions of all runtimes share.
@@ -144,7 +144,7 @@ struct Common {
 }
 
 /// Subscriptions of one runtime, whose tasks all run there.
-struct Shared {
+struct PushShared {
     common: Arc<Common>,
     /// Number of channels of this runtime.
     count: AtomicUsize,
@@ -155,7 +155,7 @@ struct Shared {
     has_ended: AtomicBool,
 }
 
-impl Deref for Shared {
+impl Deref for PushShared {
     type Target = Common;
 
     fn deref(&self) -> &Common {
@@ -264,19 +264,19 @@ impl fmt::Debug for Push {
 }
 
 /// Place of a listener in a channel.
-struct Place {
+struct ChannelPlace {
     channel: Arc<str>,
     number: NonZeroU64,
 }
 
 /// Ends one waiter's subscription when it is dropped.
 struct Unsubscribe {
-    shared: Weak<Shared>,
-    place: Place,
+    shared: Weak<PushShared>,
+    place: ChannelPlace,
 }
 
 impl Unsubscribe {
-    fn new(shared: &Arc<Shared>, place: Place) -> Self {
+    fn new(shared: &Arc<PushShared>, place: ChannelPlace) -> Self {
         Self { shared: Arc::downgrade(shared), place }
     }
 }
@@ -329,7 +329,7 @@ impl Push {
         channel: &str,
         read: ReadNotice,
         listener: Listener,
-    ) -> (Arc<Shared>, Place) {
+    ) -> (Arc<PushShared>, ChannelPlace) {
         let mut of = self.of.lock();
         let id = runtime.id();
         let known = of.iter().find(|(of, shared)| *of == id && !shared.has_ended.load(Ordering::Acquire));
@@ -337,7 +337,7 @@ impl Push {
             Some((_, shared)) => Arc::clone(shared),
             None => {
                 of.retain(|(of, shared)| *of != id && shared.count.load(Ordering::Acquire) > 0);
-                let shared = Arc::new(Shared::new(Arc::clone(&self.common)));
+                let shared = Arc::new(PushShared::new(Arc::clone(&self.common)));
                 of.push((id, Arc::clone(&shared)));
                 shared
             }
@@ -345,7 +345,7 @@ impl Push {
         // Under the lock of the list, so that no other thread removes the entry before it counts as used.
         let (place, is_kept) = shared.subscribe(slot, channel, read, listener);
         drop(of);
-        shared.tell_broken();
+        shared.notify_break();
         if !is_kept {
             // With no lock held: a runtime that shuts down drops the task within this call, and the drop needs the
             // locks.
@@ -367,7 +367,7 @@ impl Push {
     }
 }
 
-impl Shared {
+impl PushShared {
     fn new(common: Arc<Common>) -> Self {
         Self {
             common,
@@ -384,7 +384,13 @@ impl Shared {
     }
 
     /// Adds a listener. Returns its place, and true if the keeper runs.
-    fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> (Place, bool) {
+    fn subscribe(
+        self: &Arc<Self>,
+        slot: u16,
+        channel: &str,
+        read: ReadNotice,
+        listener: Listener,
+    ) -> (ChannelPlace, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         // The keeper looks only once a second. By then there may be many names that are never used again.
@@ -419,7 +425,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl PushShared {
     /// Ends all subscriptions of the runtime. Waiters learn that nothing will come.
     fn end(&self) {
         // Taken out of the lock: dropped listeners wake their waiters.
@@ -432,7 +438,7 @@ impl Shared {
     }
 
     /// Tells recall handlers that their subscriptions have broken.
-    fn tell_broken(&self) {
+    fn notify_break(&self) {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
         // They may log to a user's subscriber of `tracing`.
         for calls in broken {
@@ -458,7 +464,7 @@ impl Subscriptions {
         *self.last_link.insert(self.last_link.map_or(LinkId::FIRST, LinkId::next))
     }
 
-    fn add_listener(&mut self, name: &Arc<str>, listener: Listener) -> Place {
+    fn add_listener(&mut self, name: &Arc<str>, listener: Listener) -> ChannelPlace {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name) {
             channel.add(number, listener);
@@ -467,7 +473,7 @@ impl Subscriptions {
                 self.lingering_of(purpose).remove(&number);
             }
         }
-        Place { channel: Arc::clone(name), number }
+        ChannelPlace { channel: Arc::clone(name), number }
     }
 
     /// Notes that a channel has no listener any more.
@@ -590,8 +596,8 @@ impl Subscriptions {
     }
 }
 
-impl Shared {
-    fn leave(&self, Place { channel: name, number }: &Place) {
+impl PushShared {
+    fn leave(&self, ChannelPlace { channel: name, number }: &ChannelPlace) {
         let mut subscriptions = self.subscriptions.lock();
         let Some(channel) = subscriptions.channels.get_mut(name) else {
             return;
@@ -644,7 +650,7 @@ impl Shared {
         }
         let number = subscriptions.next_link();
         let wake = Arc::new(Notify::new());
-        let running = Running::new(Arc::clone(self), number, Arc::clone(node), Arc::clone(&wake));
+        let running = LinkRun::new(Arc::clone(self), number, Arc::clone(node), Arc::clone(&wake));
         let link = Link {
             node: Arc::clone(node),
             wake,

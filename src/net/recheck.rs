@@ -59,7 +59,7 @@ impl Recheck {
 
     fn begin(self: &Arc<Self>) {
         if !self.is_running.swap(true, Ordering::SeqCst) {
-            let running = Running { recheck: Arc::clone(self), has_ended: false };
+            let running = RecheckRun { recheck: Arc::clone(self), has_ended: false };
             self.home.spawn(running.run());
         }
     }
@@ -87,12 +87,12 @@ impl Recheck {
 }
 
 /// Running task. Its end is marked also when its runtime drops it.
-struct Running {
+struct RecheckRun {
     recheck: Arc<Recheck>,
     has_ended: bool,
 }
 
-impl Running {
+impl RecheckRun {
     async fn run(mut self) {
         loop {
             tokio::time::sleep(PAUSE).await;
@@ -111,7 +111,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RecheckRun {
     fn drop(&mut self) {
         if !self.has_ended {
             self.recheck.is_running.store(false, Ordering::SeqCst);

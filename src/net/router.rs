@@ -28,9 +28,9 @@ use crate::base::options::Options;
 use crate::base::recalls::Recalls;
 use crate::base::topology::{AddressSource, Kind, Topology};
 use crate::net::address::{address_of, parse_all, parse_one};
-use crate::net::conditions::{Conditions, Place};
+use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
-use crate::net::fleet::{Doubt, Fleet};
+use crate::net::fleet::{Fleet, SuspectReason};
 use crate::net::node::{Admission, Limits, Node, Precedence, Reports, Role};
 use crate::net::outages::Outages;
 use crate::net::push::{Pace, Push};
@@ -67,7 +67,8 @@ impl Router {
         let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
         let tls = &secrets.certificates();
         let conditions = |infos: &[ConnectionInfo]| {
-            let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
+            let place =
+                ConditionsOf { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
             Arc::new(Conditions::new(place, clock, options.max_clock_skew))
         };
         match topology.kind() {
@@ -111,7 +112,7 @@ impl Router {
         secrets.check(&infos)?;
         let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
-        let place = Place { servers: addresses.join(", "), durability };
+        let place = ConditionsOf { servers: addresses.join(", "), durability };
         // One value for all of them, which compares their clocks.
         let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
@@ -153,7 +154,7 @@ impl Router {
     }
 
     /// Carries a call to the owner of its slot, wherever the slot goes.
-    async fn carry(&self, call: Call, lane: Lane) -> Result<Answered<Value>, Failure> {
+    async fn carry(&self, call: Call, lane: CallRoute) -> Result<Answered<Value>, Failure> {
         let mut give_up = None;
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
         let mut admission = Admission::Owner;
@@ -198,7 +199,7 @@ impl Router {
         &self,
         node: &Arc<Node>,
         call: &Call,
-        lane: Lane,
+        lane: CallRoute,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         let suspect_in = match &self.slot_owners {
@@ -218,7 +219,7 @@ impl Router {
         fleet: &Fleet,
         node: &Node,
         call: &Call,
-        lane: Lane,
+        lane: CallRoute,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         // Nothing has been sent until the node answers the prober.
@@ -242,9 +243,9 @@ impl Router {
             return;
         };
         match fault {
-            Some(Fault::Unknown { .. } | Fault::NotSent(_)) => fleet.suspect(node, Doubt::Silent),
+            Some(Fault::Unknown { .. } | Fault::NotSent(_)) => fleet.suspect(node, SuspectReason::Silent),
             Some(Fault::Again(_) | Fault::WrongServer(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
-                fleet.suspect(node, Doubt::Refuses);
+                fleet.suspect(node, SuspectReason::Refuses);
             }
             Some(
                 Fault::Moved { .. }
@@ -320,7 +321,7 @@ impl Router {
             SlotOwners::Single { node } => Ok(Arc::clone(node)),
             SlotOwners::Many(fleet) if calls.len() > 1 && !route.is_unknown() => fleet.node(&route.0),
             SlotOwners::Many(_) => {
-                return join_all(calls.into_iter().map(|call| self.carry(call, Lane::Ahead))).await;
+                return join_all(calls.into_iter().map(|call| self.carry(call, CallRoute::Ahead))).await;
             }
         };
         let answers = match node {
@@ -384,19 +385,19 @@ fn replaced() -> Source {
     Arc::new(Answer("it was replaced".to_owned()))
 }
 
-async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) -> Result<Answered<Value>, Fault> {
+async fn carry_to(node: &Node, call: &Call, lane: CallRoute, admission: Admission) -> Result<Answered<Value>, Fault> {
     match (lane, admission) {
-        (Lane::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
-        (Lane::Dedicated, Admission::Asking) | (Lane::Shared, _) => {
+        (CallRoute::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
+        (CallRoute::Dedicated, Admission::Asking) | (CallRoute::Shared, _) => {
             node.call(call, admission, Precedence::InTurn).await
         }
-        (Lane::Ahead, _) => node.call(call, admission, Precedence::Ahead).await,
+        (CallRoute::Ahead, _) => node.call(call, admission, Precedence::Ahead).await,
     }
 }
 
 /// Connection that a call takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Lane {
+enum CallRoute {
     Shared,
     /// Shared connection, ahead of calls that acquire.
     Ahead,
@@ -407,21 +408,21 @@ impl Transport for Router {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
         Box::pin(async move {
             let _in_flight = InFlight::new(&self.in_flight, 1);
-            self.carry(call, Lane::Shared).await
+            self.carry(call, CallRoute::Shared).await
         })
     }
 
     fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
         Box::pin(async move {
             let _in_flight = InFlight::new(&self.in_flight, 1);
-            self.carry(call, Lane::Ahead).await
+            self.carry(call, CallRoute::Ahead).await
         })
     }
 
     fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
         Box::pin(async move {
             let _in_flight = InFlight::new(&self.in_flight, 1);
-            self.carry(call, Lane::Dedicated).await
+            self.carry(call, CallRoute::Dedicated).await
         })
     }
 

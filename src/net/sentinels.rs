@@ -79,16 +79,16 @@ impl Sentinels {
 
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let info = self.secrets.renewed(info, Peer::Sentinel).await;
-        match self.question(&info, Credentials::None).await {
+        match self.question(&info, SentinelLogin::None).await {
             // Also a Sentinel that admits clients without a password, and does not let them ask.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
-                self.question(&info, Credentials::OfPrimary).await
+                self.question(&info, SentinelLogin::OfPrimary).await
             }
             answer => answer,
         }
     }
 
-    async fn question(&self, info: &ConnectionInfo, credentials: Credentials) -> Result<String, Fault> {
+    async fn question(&self, info: &ConnectionInfo, credentials: SentinelLogin) -> Result<String, Fault> {
         let settings = settings(info.redis_settings(), credentials);
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
@@ -107,15 +107,15 @@ impl Sentinels {
 }
 
 #[derive(Clone, Copy)]
-enum Credentials {
+enum SentinelLogin {
     None,
     OfPrimary,
 }
 
 /// Returns settings without a database: a Sentinel has none.
-fn settings(primary: &RedisConnectionInfo, credentials: Credentials) -> RedisConnectionInfo {
+fn settings(primary: &RedisConnectionInfo, credentials: SentinelLogin) -> RedisConnectionInfo {
     let mut settings = RedisConnectionInfo::default();
-    if let Credentials::OfPrimary = credentials {
+    if let SentinelLogin::OfPrimary = credentials {
         if let Some(username) = primary.username() {
             settings = settings.set_username(username);
         }

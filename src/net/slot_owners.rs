@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::net::fleet::{Doubt, Fleet};
+use crate::net::fleet::{Fleet, SuspectReason};
 use crate::net::node::Node;
 use crate::net::slots::SlotMap;
 
@@ -31,7 +31,7 @@ impl SlotOwners {
     pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
         match self {
             Self::Single { .. } => true,
-            Self::Many(fleet) => fleet.leaves(slot, to),
+            Self::Many(fleet) => fleet.may_own(slot, to),
         }
     }
 
@@ -50,7 +50,7 @@ impl SlotOwners {
     /// Notes that a node was silent.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {
-            fleet.suspect(node, Doubt::Silent);
+            fleet.suspect(node, SuspectReason::Silent);
         }
     }
 
@@ -79,7 +79,7 @@ impl SlotOwners {
     /// Checks the owner in the background, without a sign of a change.
     pub(super) fn look_from_time_to_time(&self) {
         if let Self::Many(fleet) = self {
-            fleet.look_from_time_to_time();
+            fleet.refresh_from_time_to_time();
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::small::List;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::record::{
-    HoldRecord, RECALL_INTERVAL_MS, RETENTION_MS, ReaderRecord, RecallableFlag, Record, RecordLimits, WaiterRecord,
+    GrantedRecord, RECALL_INTERVAL_MS, RETENTION_MS, ReaderRecord, RecallableFlag, Record, RecordLimits, WaiterRecord,
     WriterRecord,
 };
 use crate::store::{
@@ -381,7 +381,8 @@ impl Server {
 
     fn unpack(&self, shelf: &Shelf) -> Record {
         let deadline_ms = |until: &Until| NOW_MS + u64::from(until.ticks) * TICK_MS;
-        let hold = |until: &Until| HoldRecord { since_ms: NOW_MS, deadline_ms: deadline_ms(until), is_overrun: false };
+        let hold =
+            |until: &Until| GrantedRecord { since_ms: NOW_MS, deadline_ms: deadline_ms(until), is_overrun: false };
         let waiting = |side| {
             move |until: &Until| WaiterRecord {
                 request: self.ask(until.id, side, true),
@@ -452,7 +453,7 @@ impl Server {
         assert!(*barred == 0 && news.is_empty() && call.is_none(), "it is one of one server, and who is told is told");
         assert!(call_back.is_none(), "who is called is called");
         assert!(forced < token || writer.is_none() && readers.is_empty(), "one force removes all");
-        let hold = |id, hold: &HoldRecord| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
+        let hold = |id, hold: &GrantedRecord| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
         let place = |waiting: &WaiterRecord| Until {
             id: Self::number(&waiting.request.id),
             ticks: ticks_until(waiting.until_ms),

@@ -17,11 +17,11 @@ use crate::lock::shares::{Share, ShareId};
 
 /// Smallest remaining time with which a guard may enter without asking: half of the shortest lease that can be
 /// requested.
-const LEAST: Duration = Duration::from_millis(5);
+const MIN_RENEWAL: Duration = Duration::from_millis(5);
 
 /// Findings of a renewal's answer.
 #[derive(Debug, Default)]
-pub(crate) struct Confirmed {
+pub(crate) struct RenewalConfirmed {
     /// True if the renewal was the claim.
     pub(crate) is_claim: bool,
     /// Conversion that was not carried out, since the old hold is still there.
@@ -126,7 +126,7 @@ impl HoldRecord {
     /// Schedules the renewal of a cached hold that needs none now. A later guard that enters without asking may need
     /// one, and has at least half of what is left now for it.
     fn renewal_of_whoever_comes(&self, now: Moment) -> RenewalState {
-        if self.deadline().since(now) < LEAST {
+        if self.deadline().since(now) < MIN_RENEWAL {
             return RenewalState::Needless;
         }
         RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
@@ -160,11 +160,11 @@ impl HoldRecord {
         now: Moment,
         rules: &Rules,
         signals: &mut Signals,
-    ) -> Confirmed {
+    ) -> RenewalConfirmed {
         // First the clock: an answer after the local deadline brings nothing back.
         self.look(now, signals);
         if !self.phase.is_live() {
-            return Confirmed::default();
+            return RenewalConfirmed::default();
         }
         self.phase = Phase::Held;
         self.backoff.reset();
@@ -184,7 +184,7 @@ impl HoldRecord {
         }
         // The answer may show a loss, after which the deadline is past.
         self.look(now, signals);
-        Confirmed { is_claim, not_converted }
+        RenewalConfirmed { is_claim, not_converted }
     }
 
     /// Schedules the renewal of a hold that may have been converted. It comes well before the new hold could be over,

@@ -7,7 +7,7 @@ use redis::Value;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Semaphore;
 
-use super::lines::{Live, Sharing};
+use super::connections::{OpenConnection, Sharing};
 use super::{Admission, Node};
 use crate::base::attempt::Answered;
 use crate::net::Call;
@@ -19,38 +19,38 @@ pub(super) const MAX_APART: usize = 4;
 /// Connections of all runtimes. A runtime that stands still keeps only its own.
 #[derive(Default)]
 pub(super) struct Apart {
-    of: Mutex<Vec<(Id, Arc<Few>)>>,
+    of: Mutex<Vec<(Id, Arc<FewConnections>)>>,
 }
 
 /// Connections of one runtime.
-struct Few {
+struct FewConnections {
     places: Semaphore,
-    idle: Mutex<Vec<Arc<Live>>>,
+    idle: Mutex<Vec<Arc<OpenConnection>>>,
 }
 
 impl Apart {
     /// Returns the connections of this runtime. Removes those of other runtimes that are not in use when new ones come.
-    fn of_this_runtime(&self) -> Arc<Few> {
+    fn of_this_runtime(&self) -> Arc<FewConnections> {
         let runtime = Handle::current().id();
         let mut of = self.of.lock();
         if let Some((_, few)) = of.iter().find(|(of, _)| *of == runtime) {
             return Arc::clone(few);
         }
         of.retain(|(_, few)| few.places.available_permits() < MAX_APART);
-        let few = Arc::new(Few { places: Semaphore::new(MAX_APART), idle: Mutex::default() });
+        let few = Arc::new(FewConnections { places: Semaphore::new(MAX_APART), idle: Mutex::default() });
         of.push((runtime, Arc::clone(&few)));
         few
     }
 }
 
-impl Few {
-    fn idle(&self) -> Option<Arc<Live>> {
+impl FewConnections {
+    fn idle(&self) -> Option<Arc<OpenConnection>> {
         let mut idle = self.idle.lock();
         idle.retain(|live| live.is_open());
         idle.pop()
     }
 
-    fn put_back(&self, live: Arc<Live>) {
+    fn put_back(&self, live: Arc<OpenConnection>) {
         if live.is_open() {
             self.idle.lock().push(live);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::connection::Request;
-use super::lines::{DialFault, Lines, Live, Sharing};
+use super::connections::{Connections, DialFault, OpenConnection, Sharing};
 use super::{Node, parse_time};
 use crate::base::error::Refusal;
 use crate::base::health::NodeFinding;
@@ -19,16 +19,16 @@ use crate::net::fault::{self, Fault};
 /// Pause between two looks at the server times in answers.
 const CLOCK_PAUSE: Duration = Duration::from_secs(10);
 
-impl Lines {
+impl Connections {
     /// Asks for the memory on a new connection, unless it was asked for recently. No caller waits for the answer.
-    pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<Live>) {
+    pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<OpenConnection>) {
         if self.conditions.begins_asking(&self.address) {
             let (lines, live) = (Arc::clone(self), Arc::clone(live));
             process::spawn(async move { lines.ask_for_memory(&live).await });
         }
     }
 
-    async fn ask_for_memory(&self, live: &Live) {
+    async fn ask_for_memory(&self, live: &OpenConnection) {
         let mut info = redis::cmd("INFO");
         info.arg("memory");
         let asking = live.connection.ask(Request::Command(&info));

@@ -15,9 +15,9 @@ use std::time::Duration;
 use redis::{ConnectionAddr, ConnectionInfo, Value};
 
 use super::connection::{Connection, Request};
-use super::ears::Ears;
+use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, unreadable};
-use super::lines::{DialFault, Lines, Live, Sharing, not_sent};
+use super::push_handler::PushHandler;
 use super::steps::unknown;
 use super::wire::Stream;
 use super::{Node, OnLoss, Role};
@@ -89,10 +89,10 @@ impl Departures {
     }
 }
 
-impl Lines {
+impl Connections {
     /// Leaves a server that is no primary, unless it was left already. Later requests wait for another connection,
     /// which resolves the name anew. Requests that are under way are still answered.
-    pub(super) fn leave(&self, live: &Live) {
+    pub(super) fn leave(&self, live: &OpenConnection) {
         if live.is_open() {
             self.leave_now();
         }
@@ -131,7 +131,7 @@ impl Lines {
 
     /// Connects, and asks the server for its role and its clock. Takes a replica in place of a primary only if no
     /// address has a primary.
-    pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<Live>, DialFault> {
+    pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
         loop {
@@ -142,15 +142,15 @@ impl Lines {
                 Err(fault) => return replica.ok_or(failed.unwrap_or(fault)),
             };
             let (peer, others) = (reached.peer, reached.others);
-            let ears = Ears::new(Arc::clone(&is_closed), self.on_loss.clone());
+            let ears = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone());
             match self.greet(&info, reached, ears, &is_closed, sharing).await {
-                Ok((live, Found::Wanted)) => {
+                Ok((live, DialledPeer::Wanted)) => {
                     if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
                         self.note_primary(peer, &is_closed);
                     }
                     return Ok(live);
                 }
-                Ok((live, Found::Replica)) => replica = replica.or(Some(live)),
+                Ok((live, DialledPeer::Replica)) => replica = replica.or(Some(live)),
                 Err(fault) => failed = failed.or(Some(fault)),
             }
             match peer {
@@ -166,7 +166,7 @@ impl Lines {
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(&on_loss)));
         let reached = self.reach(Choice::Primary).await?;
-        let ears = Ears::new(is_closed, Some(on_loss)).hearing(hear);
+        let ears = PushHandler::new(is_closed, Some(on_loss)).hearing(hear);
         Ok(self.log_in(&info, reached, ears, &[]).await?.0)
     }
 
@@ -198,7 +198,7 @@ impl Lines {
         &self,
         info: &ConnectionInfo,
         reached: Reached,
-        ears: Ears,
+        ears: PushHandler,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
@@ -210,10 +210,10 @@ impl Lines {
         &self,
         info: &ConnectionInfo,
         reached: Reached,
-        ears: Ears,
+        ears: PushHandler,
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
-    ) -> Result<(Arc<Live>, Found), DialFault> {
+    ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
         let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
         of_server.arg("server");
         let mut questions = vec![Request::Command(&time)];
@@ -239,8 +239,8 @@ impl Lines {
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
         let anchor = ClockSample { sent, server };
         let timeout = self.limits.response_timeout;
-        let live = Live::new(number, connection, anchor, Arc::clone(is_closed), timeout, sharing);
-        Ok((Arc::new(live), if is_wanted { Found::Wanted } else { Found::Replica }))
+        let live = OpenConnection::new(number, connection, anchor, Arc::clone(is_closed), timeout, sharing);
+        Ok((Arc::new(live), if is_wanted { DialledPeer::Wanted } else { DialledPeer::Replica }))
     }
 }
 
@@ -255,7 +255,7 @@ impl Node {
 
 /// Outcome of a greeting: the wanted server, or a replica in place of a primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Found {
+enum DialledPeer {
     Wanted,
     Replica,
 }

@@ -5,11 +5,11 @@
 
 use std::sync::{Arc, Weak};
 
-use super::lines::Lines;
-use super::silence::Waits;
+use super::connections::Connections;
+use super::outage::Waits;
 use crate::net::fault::Fault;
 
-impl Lines {
+impl Connections {
     /// Waits until the node answers again; returns at once if it is not silent. Fails after a response timeout, so that
     /// the caller can decide.
     pub(super) async fn word(self: &Arc<Self>) -> Result<(), Fault> {
@@ -39,7 +39,7 @@ impl Lines {
 
 /// Task that probes.
 struct Prober {
-    lines: Weak<Lines>,
+    lines: Weak<Connections>,
 }
 
 impl Prober {
@@ -62,7 +62,7 @@ impl Prober {
         }
     }
 
-    fn ends(self, lines: &Arc<Lines>) {
+    fn ends(self, lines: &Arc<Connections>) {
         // Gives up the right to probe first: callers that come from now on start a prober themselves.
         drop(self);
         let is_wanted = lines.silence.is_waited_for();

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use redis::{Cmd, ConnectionAddr, RedisConnectionInfo, RedisError, Value};
 
 use super::connection::{Connection, Request};
-use super::ears::Ears;
+use super::connections::{DialFault, not_sent};
 use super::greeting::unreadable;
-use super::lines::{DialFault, not_sent};
+use super::push_handler::PushHandler;
 use super::wire::{AnswerMemory, Stream, Wire};
 use crate::net::address::address_of;
 use crate::net::fault::{self, Fault};
@@ -103,7 +103,7 @@ impl Steps {
         &self,
         stream: Stream,
         settings: &RedisConnectionInfo,
-        ears: Ears,
+        ears: PushHandler,
         questions: &[Request<'_>],
         check: impl FnOnce(Value) -> Result<(), Fault>,
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
@@ -181,7 +181,7 @@ pub(in crate::net) async fn ask_once(
         Err(Fault::Refused { refusal: crate::Refusal::Other, .. }) | Ok(_) => Ok(()),
         Err(fault) => Err(fault),
     };
-    let ears = Ears::new(Arc::default(), None);
+    let ears = PushHandler::new(Arc::default(), None);
     let asked = steps.log_in(stream, settings, ears, &[Request::Command(question)], admits).await?;
     let (_connection, _, mut answers) = asked;
     Ok(answers.swap_remove(0))

@@ -32,7 +32,7 @@ use tokio::task::AbortHandle;
 use self::frames::{Frame, Limit, MAX_BYTES, Scan, too_much};
 use self::memory::Reservation;
 use self::stream::{Reader, Writer};
-use super::ears::Ears;
+use super::push_handler::PushHandler;
 use crate::base::attempt::BoxFuture;
 use crate::base::process::{self, Process};
 
@@ -55,7 +55,7 @@ pub(super) type AllAndLast<'a> =
 
 /// Connection. It ends when this is dropped, and with the runtime that dialled it.
 pub(in crate::net) struct Wire {
-    shared: Arc<Shared>,
+    shared: Arc<WireShared>,
     driver: AbortHandle,
 }
 
@@ -66,21 +66,21 @@ impl Drop for Wire {
 }
 
 /// State that callers and the driver share.
-struct Shared {
+struct WireShared {
     /// Owner of the socket. A forked copy of the process must not write: two processes on one socket would mix their
     /// answers.
     process: Process,
-    state: Mutex<State>,
+    state: Mutex<WireState>,
     driver: AtomicWaker,
     /// Number of callers that wait for the map of a cluster.
     maps: AtomicUsize,
 }
 
 /// Caller that waits for the map of a cluster, counted while this exists.
-struct AwaitedMap<'a>(&'a Shared);
+struct AwaitedMap<'a>(&'a WireShared);
 
 impl<'a> AwaitedMap<'a> {
-    fn new(shared: &'a Shared) -> Self {
+    fn new(shared: &'a WireShared) -> Self {
         shared.maps.fetch_add(1, Ordering::AcqRel);
         Self(shared)
     }
@@ -93,7 +93,7 @@ impl Drop for AwaitedMap<'_> {
 }
 
 #[derive(Default)]
-struct State {
+struct WireState {
     /// `None` after the end: the socket closes then, however long callers keep the connection.
     writer: Option<Arc<Writer>>,
     /// Bytes to be written next, and the number of callers that wait for them.
@@ -106,7 +106,7 @@ struct State {
     /// True if the driver was woken and will look for something to write.
     is_driver_called: bool,
     /// Callers that wait for answers, in the order of the requests. Some have gone.
-    waiting: VecDeque<Asker>,
+    waiting: VecDeque<Requester>,
     /// Reason of the end. Nothing goes out or comes in any more.
     end: Option<RedisError>,
     #[cfg(test)]
@@ -125,7 +125,7 @@ struct Weighed {
 type Answers = (Vec<Value>, Vec<Reservation>);
 
 /// Caller that waits for one answer, or for those to a pipeline.
-enum Asker {
+enum Requester {
     One(oneshot::Sender<Weighed>),
     All(Box<Pipeline>),
 }
@@ -165,11 +165,11 @@ impl Ready {
     }
 }
 
-impl State {
+impl WireState {
     /// Takes a push, which may be a confirmation that a caller waits for.
     fn take_pushed(&mut self, pushed: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
-            Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
+            Some(Requester::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
             _ => Ok(None),
         }
     }
@@ -178,8 +178,8 @@ impl State {
     /// complete. `Err` if no caller waits.
     fn take_answer(&mut self, answer: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.pop_front() {
-            Some(Asker::One(sender)) => Ok(Some(Ready::One(sender, answer))),
-            Some(Asker::All(mut pipeline)) => {
+            Some(Requester::One(sender)) => Ok(Some(Ready::One(sender, answer))),
+            Some(Requester::All(mut pipeline)) => {
                 pipeline.answers.push(answer.value);
                 pipeline.weight += answer.weight;
                 pipeline.reserved.extend(answer.reserved);
@@ -190,7 +190,7 @@ impl State {
                 if pipeline.answers.len() == pipeline.count {
                     return Ok(Some(Ready::All(pipeline)));
                 }
-                self.waiting.push_front(Asker::All(pipeline));
+                self.waiting.push_front(Requester::All(pipeline));
                 Ok(None)
             }
             None => Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing")),
@@ -222,21 +222,21 @@ impl Wire {
     /// connection. Its words are then the answer to the first question.
     pub(super) fn open(
         stream: Stream,
-        ears: Ears,
+        ears: PushHandler,
         memory: &Arc<AnswerMemory>,
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> (Self, Opening) {
         let (reader, writer) = stream.into_split();
-        let state = State { writer: Some(Arc::new(writer)), ..State::default() };
+        let state = WireState { writer: Some(Arc::new(writer)), ..WireState::default() };
         let (process, state) = (Process::current(), Mutex::new(state));
-        let shared = Arc::new(Shared { process, state, driver: AtomicWaker::new(), maps: AtomicUsize::new(0) });
+        let shared = Arc::new(WireShared { process, state, driver: AtomicWaker::new(), maps: AtomicUsize::new(0) });
         let reservation = Reservation::none(Arc::clone(memory));
         let (sender, first) = oneshot::channel();
-        let (pipeline, others) = Asker::of_many(Of::Questions, count);
+        let (pipeline, others) = Requester::of_many(Of::Questions, count);
         // The driver handles a fault of the stream.
-        drop(shared.send(encode, [Asker::One(sender), pipeline]));
-        let driver = Driver {
+        drop(shared.send(encode, [Requester::One(sender), pipeline]));
+        let driver = WireDriver {
             shared: Arc::clone(&shared),
             inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan: Scan::default(), reservation },
             answers: Vec::new(),
@@ -252,7 +252,7 @@ impl Wire {
     /// dropped later, no caller gets the answer.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
-        self.shared.send(encode, [Asker::One(sender)])?;
+        self.shared.send(encode, [Requester::One(sender)])?;
         answer.await.map(|answer| answer.value).map_err(|_| self.shared.why())
     }
 
@@ -273,7 +273,7 @@ impl Wire {
             // An empty pipeline would take the answer of another caller.
             return Ok(Vec::new());
         }
-        let (pipeline, answers) = Asker::of_many(of, count);
+        let (pipeline, answers) = Requester::of_many(of, count);
         self.shared.send(encode, [pipeline])?;
         answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
@@ -282,9 +282,9 @@ impl Wire {
     /// one.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
-        let ((pipeline, answers), (sender, last)) = (Asker::of_many(Of::Questions, count), oneshot::channel());
+        let ((pipeline, answers), (sender, last)) = (Requester::of_many(Of::Questions, count), oneshot::channel());
         // Without a connection `send` drops the senders, and both futures report why.
-        drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
+        drop(self.shared.send(encode, [pipeline, Requester::One(sender)]));
         let answers = async { answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why()) };
         let last = async { last.await.map(|answer| answer.value).map_err(|_| self.shared.why()) };
         (Box::pin(answers), Box::pin(last))
@@ -293,7 +293,7 @@ impl Wire {
 
 /// First questions on a wire.
 pub(super) struct Opening {
-    shared: Arc<Shared>,
+    shared: Arc<WireShared>,
     first: oneshot::Receiver<Weighed>,
     others: oneshot::Receiver<Answers>,
 }
@@ -310,7 +310,7 @@ impl Opening {
     }
 }
 
-impl Asker {
+impl Requester {
     fn of_many(of: Of, count: usize) -> (Self, oneshot::Receiver<Answers>) {
         let (sender, receiver) = oneshot::channel();
         let (answers, reserved) = (Vec::with_capacity(count), Vec::new());
@@ -318,8 +318,12 @@ impl Asker {
     }
 }
 
-impl Shared {
-    fn send<const N: usize>(&self, encode: impl FnOnce(&mut Vec<u8>), askers: [Asker; N]) -> Result<(), RedisError> {
+impl WireShared {
+    fn send<const N: usize>(
+        &self,
+        encode: impl FnOnce(&mut Vec<u8>),
+        askers: [Requester; N],
+    ) -> Result<(), RedisError> {
         if !self.process.is_current() {
             return Err(closed());
         }
@@ -343,7 +347,7 @@ impl Shared {
     }
 
     /// Writes as much as the socket takes at once. Unlocks meanwhile, so that callers can append.
-    fn write_once(state: &mut MutexGuard<'_, State>) -> io::Result<()> {
+    fn write_once(state: &mut MutexGuard<'_, WireState>) -> io::Result<()> {
         let writer = state.writer()?;
         if state.current.is_empty() {
             let state = &mut **state;
@@ -393,18 +397,18 @@ fn closed() -> RedisError {
 }
 
 /// Reads answers, and writes what callers left to it.
-struct Driver {
-    shared: Arc<Shared>,
+struct WireDriver {
+    shared: Arc<WireShared>,
     inbox: Inbox,
     /// Answers that were read together.
     answers: Vec<Weighed>,
     ready: Vec<Ready>,
     /// True if the driver has given other tasks a turn since it was woken to write.
     has_let_others_go_along: bool,
-    ears: Ears,
+    ears: PushHandler,
 }
 
-impl Driver {
+impl WireDriver {
     async fn run(mut self) {
         let error = poll_fn(|cx| match self.go_on(cx) {
             Ok(()) => Poll::Pending,
@@ -456,7 +460,7 @@ impl Driver {
         state.is_driver_called = false;
         // The task that writes looks for more afterwards, and wakes the driver again.
         while state.has_something_to_write() && !state.is_writing {
-            match Shared::write_once(&mut state) {
+            match WireShared::write_once(&mut state) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if state.writer()?.poll_writable(cx)?.is_pending() {
                         return Ok(());
@@ -500,7 +504,12 @@ impl Driver {
 
     /// Assigns answers to callers. If there are more answers than requests, none of those read together counts, except
     /// on a push link.
-    fn hand_out(shared: &Shared, answers: &mut Vec<Weighed>, ready: &mut Vec<Ready>, ears: &Ears) -> io::Result<()> {
+    fn hand_out(
+        shared: &WireShared,
+        answers: &mut Vec<Weighed>,
+        ready: &mut Vec<Ready>,
+        ears: &PushHandler,
+    ) -> io::Result<()> {
         if answers.is_empty() {
             return Ok(());
         }
@@ -508,7 +517,7 @@ impl Driver {
         for answer in answers.drain(..) {
             // An unsubscription by the server looks like the answer to a caller that unsubscribes; the true answer is
             // then one too many.
-            if state.waiting.is_empty() && ears.hears() {
+            if state.waiting.is_empty() && ears.on_push() {
                 continue;
             }
             let is_pushed = matches!(answer.value, Value::Push { .. });
@@ -518,7 +527,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for WireDriver {
     /// Ends the wire. Runs also when the runtime ends, or when the last owner drops the connection.
     fn drop(&mut self) {
         self.end(closed());

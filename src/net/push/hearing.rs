@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::channel::News;
 use super::link::Lost;
-use super::{Link, Origin, Shared, Subscriptions};
+use super::{Link, Origin, PushShared, Subscriptions};
 use crate::base::attempt::Notification;
 use crate::base::lease::{ClockSample, Moment};
 use crate::net::pushed::Pushed;
 
-impl Shared {
+impl PushShared {
     /// Handles one push of a server.
     pub(super) fn take(&self, from: Origin, pushed: Pushed<'_>) {
         match pushed {
@@ -50,11 +50,11 @@ impl Shared {
     fn confirm(&self, from: Origin, channel: &str) {
         let confirmed = self.subscriptions.lock().confirm(from, channel);
         match confirmed {
-            Confirmed::Wanted(news) => news.tell(self.clock.now()),
-            Confirmed::NotWanted => {}
+            Confirmation::Wanted(news) => news.tell(self.clock.now()),
+            Confirmation::NotWanted => {}
             // Each would need an unsubscription. A server that sends them without end would make this process store
             // names, and send requests, without end.
-            Confirmed::Unasked => self.replace(from, Lost::Surprise),
+            Confirmation::Unasked => self.replace(from, Lost::Surprise),
         }
     }
 
@@ -63,7 +63,7 @@ impl Shared {
         let now = self.clock.now();
         let is_wanted = self.subscriptions.lock().unsubscribed(from, channel, now);
         if is_wanted {
-            self.tell_broken();
+            self.notify_break();
             self.slot_owners.look_for_news();
         }
     }
@@ -81,12 +81,12 @@ impl Shared {
             subscriptions.unconfirm(from.link);
         }
         drop(subscriptions);
-        self.tell_broken();
+        self.notify_break();
     }
 }
 
 /// Outcome of a confirmation that a server has pushed.
-pub(super) enum Confirmed {
+pub(super) enum Confirmation {
     Wanted(News),
     /// Channel that is not wanted there any more, or connection that was given up.
     NotWanted,
@@ -128,14 +128,14 @@ impl Subscriptions {
         is_wanted
     }
 
-    fn confirm(&mut self, from: Origin, name: &str) -> Confirmed {
+    fn confirm(&mut self, from: Origin, name: &str) -> Confirmation {
         let epoch = self.next_number().get();
         let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
-            return Confirmed::NotWanted;
+            return Confirmation::NotWanted;
         };
         // Mostly the first: confirmations come in the order of the commands.
         let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
-            return Confirmed::Unasked;
+            return Confirmation::Unasked;
         };
         link.awaited.remove(place);
         // Set already here, since a message may be next. Only the last commands are under way.
@@ -145,7 +145,7 @@ impl Subscriptions {
             let name = name.into();
             link.look_at(&name);
             link.leftovers.insert(name);
-            return Confirmed::NotWanted;
+            return Confirmation::NotWanted;
         };
         link.leftovers.remove(name);
         // A channel that was confirmed all the while has missed nothing.
@@ -155,6 +155,6 @@ impl Subscriptions {
             link.is_pinged_from_now_on();
         }
         channel.refused = None;
-        Confirmed::Wanted(channel.news(Notification::AskAgain))
+        Confirmation::Wanted(channel.news(Notification::AskAgain))
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::channel::{Channel, Listeners, Purpose};
-use super::{Shared, Subscriptions};
+use super::{PushShared, Subscriptions};
 use crate::net::slots::SlotMap;
 
 /// Pause between two looks at channels that linger. A listener that leaves wakes no task.
@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_FOR_HOME: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Found {
+enum KeeperWork {
     /// No channel is left.
     Nothing,
     /// Every channel has an owner link.
@@ -38,7 +38,7 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
 }
 
 /// Keeper that runs. If it is dropped, its runtime has ended, and no task reads messages any more.
-struct Runs(Option<Arc<Shared>>);
+struct Runs(Option<Arc<PushShared>>);
 
 impl Runs {
     fn end_well(mut self) {
@@ -55,19 +55,19 @@ impl Drop for Runs {
     }
 }
 
-impl Shared {
+impl PushShared {
     pub(super) async fn keep(self: Arc<Self>) {
         let runs = Runs(Some(Arc::clone(&self)));
         let mut changes = self.slot_owners.changes();
         let mut look_for_home = LOOK_FOR_HOME;
         loop {
             let look = match self.tend() {
-                Found::Nothing => return runs.end_well(),
-                Found::Order => {
+                KeeperWork::Nothing => return runs.end_well(),
+                KeeperWork::Order => {
                     look_for_home = LOOK_FOR_HOME;
                     LOOK.min(self.pace.linger)
                 }
-                Found::Strays => {
+                KeeperWork::Strays => {
                     self.slot_owners.look();
                     let look = look_for_home;
                     look_for_home = LOOK.min(look * 2);
@@ -82,7 +82,7 @@ impl Shared {
         }
     }
 
-    fn tend(self: &Arc<Self>) -> Found {
+    fn tend(self: &Arc<Self>) -> KeeperWork {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         subscriptions.tidy(&self.pace);
@@ -98,15 +98,15 @@ impl Shared {
         let homes: HashSet<_> = subscriptions.channels.values().filter_map(|channel| channel.home).collect();
         let unused: Vec<_> = subscriptions.links.extract_if(|number, _| !homes.contains(number)).collect();
         let found = match (subscriptions.channels.is_empty(), homeless) {
-            (true, _) => Found::Nothing,
-            (false, 0) => Found::Order,
-            (false, _) => Found::Strays,
+            (true, _) => KeeperWork::Nothing,
+            (false, 0) => KeeperWork::Order,
+            (false, _) => KeeperWork::Strays,
         };
-        if found == Found::Nothing {
+        if found == KeeperWork::Nothing {
             subscriptions.keeper = None;
         }
         drop(subscriptions);
-        self.tell_broken();
+        self.notify_break();
         // The server drops the subscriptions with the connection.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found

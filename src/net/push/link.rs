@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::channel::{LinkId, Purpose};
-use super::{Origin, Shared, Subscriptions};
+use super::{Origin, PushShared, Subscriptions};
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::recalls::Liveness;
@@ -42,8 +42,8 @@ const REFUSED_FIRST: Duration = Duration::from_millis(500);
 const MAX_REFUSED: Duration = Duration::from_secs(5);
 
 /// Task of a link.
-pub(super) struct Running {
-    shared: Arc<Shared>,
+pub(super) struct LinkRun {
+    shared: Arc<PushShared>,
     link: LinkId,
     node: Arc<Node>,
     wake: Arc<Notify>,
@@ -91,8 +91,8 @@ struct Agenda {
     refused: BTreeSet<(Instant, Arc<str>)>,
 }
 
-impl Running {
-    pub(super) fn new(shared: Arc<Shared>, link: LinkId, node: Arc<Node>, wake: Arc<Notify>) -> Self {
+impl LinkRun {
+    pub(super) fn new(shared: Arc<PushShared>, link: LinkId, node: Arc<Node>, wake: Arc<Notify>) -> Self {
         Self { shared, link, node, wake }
     }
 
@@ -106,7 +106,7 @@ impl Running {
                 Err(lost) => lost,
             };
             self.shared.unconfirm(self.link);
-            self.shared.tell_broken();
+            self.shared.notify_break();
             events::link_lost(self.node.address(), &lost);
             match lost {
                 Lost::Unused => return,
@@ -147,7 +147,7 @@ impl Running {
             let sent = self.shared.clock.now();
             let replies = self.send(&connection, &batch).await?;
             fresh.on_answer(sent);
-            self.settle(origin, &batch, replies)?;
+            self.resolve(origin, &batch, replies)?;
         }
     }
 
@@ -283,7 +283,7 @@ impl Running {
         in_time(self.shared.pace.response_timeout, connection.subscribe_all(&commands)).await
     }
 
-    fn settle(&self, origin: Origin, batch: &[Command], replies: Vec<Value>) -> Result<(), Lost> {
+    fn resolve(&self, origin: Origin, batch: &[Command], replies: Vec<Value>) -> Result<(), Lost> {
         if replies.len() != batch.len() {
             return Err(Lost::Surprise);
         }
@@ -346,12 +346,12 @@ impl Running {
             link.look_at(name);
         }
         drop(subscriptions);
-        self.shared.tell_broken();
+        self.shared.notify_break();
         Ok(())
     }
 }
 
-impl Running {
+impl LinkRun {
     /// Logs a refusal. Waits get longer, and no other message says why.
     fn tell_refusal(&self, message: &str) {
         let node = self.node.address();
@@ -386,7 +386,7 @@ impl Verb {
     }
 }
 
-impl Shared {
+impl PushShared {
     fn unconfirm(&self, link: LinkId) {
         self.subscriptions.lock().unconfirm(link);
     }

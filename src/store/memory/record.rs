@@ -117,24 +117,24 @@ pub(super) struct WriterRecord {
     pub(super) id: AcquisitionId,
     /// First of its tokens; the last one is the record's.
     pub(super) token: u64,
-    pub(super) hold: HoldRecord,
+    pub(super) hold: GrantedRecord,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ReaderRecord {
     pub(super) id: AcquisitionId,
-    pub(super) hold: HoldRecord,
+    pub(super) hold: GrantedRecord,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct HoldRecord {
+pub(super) struct GrantedRecord {
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
     /// True if a foreign writer was beside this reader: its hold did not last to the end.
     pub(super) is_overrun: bool,
 }
 
-impl HoldRecord {
+impl GrantedRecord {
     fn new(now_ms: u64, lease: Duration) -> Self {
         Self { since_ms: now_ms, deadline_ms: now_ms + millis(lease), is_overrun: false }
     }
@@ -190,7 +190,7 @@ impl Record {
         first
     }
 
-    pub(super) fn is_live(&self, hold: &HoldRecord, now_ms: u64) -> bool {
+    pub(super) fn is_live(&self, hold: &GrantedRecord, now_ms: u64) -> bool {
         hold.deadline_ms > now_ms && self.forced != self.token
     }
 
@@ -216,7 +216,7 @@ impl Record {
         if self.readers.is_empty() {
             self.take_tokens(now_us, 1);
         }
-        let hold = HoldRecord::new(now_us / 1000, lease);
+        let hold = GrantedRecord::new(now_us / 1000, lease);
         self.show_reader(now_us, hold.deadline_ms);
         self.readers.push(ReaderRecord { id: id.clone(), hold });
         if let Some(place) = place {
@@ -229,7 +229,7 @@ impl Record {
     /// Records a writer.
     pub(super) fn begin_write(&mut self, now_us: u64, request: &AcquireRequest, lease: Duration) {
         let token = self.take_tokens(now_us, request.max_tokens);
-        let hold = HoldRecord::new(now_us / 1000, lease);
+        let hold = GrantedRecord::new(now_us / 1000, lease);
         self.writer = Some(WriterRecord { id: request.id.clone(), token, hold });
         self.show_new_writer(hold.deadline_ms);
         self.remember(hold.deadline_ms);
@@ -243,14 +243,14 @@ impl Record {
         self.readers.iter().position(|reader| reader.id == *id)
     }
 
-    pub(super) fn hold_of(&mut self, id: &AcquisitionId) -> Option<&mut HoldRecord> {
+    pub(super) fn hold_of(&mut self, id: &AcquisitionId) -> Option<&mut GrantedRecord> {
         match &mut self.writer {
             Some(writer) if writer.id == *id => Some(&mut writer.hold),
             _ => self.readers.iter_mut().find(|reader| reader.id == *id).map(|reader| &mut reader.hold),
         }
     }
 
-    pub(super) fn live_hold_of(&mut self, now_ms: u64, id: &AcquisitionId) -> Option<&mut HoldRecord> {
+    pub(super) fn live_hold_of(&mut self, now_ms: u64, id: &AcquisitionId) -> Option<&mut GrantedRecord> {
         let ended = self.forced == self.token;
         self.hold_of(id).filter(|hold| hold.deadline_ms > now_ms && !ended)
     }
@@ -366,7 +366,7 @@ impl Record {
             Mode::Read => match self.reader(&request.id) {
                 // A dead record of the same id, below a live reader, is used again for a hold that begins now.
                 Some(reader) => {
-                    let hold = HoldRecord::new(step.now_ms, request.lease);
+                    let hold = GrantedRecord::new(step.now_ms, request.lease);
                     self.show_reader(step.now_us, hold.deadline_ms);
                     self.readers[reader].hold = hold;
                     self.remember(hold.deadline_ms);

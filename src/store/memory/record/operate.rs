@@ -1,6 +1,6 @@
 //! Views and forces of operators.
 
-use super::{HoldRecord, Record, ServerStep, WaiterRecord};
+use super::{GrantedRecord, Record, ServerStep, WaiterRecord};
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{AcquisitionId, Forced, Holder, Mode, QueuedWaiter, View};
 
@@ -15,7 +15,7 @@ impl Record {
         let waiters_recorded = waiting.clone().count();
         let waiters_seen = waiters_recorded.min(most.saturating_sub(holders_recorded).max(most / 2));
         let holders_seen = holders_recorded.min(most - waiters_seen);
-        let show = |id: &AcquisitionId, mode, hold: &HoldRecord| {
+        let show = |id: &AcquisitionId, mode, hold: &GrantedRecord| {
             let (id, since_ms) = (id.as_str().to_owned(), hold.since_ms);
             self.is_live(hold, now_ms).then(|| Holder { id, mode, since_ms, remaining: hold.remaining(now_ms) })
         };

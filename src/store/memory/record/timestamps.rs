@@ -4,7 +4,7 @@
 //! time of the last grant. Ours are the deadline of the hold. `lua/README.md` has the rules and the reasons, under
 //! "Beside the published scheme".
 
-use super::{HoldRecord, Record, WriterRecord};
+use super::{GrantedRecord, Record, WriterRecord};
 #[cfg(test)]
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
@@ -37,7 +37,7 @@ fn time(stamp: Option<u64>) -> Option<u64> {
 
 impl Stamps {
     /// Returns `write` if it is not that of our writer.
-    fn client_write(&self, writer: Option<&HoldRecord>) -> Option<u64> {
+    fn client_write(&self, writer: Option<&GrantedRecord>) -> Option<u64> {
         self.write.filter(|&write| writer.is_none_or(|hold| hold.deadline_ms != write))
     }
 
@@ -75,7 +75,7 @@ impl Stamps {
     }
 
     /// Removes the timestamps that an operator saw and ended. Newer ones stay.
-    fn hide_seen(&mut self, writer: Option<&HoldRecord>, seen: &View) {
+    fn hide_seen(&mut self, writer: Option<&GrantedRecord>, seen: &View) {
         let client_write = self.client_write(writer);
         self.write = client_write.filter(|_| time(client_write) != seen.client_write_ms);
         let client_read = self.client_read();
@@ -155,19 +155,19 @@ impl Record {
 
 /// Our holds as timestamp clients see them, and theirs as we see them.
 impl Record {
-    fn writer_hold(&self) -> Option<&HoldRecord> {
+    fn writer_hold(&self) -> Option<&GrantedRecord> {
         self.writer.as_ref().map(|writer| &writer.hold)
     }
 
     /// Returns the live writer, unless another client wrote its timestamp.
     pub(super) fn sound_writer(&self, now_ms: u64) -> Option<&WriterRecord> {
         let is_shown =
-            |hold: &HoldRecord| self.stamps.as_ref().is_none_or(|stamps| stamps.write == Some(hold.deadline_ms));
+            |hold: &GrantedRecord| self.stamps.as_ref().is_none_or(|stamps| stamps.write == Some(hold.deadline_ms));
         self.live_writer(now_ms).filter(|writer| is_shown(&writer.hold))
     }
 
     /// Returns the hold of a live reader that no foreign writer is or was beside.
-    pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&HoldRecord> {
+    pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&GrantedRecord> {
         let hold = &self.readers[self.reader(id)?].hold;
         let is_sound = self.is_live(hold, now_ms) && !hold.is_overrun && self.client_write().is_none();
         is_sound.then_some(hold)

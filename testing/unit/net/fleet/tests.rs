@@ -185,7 +185,7 @@ async fn silent_suspect_does_not_hold_up_questions_to_others() {
     crowd.shared.dead.lock().insert(address(1));
     let suspect = fleet.node(&format!("{}:{}", address(1), crowd.port)).expect("an address");
     let (asked, began) = (crowd.counts().1, tokio::time::Instant::now());
-    fleet.suspect(&suspect, Doubt::Silent);
+    fleet.suspect(&suspect, SuspectReason::Silent);
     while crowd.counts().1 < asked + 5 {
         assert!(began.elapsed() < response_timeout, "{} questions", crowd.counts().1 - asked);
         tokio::time::sleep(LOOK_AGAIN).await;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 
-use super::room::MAX_IN_FLIGHT;
+use super::in_flight::MAX_IN_FLIGHT;
 use super::*;
 use crate::base::error::Refusal;
 use crate::base::topology::Tls;

@@ -18,7 +18,7 @@ use crate::base::recalls::{OnRecall, Recall};
 use crate::base::topology::{Access, Topology};
 use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::fake;
-use crate::net::fleet::{Doubt, Fleet};
+use crate::net::fleet::{Fleet, SuspectReason};
 use crate::net::node::{Limits, Reports, Role};
 use crate::net::pushed::Pushed;
 
@@ -591,7 +591,7 @@ async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
 }
 
 /// Returns the subscriptions of the only runtime that has any.
-fn shared(push: &Push) -> Arc<Shared> {
+fn shared(push: &Push) -> Arc<PushShared> {
     let of = push.of.lock();
     Arc::clone(&of.first().expect("somebody subscribes").1)
 }
@@ -828,7 +828,7 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     assert!(message(&mut subscription, "trusted").await.is_some());
     // The node stays suspect until this is answered.
     let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
-    fleet.suspect(&node, Doubt::Silent);
+    fleet.suspect(&node, SuspectReason::Silent);
     assert!(push.subscribed(&channel).is_none());
     assert_eq!(publish(owner, &channel, "suspect"), 1);
     assert_eq!(message(&mut subscription, "suspect").await, None);

@@ -23,16 +23,16 @@ struct Ends {
 }
 
 impl Ends {
-    fn ears(&self) -> Ears {
+    fn ears(&self) -> PushHandler {
         let losses = Arc::clone(&self.losses);
         let on_loss = move || {
             losses.fetch_add(1, Ordering::SeqCst);
         };
-        Ears::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)))
+        PushHandler::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)))
     }
 
     /// Returns the handlers of a connection that subscribes.
-    fn ears_of_link(&self) -> Ears {
+    fn ears_of_link(&self) -> PushHandler {
         let heard = Arc::clone(&self.heard);
         let hear = move |pushed: Pushed<'_>| heard.lock().push(format!("{pushed:?}"));
         self.ears().hearing(Box::new(hear))
@@ -65,7 +65,7 @@ async fn linked() -> (Wire, Server, Ends) {
     (wire, server, ends)
 }
 
-async fn connected_by(ears: Ears) -> (Wire, Server) {
+async fn connected_by(ears: PushHandler) -> (Wire, Server) {
     let (ours, theirs) = streams().await;
     greeted(ears, Stream::Tcp(ours), theirs).await
 }
@@ -97,7 +97,7 @@ async fn encrypted() -> (Wire, Server, Ends) {
     (wire, server, ends)
 }
 
-async fn greeted(ears: Ears, stream: Stream, server: impl Socket + 'static) -> (Wire, Server) {
+async fn greeted(ears: PushHandler, stream: Stream, server: impl Socket + 'static) -> (Wire, Server) {
     let accept = async {
         let mut server = Server { stream: Box::new(server), said: Vec::new() };
         assert_eq!(server.hear().await[0], "HELLO");
@@ -510,13 +510,13 @@ async fn what_ends_unasked_answers_no_other_question() {
 /// A handler that learns of a channel's end may subscribe again before the reader has gone on.
 #[tokio::test]
 async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
-    type Asked = (Arc<Shared>, oneshot::Receiver<Answers>);
+    type Asked = (Arc<WireShared>, oneshot::Receiver<Answers>);
     let (ends, asked) = (Ends::default(), Arc::new(Mutex::new(None::<Asked>)));
     let wire = Arc::new(Mutex::new(None::<Wire>));
     let (asks, by) = (Arc::clone(&asked), Arc::clone(&wire));
     let hear = move |_: Pushed<'_>| {
         if let Some(wire) = &*by.lock() {
-            let (pipeline, answers) = Asker::of_many(Of::Subscriptions, 1);
+            let (pipeline, answers) = Requester::of_many(Of::Subscriptions, 1);
             wire.shared.send(|bytes| subscribe(bytes, "a"), [pipeline]).expect("it is open");
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }

@@ -34,7 +34,7 @@ pub(in crate::net) enum Precedence {
 }
 
 /// Permits of one connection.
-pub(super) struct Space {
+pub(super) struct InFlightLimit {
     /// First come, first served. Closed when the connection is given up.
     permits: Semaphore,
     ahead: Semaphore,
@@ -51,7 +51,7 @@ pub(super) struct Space {
     pub(super) response_timeout: Duration,
 }
 
-impl Space {
+impl InFlightLimit {
     pub(super) fn new(response_timeout: Duration) -> Self {
         Self {
             permits: Semaphore::new(MIN_IN_FLIGHT),
@@ -66,8 +66,12 @@ impl Space {
     }
 
     /// Returns a permit, if there is one and no caller waits for it.
-    pub(super) fn try_take(&self) -> Option<Room<'_>> {
-        self.permits.try_acquire().ok().map(|permit| Room { space: self, permit: Some(permit), of: Precedence::InTurn })
+    pub(super) fn try_take(&self) -> Option<Permit<'_>> {
+        self.permits.try_acquire().ok().map(|permit| Permit {
+            space: self,
+            permit: Some(permit),
+            of: Precedence::InTurn,
+        })
     }
 
     /// Returns true if a caller would get a permit at once.
@@ -77,7 +81,7 @@ impl Space {
 
     /// Waits for a permit, first come, first served. Returns `None` if the connection was given up, or if no permit
     /// came back for `patience`: then futures that no task polls have them all.
-    pub(super) async fn take(&self, of: Precedence, patience: Duration) -> Option<Room<'_>> {
+    pub(super) async fn take(&self, of: Precedence, patience: Duration) -> Option<Permit<'_>> {
         let permits = match of {
             Precedence::InTurn => &self.permits,
             Precedence::Ahead => &self.ahead,
@@ -86,7 +90,7 @@ impl Space {
         loop {
             let returned = self.returned.load(Ordering::Relaxed);
             match tokio::time::timeout(patience, acquiring.as_mut()).await {
-                Ok(permit) => return permit.ok().map(|permit| Room { space: self, permit: Some(permit), of }),
+                Ok(permit) => return permit.ok().map(|permit| Permit { space: self, permit: Some(permit), of }),
                 Err(_) if self.returned.load(Ordering::Relaxed) == returned => return None,
                 Err(_) => {}
             }
@@ -154,13 +158,13 @@ impl Space {
 }
 
 /// Permit for one request on a connection.
-pub(super) struct Room<'a> {
-    space: &'a Space,
+pub(super) struct Permit<'a> {
+    space: &'a InFlightLimit,
     permit: Option<SemaphorePermit<'a>>,
     of: Precedence,
 }
 
-impl Drop for Room<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.space.returned.fetch_add(1, Ordering::Relaxed);
         if self.of == Precedence::InTurn
@@ -181,14 +185,14 @@ mod tests {
     const START: Moment = Moment::from_nanos(0);
 
     /// Takes all permits, and gives them back when the requests of `sent` were answered after `took`.
-    fn answered_after(space: &Space, sent: Moment, took: Duration) -> usize {
+    fn answered_after(space: &InFlightLimit, sent: Moment, took: Duration) -> usize {
         let rooms: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
         rooms.iter().for_each(|_| space.is_back(sent, sent.after(took)));
         rooms.len()
     }
 
-    fn grown() -> Space {
-        let space = Space::new(RESPONSE_TIMEOUT);
+    fn grown() -> InFlightLimit {
+        let space = InFlightLimit::new(RESPONSE_TIMEOUT);
         while answered_after(&space, START, RESPONSE_TIMEOUT / 10) < MAX_IN_FLIGHT {}
         space
     }
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn room_grows_while_it_is_used_and_answers_are_fast() {
         assert_eq!(grown().size(), MAX_IN_FLIGHT);
-        let idle = Space::new(RESPONSE_TIMEOUT);
+        let idle = InFlightLimit::new(RESPONSE_TIMEOUT);
         for _ in 0..1_000 {
             drop(idle.try_take());
             idle.is_back(START, START);
@@ -214,7 +218,7 @@ mod tests {
             answered_after(&space, START.after(RESPONSE_TIMEOUT * 2 * n), RESPONSE_TIMEOUT);
         }
         assert_eq!(answered_after(&space, later, Duration::ZERO), MIN_IN_FLIGHT);
-        let far = Space::new(RESPONSE_TIMEOUT);
+        let far = InFlightLimit::new(RESPONSE_TIMEOUT);
         while answered_after(&far, START, RESPONSE_TIMEOUT / 2) < MAX_IN_FLIGHT {}
         assert_eq!(far.size(), MAX_IN_FLIGHT, "a long way is no queue");
     }

@@ -7,14 +7,14 @@ use super::OnLoss;
 use crate::net::pushed::{Hear, Pushed};
 
 /// Handlers of one connection. Its driver owns them: dropped, the driver has ended, perhaps with its runtime.
-pub(super) struct Ears {
+pub(super) struct PushHandler {
     /// Set when the connection ends, before any task learns of it.
     is_closed: Arc<AtomicBool>,
     on_loss: Option<OnLoss>,
     hear: Option<Hear>,
 }
 
-impl Ears {
+impl PushHandler {
     pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>) -> Self {
         Self { is_closed, on_loss, hear: None }
     }
@@ -26,7 +26,7 @@ impl Ears {
     }
 
     /// Returns true for a connection that subscribes.
-    pub(super) fn hears(&self) -> bool {
+    pub(super) fn on_push(&self) -> bool {
         self.hear.is_some()
     }
 
@@ -48,7 +48,7 @@ impl Ears {
     }
 }
 
-impl Drop for Ears {
+impl Drop for PushHandler {
     fn drop(&mut self) {
         self.close();
     }

@@ -17,8 +17,8 @@ use tokio::runtime::{Handle, Id};
 
 use super::connection::Connection;
 use super::dial::Departures;
-use super::room::Space;
-use super::silence::Silence;
+use super::in_flight::InFlightLimit;
+use super::outage::Outage;
 use super::steps::Steps;
 use super::{OnLoss, Reports};
 use crate::base::attempt::NodeId;
@@ -39,7 +39,7 @@ use crate::net::secrets::Secrets;
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections to one node, without knowledge of calls.
-pub(super) struct Lines {
+pub(super) struct Connections {
     pub(super) address: Arc<str>,
     /// Address for errors.
     pub(super) shown: Arc<str>,
@@ -52,7 +52,7 @@ pub(super) struct Lines {
     pub(super) limits: Limits,
     pub(super) clock: Clock,
     pub(super) home: BackgroundRuntime,
-    of: Mutex<Vec<Line>>,
+    of: Mutex<Vec<RuntimeConnection>>,
     /// Number of connections so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced another one.
@@ -63,7 +63,7 @@ pub(super) struct Lines {
     served: AtomicU64,
     /// Time since which the node has been running, in nanoseconds of the local clock; zero if no connection asked.
     pub(super) up_since: AtomicU64,
-    pub(super) silence: Silence,
+    pub(super) silence: Outage,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
     /// Time at which the server's clock was last compared with others, in nanoseconds of the local clock.
@@ -71,9 +71,9 @@ pub(super) struct Lines {
 }
 
 /// Connection of one runtime.
-struct Line {
+struct RuntimeConnection {
     runtime: Id,
-    live: Option<Arc<Live>>,
+    live: Option<Arc<OpenConnection>>,
     /// True once there has been a connection.
     has_had: bool,
     /// Held by the task that dials.
@@ -81,7 +81,7 @@ struct Line {
 }
 
 /// Connection, and the clock sample of its server.
-pub(super) struct Live {
+pub(super) struct OpenConnection {
     /// Number that no other connection to this node has.
     pub(super) number: u64,
     pub(super) connection: Connection,
@@ -91,7 +91,7 @@ pub(super) struct Live {
     pub(super) is_closed: Arc<AtomicBool>,
     /// Time at which the last answer came, in nanoseconds of the local clock.
     answered: AtomicU64,
-    pub(super) space: Space,
+    pub(super) space: InFlightLimit,
     /// True if no other caller waits for answers on it.
     pub(super) is_apart: bool,
 }
@@ -112,7 +112,7 @@ pub(in crate::net) enum DialFault {
     Refused(Refusal, String),
 }
 
-impl Live {
+impl OpenConnection {
     pub(super) fn new(
         number: u64,
         connection: Connection,
@@ -127,7 +127,7 @@ impl Live {
             anchor: Mutex::new(anchor),
             is_closed: closed,
             answered: AtomicU64::new(anchor.sent.as_nanos()),
-            space: Space::new(response_timeout),
+            space: InFlightLimit::new(response_timeout),
             is_apart: sharing == Sharing::Apart,
         }
     }
@@ -147,7 +147,7 @@ impl Live {
     }
 }
 
-impl Lines {
+impl Connections {
     pub(super) fn new(
         address: &str,
         info: ConnectionInfo,
@@ -158,7 +158,7 @@ impl Lines {
     ) -> Self {
         let shown = shown(address, &reports.source).into();
         let (id, address) = (NodeId::of(address), address.into());
-        let silence = Silence::new(&address, reports.source, Arc::clone(&reports.outages));
+        let silence = Outage::new(&address, reports.source, Arc::clone(&reports.outages));
         Self {
             address,
             shown,
@@ -186,7 +186,7 @@ impl Lines {
     }
 
     /// Notes that the node executed a request.
-    pub(super) fn has_served(&self, live: &Live) {
+    pub(super) fn has_served(&self, live: &OpenConnection) {
         // Copies the time from the connection whose reply it is.
         self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
         self.silence.is_over();
@@ -205,7 +205,7 @@ impl Lines {
     }
 
     /// Returns the connection of this runtime, if it has one.
-    pub(super) fn current(&self) -> Option<Arc<Live>> {
+    pub(super) fn current(&self) -> Option<Arc<OpenConnection>> {
         let runtime = Handle::try_current().ok()?.id();
         let lines = self.of.lock();
         let line = lines.iter().find(|line| line.runtime == runtime)?;
@@ -223,15 +223,16 @@ impl Lines {
     }
 
     /// Returns true if the node has answered on another connection since `since`.
-    pub(super) fn has_answered_elsewhere(&self, live: &Arc<Live>, since: Moment) -> bool {
+    pub(super) fn has_answered_elsewhere(&self, live: &Arc<OpenConnection>, since: Moment) -> bool {
         let others = self.of.lock();
         let mut others = others.iter().filter_map(|line| line.live.as_ref());
         others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
     }
 
     /// Sends nothing more on a connection; callers that wait for room on it go elsewhere.
-    pub(super) fn give_up(&self, live: &Arc<Live>) {
-        let is_it = |line: &&mut Line| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
+    pub(super) fn give_up(&self, live: &Arc<OpenConnection>) {
+        let is_it =
+            |line: &&mut RuntimeConnection| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
         if let Some(line) = self.of.lock().iter_mut().find(is_it) {
             line.live = None;
         }
@@ -248,7 +249,7 @@ impl Lines {
     }
 
     /// Returns the connection of this runtime, and makes it if there is none.
-    pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<Live>, Fault> {
+    pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<OpenConnection>, Fault> {
         if let Some(live) = self.current() {
             return Ok(live);
         }
@@ -257,7 +258,7 @@ impl Lines {
         in_time.unwrap_or_else(|_| Err(self.steps.no_connection_within(most))).map_err(Fault::from)
     }
 
-    async fn dial_in_turn(self: &Arc<Self>) -> Result<Arc<Live>, DialFault> {
+    async fn dial_in_turn(self: &Arc<Self>) -> Result<Arc<OpenConnection>, DialFault> {
         let runtime = Handle::current();
         let dialing = self.dialing(runtime.id()).lock_owned().await;
         if let Some(live) = self.current() {
@@ -288,11 +289,11 @@ impl Lines {
             Arc::strong_count(&line.dialing) > 1 || line.live.as_ref().is_some_and(|live| live.is_open())
         });
         let dialing = Arc::default();
-        lines.push(Line { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
+        lines.push(RuntimeConnection { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
         dialing
     }
 
-    async fn connect(self: Arc<Self>) -> Result<Arc<Live>, DialFault> {
+    async fn connect(self: Arc<Self>) -> Result<Arc<OpenConnection>, DialFault> {
         let began = self.clock.now();
         let dialed = self.dial(Sharing::Shared).await;
         let now = self.clock.now();
@@ -311,7 +312,7 @@ impl Lines {
     }
 
     /// Notes a new connection of this runtime.
-    fn begins(&self, live: &Arc<Live>) {
+    fn begins(&self, live: &Arc<OpenConnection>) {
         let runtime = Handle::current().id();
         let mut lines = self.of.lock();
         match lines.iter_mut().find(|line| line.runtime == runtime) {
@@ -325,7 +326,7 @@ impl Lines {
             }
             None => {
                 let live = Some(Arc::clone(live));
-                lines.push(Line { runtime, live, has_had: true, dialing: Arc::default() });
+                lines.push(RuntimeConnection { runtime, live, has_had: true, dialing: Arc::default() });
             }
         }
     }

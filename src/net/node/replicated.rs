@@ -21,8 +21,8 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::connection::{Load, Request};
-use super::lines::{DialFault, Lines, Live, Sharing};
-use super::room::Precedence;
+use super::connections::{Connections, DialFault, OpenConnection, Sharing};
+use super::in_flight::Precedence;
 use super::{Admission, admitted};
 use crate::base::attempt::Answered;
 use crate::base::durability::Durability;
@@ -41,16 +41,16 @@ const MAX_CALLS: usize = 64;
 type Said = Result<Answered<Value>, Fault>;
 
 /// Replicated connections to one node, for each runtime those that it drives itself.
-pub(super) struct Lanes {
-    lines: Arc<Lines>,
+pub(super) struct ReplicatedConnections {
+    lines: Arc<Connections>,
     asked: u8,
     wait: Cmd,
-    of: Mutex<Vec<(Id, Arc<Depot>)>>,
+    of: Mutex<Vec<(Id, Arc<ReplicatedPool>)>>,
 }
 
-impl Lanes {
+impl ReplicatedConnections {
     /// Returns `None` if the primary's reply alone is enough.
-    pub(super) fn new(lines: &Arc<Lines>, durability: Durability) -> Option<Self> {
+    pub(super) fn new(lines: &Arc<Connections>, durability: Durability) -> Option<Self> {
         let (replicas, timeout_ms) = durability.acknowledgement()?;
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas.get()).arg(timeout_ms.to_string());
@@ -59,10 +59,10 @@ impl Lanes {
 
     /// Sends calls in one pipeline; returns one answer each, in order. A hold is returned once `asked` replicas have
     /// it.
-    pub(super) async fn ask(&self, job: Calls) -> Result<Vec<Said>, Fault> {
+    pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
         let depot = self.depot();
         let (answers, answer) = oneshot::channel();
-        let lane = depot.put(Job { calls: job, answers });
+        let lane = depot.put(ReplicatedJob { calls: job, answers });
         if let Some(lane) = lane {
             drop(process::spawn(lane.run()));
         }
@@ -72,7 +72,7 @@ impl Lanes {
 
     /// Returns the connections of this runtime. Removes those with nothing under way when a new runtime comes: their
     /// runtimes may have ended.
-    fn depot(&self) -> Arc<Depot> {
+    fn depot(&self) -> Arc<ReplicatedPool> {
         let runtime = Handle::current().id();
         let mut depots = self.of.lock();
         if let Some((_, depot)) = depots.iter().find(|(of, _)| *of == runtime) {
@@ -80,14 +80,14 @@ impl Lanes {
         }
         depots.retain(|(_, depot)| depot.is_busy());
         let (lines, wait) = (Arc::clone(&self.lines), self.wait.clone());
-        let depot = Arc::new(Depot { lines, asked: self.asked, wait, state: Mutex::default() });
+        let depot = Arc::new(ReplicatedPool { lines, asked: self.asked, wait, state: Mutex::default() });
         depots.push((runtime, Arc::clone(&depot)));
         depot
     }
 }
 
 /// Calls that travel together.
-pub(super) struct Calls {
+pub(super) struct ReplicatedCalls {
     pub(super) calls: Vec<Call>,
     pub(super) load: Load,
     pub(super) admission: Admission,
@@ -95,31 +95,31 @@ pub(super) struct Calls {
 }
 
 /// Calls that a caller waits for.
-struct Job {
-    calls: Calls,
+struct ReplicatedJob {
+    calls: ReplicatedCalls,
     answers: Answers,
 }
 
 /// Replicated connections of one runtime, and the batches that wait for one.
-struct Depot {
-    lines: Arc<Lines>,
+struct ReplicatedPool {
+    lines: Arc<Connections>,
     asked: u8,
     wait: Cmd,
-    state: Mutex<State>,
+    state: Mutex<ReplicatedState>,
 }
 
 #[derive(Default)]
-struct State {
-    ahead: VecDeque<Job>,
-    in_turn: VecDeque<Job>,
-    idle: Vec<Arc<Live>>,
+struct ReplicatedState {
+    ahead: VecDeque<ReplicatedJob>,
+    in_turn: VecDeque<ReplicatedJob>,
+    idle: Vec<Arc<OpenConnection>>,
     /// Number of connections that carry something, or are being dialled.
     busy: usize,
 }
 
-impl State {
+impl ReplicatedState {
     /// Returns the batches that go together next. Drops those whose caller has gone.
-    fn next(&mut self) -> Vec<Job> {
+    fn next(&mut self) -> Vec<ReplicatedJob> {
         let (mut jobs, mut count) = (Vec::new(), 0);
         while count < MAX_CALLS
             && let Some(job) = self.ahead.pop_front().or_else(|| self.in_turn.pop_front())
@@ -132,19 +132,19 @@ impl State {
         jobs
     }
 
-    fn take(&mut self) -> Vec<Job> {
+    fn take(&mut self) -> Vec<ReplicatedJob> {
         self.ahead.drain(..).chain(self.in_turn.drain(..)).collect()
     }
 }
 
-impl Depot {
+impl ReplicatedPool {
     fn is_busy(&self) -> bool {
         self.state.lock().busy > 0
     }
 
     /// Queues a batch. Returns the connection to be run for it, unless all are busy: then the next free one takes it
     /// along.
-    fn put(self: &Arc<Self>, job: Job) -> Option<Lane> {
+    fn put(self: &Arc<Self>, job: ReplicatedJob) -> Option<ReplicatedConnection> {
         let mut state = self.state.lock();
         match job.calls.precedence {
             Precedence::Ahead => state.ahead.push_back(job),
@@ -156,7 +156,7 @@ impl Depot {
         state.busy += 1;
         state.idle.retain(|live| live.is_open());
         let live = state.idle.pop();
-        Some(Lane { depot: Arc::clone(self), live })
+        Some(ReplicatedConnection { depot: Arc::clone(self), live })
     }
 
     /// Reports that a dial failed. The waiting callers learn it only if no other connection can take their calls.
@@ -185,7 +185,7 @@ impl Depot {
     }
 
     /// Sends batches and waits for their answers. Returns true if the connection is still usable.
-    async fn carry(&self, live: &Arc<Live>, jobs: Vec<Job>) -> bool {
+    async fn carry(&self, live: &Arc<OpenConnection>, jobs: Vec<ReplicatedJob>) -> bool {
         let (sent, not_after) = match self.lines.not_after(live).await {
             Ok(limits) => limits,
             Err(fault) => {
@@ -196,7 +196,8 @@ impl Depot {
         };
         // A caller that has gone meanwhile assumes that nothing is sent after that.
         let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
-        let (batches, waiting): (Vec<Calls>, Vec<Answers>) = waited_for.map(|job| (job.calls, job.answers)).unzip();
+        let (batches, waiting): (Vec<ReplicatedCalls>, Vec<Answers>) =
+            waited_for.map(|job| (job.calls, job.answers)).unzip();
         if batches.is_empty() {
             return true;
         }
@@ -244,8 +245,8 @@ impl Depot {
     /// Answers the callers that got no hold. Returns those that wait for the replicas.
     fn hand_out(
         &self,
-        live: &Arc<Live>,
-        batches: &[Calls],
+        live: &Arc<OpenConnection>,
+        batches: &[ReplicatedCalls],
         waiting: Vec<Answers>,
         sent: Moment,
         values: Vec<Value>,
@@ -321,12 +322,12 @@ fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
 }
 
 /// Connection that carries something, or is about to. It becomes idle when no batch waits.
-struct Lane {
-    depot: Arc<Depot>,
-    live: Option<Arc<Live>>,
+struct ReplicatedConnection {
+    depot: Arc<ReplicatedPool>,
+    live: Option<Arc<OpenConnection>>,
 }
 
-impl Lane {
+impl ReplicatedConnection {
     async fn run(mut self) {
         let live = match self.live.take() {
             Some(live) => live,
@@ -342,7 +343,7 @@ impl Lane {
         }
     }
 
-    fn next(&self, live: &Arc<Live>) -> Option<Vec<Job>> {
+    fn next(&self, live: &Arc<OpenConnection>) -> Option<Vec<ReplicatedJob>> {
         let mut state = self.depot.state.lock();
         let jobs = state.next();
         if jobs.is_empty() {
@@ -353,7 +354,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for ReplicatedConnection {
     /// Ends also with its runtime. When the last connection goes, the waiting callers learn that nothing was sent.
     fn drop(&mut self) {
         let mut state = self.depot.state.lock();

@@ -17,7 +17,7 @@ use crate::base::panics::catch_panic;
 use crate::base::topology::AddressSource;
 use crate::net::outages::{Outages, Trouble};
 
-pub(super) struct Silence {
+pub(super) struct Outage {
     node: Arc<str>,
     source: AddressSource,
     outages: Arc<Outages>,
@@ -25,13 +25,13 @@ pub(super) struct Silence {
     is_silent: AtomicBool,
     /// True if the node was probed after it last executed a request.
     was_probed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
     /// Wakes the callers when the node answers again.
     word: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct OutageState {
     is_probing: bool,
     /// Number of callers that wait for the end of the outage.
     waiting: usize,
@@ -42,7 +42,7 @@ struct State {
     backoff: Option<Backoff>,
 }
 
-impl Silence {
+impl Outage {
     pub(super) fn new(node: &Arc<str>, source: AddressSource, outages: Arc<Outages>) -> Self {
         Self {
             node: Arc::clone(node),
@@ -149,10 +149,10 @@ impl Silence {
 }
 
 /// Waiting caller, counted while this exists.
-pub(super) struct Waits<'a>(&'a Silence);
+pub(super) struct Waits<'a>(&'a Outage);
 
 impl<'a> Waits<'a> {
-    pub(super) fn begin(silence: &'a Silence) -> Self {
+    pub(super) fn begin(silence: &'a Outage) -> Self {
         let mut state = silence.state.lock();
         state.waiting += 1;
         state.is_wanted = true;
