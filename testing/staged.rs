@@ -266,11 +266,8 @@ impl Scheme for Staged {
             let answers = self.memory.renew(route, batch).await;
             if is_unheard.is_ok() {
                 tokio::time::sleep(STRAY).await;
-                let stray_until = self.memory.clock().now();
-                return answers
-                    .iter()
-                    .map(|_| Err(Failure::Unknown { arrives_until: stray_until, source: None }))
-                    .collect();
+                let arrives_until = self.memory.clock().now();
+                return answers.iter().map(|_| Err(Failure::Unknown { arrives_until, source: None })).collect();
             }
             if let Some(word) = word {
                 drop(word.await);

@@ -99,7 +99,7 @@ pub(crate) struct Granted {
 /// Reason why an attempt has no usable answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The server may have executed the request, or may still execute it until `stray_until`.
+    /// The server may have executed the request, or may still execute it until `arrives_until`.
     Unknown { arrives_until: Moment, source: Option<Source> },
     /// The server certainly did not execute the request, and it may be retried.
     NotDone { source: Option<Source> },
@@ -115,8 +115,8 @@ impl Failure {
     /// Adds the node at which the failure happened.
     pub(crate) fn at(self, address: &str) -> Self {
         match self {
-            Self::Unknown { arrives_until: stray_until, source } => {
-                Self::Unknown { arrives_until: stray_until, source: Some(at_node(source, address)) }
+            Self::Unknown { arrives_until, source } => {
+                Self::Unknown { arrives_until, source: Some(at_node(source, address)) }
             }
             Self::NotDone { source } => Self::NotDone { source: Some(at_node(source, address)) },
             Self::Refused { refusal, node, message } => {

@@ -21,8 +21,8 @@ pub(crate) struct InDoubt {
 
 impl InDoubt {
     /// Builds the in-doubt copies of an earlier try, which have requested this lease.
-    pub(crate) fn of_earlier(stray_until: Moment, lease: Duration) -> Self {
-        Self { in_flight: 0, arrives_until: Some(stray_until), longest_lease: lease }
+    pub(crate) fn of_earlier(arrives_until: Moment, lease: Duration) -> Self {
+        Self { in_flight: 0, arrives_until: Some(arrives_until), longest_lease: lease }
     }
 
     /// Counts one more copy on its way.
@@ -44,7 +44,7 @@ impl InDoubt {
     pub(crate) fn resolve<T>(&mut self, attempt: &Attempt<T>) {
         match attempt {
             Ok(answer) => self.on_answer(answer.sent),
-            Err(Failure::Unknown { arrives_until: stray_until, .. }) => self.abandon(*stray_until),
+            Err(Failure::Unknown { arrives_until, .. }) => self.abandon(*arrives_until),
             // A refused copy has come to its end, even if it was refused half way.
             Err(
                 Failure::NotDone { .. }

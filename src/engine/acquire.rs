@@ -551,7 +551,7 @@ impl<'a> Acquisition<'a> {
         let release = self.release_of(&pending);
         let server_until = release.server_until;
         self.engine.releases.take_back_from_here(release, self.engine.clock.now());
-        // `pending.keeps_open` goes now: what was taken back has been counted.
+        // `pending.open_operation` goes now: what was taken back has been counted.
         Some(server_until)
     }
 }

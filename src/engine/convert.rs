@@ -212,8 +212,8 @@ impl Converting {
         }
     }
 
-    fn open(&self, stray_until: Moment) -> OpenConversion {
-        OpenConversion { id: self.request.id.clone(), lease: self.request.lease, arrives_until: stray_until }
+    fn open(&self, arrives_until: Moment) -> OpenConversion {
+        OpenConversion { id: self.request.id.clone(), lease: self.request.lease, arrives_until }
     }
 
     /// Asks until there is an answer, or the old hold is over.

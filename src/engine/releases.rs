@@ -3,7 +3,7 @@
 //! A release is sent until it is answered or the server's lease is surely over. If a copy of the acquisition may still
 //! be on its way, the release is sent again after that copy's limit. Otherwise the copy would acquire after its own
 //! cancellation and last a full lease. The [background](crate::engine::outbox) sends releases, so a dropped guard needs
-//! no runtime. Where it has one, the first copy may go [inline](at_hand).
+//! no runtime. Where it has one, the first copy may go [inline](inline).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) struct Releases {
     replay: Option<ReleaseReplay>,
     waiting: Mutex<WaitingReleases>,
     wake: Arc<Wake>,
-    at_hand: InlineReleases,
+    inline: InlineReleases,
     /// Number of acquisitions and releases that may yet have to be sent to the server.
     unsettled: AtomicUsize,
     /// Number of releases among them.
@@ -92,7 +92,7 @@ impl Releases {
             replay: recent,
             waiting: Mutex::default(),
             wake,
-            at_hand: InlineReleases::new(response_timeout),
+            inline: InlineReleases::new(response_timeout),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
             ended: AtomicU64::new(0),
@@ -149,7 +149,7 @@ impl Releases {
             return Moment::from_nanos(0);
         }
         drop(waiting);
-        later.min(self.at_hand.next()).min(self.replay.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
+        later.min(self.inline.next()).min(self.replay.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
     }
 
     /// Takes the releases that are due.
@@ -160,13 +160,13 @@ impl Releases {
             due.push_back(first.remove());
         }
         drop(waiting);
-        due.extend(self.at_hand.take_due(now));
+        due.extend(self.inline.take_due(now));
         due
     }
 
     /// Notes how long an answer to the background took.
     pub(super) fn answers_take(&self, span: Duration) {
-        self.at_hand.answers_take(span);
+        self.inline.answers_take(span);
     }
 
     /// Applies the result of one copy of a release.
@@ -289,7 +289,7 @@ impl Releases {
             WaitingReleases { is_abandoned: true, ..WaitingReleases::default() },
         );
         drop(abandoned);
-        self.at_hand.abandon();
+        self.inline.abandon();
     }
 
     /// Lets local waiters go on, which need not wait for a server that does not answer.
@@ -305,7 +305,7 @@ impl Releases {
     }
 
     /// Counts an attempt as under way, in a value that its cell keeps.
-    pub(crate) fn keeps_open(self: &Arc<Self>) -> OpenOperation {
+    pub(crate) fn open_operation(self: &Arc<Self>) -> OpenOperation {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         OpenOperation::counted_by(Arc::<Self>::clone(self))
     }

@@ -19,25 +19,24 @@ pub(crate) struct Release {
 
 impl Release {
     pub(crate) fn of(hold: &Hold, now: Moment) -> Self {
-        let (server_until, stray_until) = hold.until(now);
-        Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until: stray_until }
+        let (server_until, arrives_until) = hold.until(now);
+        Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until }
     }
 
     /// Returns the releases of all that the server may have of a hold that is over: the hold, or the one that it was to
     /// be converted into.
     pub(crate) fn all_of(hold: &Hold, now: Moment) -> (Self, Option<Self>) {
-        let ((server_until, stray_until), open) = hold.gives_back(now);
-        let release =
-            Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until: stray_until };
+        let ((server_until, arrives_until), open) = hold.gives_back(now);
+        let release = Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until };
         (release, open.map(|open| Self::of_conversion(hold, open, now)))
     }
 
     /// Release of the hold that a hold may have been converted into.
     pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
-        let OpenConversion { id, lease, arrives_until: stray_until } = open;
+        let OpenConversion { id, lease, arrives_until } = open;
         let covers = lease::surely_over(lease, hold.rules().max_clock_skew);
-        let server_until = stray_until.max(now).after(covers);
-        Self { key: Arc::clone(hold.key()), id, server_until, arrives_until: Some(stray_until) }
+        let server_until = arrives_until.max(now).after(covers);
+        Self { key: Arc::clone(hold.key()), id, server_until, arrives_until: Some(arrives_until) }
     }
 
     /// Latest moment at which a copy of the acquisition may arrive after a request from `sent`. `None` if all could

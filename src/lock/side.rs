@@ -92,7 +92,7 @@ impl Pending {
 #[derive(Clone, Debug)]
 pub(crate) struct SideOutage {
     pub(crate) since: Moment,
-    /// Node and cause of the newest failure, for the errors of those that wait behind the asker.
+    /// Node and cause of the newest failure, for the errors of those that wait behind the leader.
     pub(crate) source: Option<Source>,
 }
 
@@ -110,9 +110,9 @@ impl SideOutage {
 pub(super) struct Side {
     waiters: BTreeMap<WaiterId, Waiter>,
     leader: Option<Leader>,
-    /// Left by an asker, for the next one.
+    /// Left by an leader, for the next one.
     pub(super) pending: Option<Pending>,
-    /// Present while the server does not answer the asker.
+    /// Present while the server does not answer the leader.
     pub(super) outage: Option<SideOutage>,
     /// Until when those who keep the lock, and may not be inside, have time to give it up.
     recall_until: Option<Moment>,
@@ -171,9 +171,9 @@ impl Side {
     /// Who comes next, of those who wait and whoever asks.
     pub(super) fn first(&self) -> First {
         let waiter = self.waiters.first_key_value();
-        let asker = self.leader.as_ref().map(|asker| asker.waiter_id);
-        match (asker, waiter) {
-            (Some(asker), waiter) if waiter.is_none_or(|(waiter_id, _)| asker < *waiter_id) => First::Leader,
+        let leader = self.leader.as_ref().map(|leader| leader.waiter_id);
+        match (leader, waiter) {
+            (Some(leader), waiter) if waiter.is_none_or(|(waiter_id, _)| leader < *waiter_id) => First::Leader,
             (_, Some((_, waiter))) => First::Waits(waiter.wants),
             (_, None) => First::Nobody,
         }
@@ -202,24 +202,23 @@ impl Side {
         std::mem::replace(&mut self.waiters, later)
     }
 
-    pub(super) fn lead(&mut self, waiter_id: WaiterId, seen_by: Moment) {
-        self.leader =
-            Some(Leader { waiter_id, poll_deadline: seen_by, pending: self.pending.take(), newest: waiter_id });
+    pub(super) fn lead(&mut self, waiter_id: WaiterId, poll_deadline: Moment) {
+        self.leader = Some(Leader { waiter_id, poll_deadline, pending: self.pending.take(), newest: waiter_id });
         self.is_answered = false;
     }
 
     /// The one that asks, if this waiter does.
     pub(super) fn leader(&mut self, waiter_id: WaiterId) -> Option<&mut Leader> {
-        self.leader.as_mut().filter(|asker| asker.waiter_id == waiter_id)
+        self.leader.as_mut().filter(|leader| leader.waiter_id == waiter_id)
     }
 
     pub(super) fn take_leader(&mut self, waiter_id: WaiterId) -> Option<Leader> {
-        self.leader.take_if(|asker| asker.waiter_id == waiter_id)
+        self.leader.take_if(|leader| leader.waiter_id == waiter_id)
     }
 
     /// When the one that asks is overdue. Only of interest to those who wait behind it.
     pub(super) fn stalled_at(&self) -> Option<Moment> {
-        self.leader.as_ref().filter(|_| self.has_waiters()).map(|asker| asker.poll_deadline)
+        self.leader.as_ref().filter(|_| self.has_waiters()).map(|leader| leader.poll_deadline)
     }
 
     pub(super) fn take_stalled(&mut self, now: Moment) -> Option<Leader> {
@@ -270,7 +269,7 @@ impl Side {
     /// Whether whoever asks may yet bring the first word from the server since it asks. `waiter_id` itself knows. If so, what is
     /// notified then.
     pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> Option<Arc<Notify>> {
-        let other_asks = self.leader.as_ref().is_some_and(|asker| asker.waiter_id != waiter_id);
+        let other_asks = self.leader.as_ref().is_some_and(|leader| leader.waiter_id != waiter_id);
         (other_asks && !self.is_answered).then(|| Arc::clone(self.first_answer.get_or_insert_default()))
     }
 }

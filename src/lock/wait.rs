@@ -53,7 +53,7 @@ pub(crate) struct WaitEntry {
     /// Absent when it may ask at once, or was called.
     signal: Option<Arc<Notify>>,
     wants: ShareRequest,
-    /// An asker is seen again within this time.
+    /// An leader is seen again within this time.
     grace: Duration,
 }
 
@@ -196,23 +196,23 @@ impl WaitEntry {
 
     /// States that this waiter is polled, and will be again. `false` if it may not ask any more.
     pub(crate) fn note_polled(&self, now: Moment) -> bool {
-        let seen_by = now.after(self.grace);
-        self.cell.quietly(|state, _, _| state.note_polled(self.mode, self.waiter_id, seen_by))
+        let poll_deadline = now.after(self.grace);
+        self.cell.quietly(|state, _, _| state.note_polled(self.mode, self.waiter_id, poll_deadline))
     }
 
     /// A copy of the request is sent: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
     pub(crate) fn begin_attempt(
         &self,
         now: Moment,
-        keeps_open: OpenOperation,
+        open_operation: OpenOperation,
         begin: impl FnOnce() -> Pending,
     ) -> Option<Begun> {
-        let (seen_by, mut keeps_open) = (now.after(self.grace), Some(keeps_open));
+        let (poll_deadline, mut open_operation) = (now.after(self.grace), Some(open_operation));
         // What is not needed is dropped when the mutex is free.
         self.cell.quietly(|state, _, _| {
-            let pending = state.begin_attempt(self.mode, self.waiter_id, seen_by, begin)?;
+            let pending = state.begin_attempt(self.mode, self.waiter_id, poll_deadline, begin)?;
             if pending.open_operation.is_none() {
-                pending.open_operation = keeps_open.take();
+                pending.open_operation = open_operation.take();
             }
             pending.copies.ask_for(self.wants.lease.min(self.wants.max_hold));
             let (id, left) = (pending.id.clone(), pending.left.take());
@@ -228,9 +228,9 @@ impl WaitEntry {
         now: Moment,
         over: impl FnOnce(&mut Pending) -> U,
     ) -> Option<U> {
-        let seen_by = now.after(self.grace);
+        let poll_deadline = now.after(self.grace);
         self.cell.quietly(|state, _, _| {
-            let pending = state.end_attempt(self.mode, self.waiter_id, seen_by)?;
+            let pending = state.end_attempt(self.mode, self.waiter_id, poll_deadline)?;
             pending.copies.resolve(attempt);
             Some(over(pending))
         })

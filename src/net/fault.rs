@@ -31,7 +31,7 @@ pub(super) enum Fault {
     /// No connection. Nothing was sent.
     NotSent(Option<Source>),
     /// The call may have run.
-    Unknown { stray_until: Moment, source: Option<Source> },
+    Unknown { arrives_until: Moment, source: Option<Source> },
 }
 
 impl Fault {
@@ -85,10 +85,10 @@ impl Fault {
     }
 
     /// Classifies an error of the client library: from the server, or of the connection with a request under way.
-    pub(super) fn of_request(error: RedisError, stray_until: Moment) -> Self {
+    pub(super) fn of_request(error: RedisError, arrives_until: Moment) -> Self {
         match server_error(&error) {
             Some(fault) => fault,
-            None => Self::Unknown { stray_until, source: Some(cause_of(error)) },
+            None => Self::Unknown { arrives_until, source: Some(cause_of(error)) },
         }
     }
 
@@ -116,7 +116,7 @@ impl Fault {
             Self::NotSent(cause) => Self::NotSent(Some(at_node(cause))),
             Self::Again(cause) => Self::Again(at_node(Some(cause))),
             Self::WrongServer(cause) => Self::WrongServer(at_node(Some(cause))),
-            Self::Unknown { stray_until, source } => Self::Unknown { stray_until, source: Some(at_node(source)) },
+            Self::Unknown { arrives_until, source } => Self::Unknown { arrives_until, source: Some(at_node(source)) },
             Self::Refused { refusal, message } => Self::Refused { refusal, message: format!("{address}: {message}") },
             other => other,
         }
@@ -142,7 +142,7 @@ impl Fault {
             Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
             Self::Broken { refusal, message } => Failure::Broken { refusal, node: None, message },
             Self::Unreplicated { asked, acknowledged } => Failure::Unreplicated { asked, acknowledged, node: None },
-            Self::Unknown { stray_until, source } => Failure::Unknown { arrives_until: stray_until, source },
+            Self::Unknown { arrives_until, source } => Failure::Unknown { arrives_until, source },
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) | Self::WrongServer(source) => Failure::NotDone { source: Some(source) },
             Self::Moved { address } | Self::Ask { address } => {

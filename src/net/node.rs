@@ -316,8 +316,8 @@ impl Node {
             let again: Vec<_> = unknown.iter().map(|&n| &calls[n]).collect();
             match self.send_all(&again, Load::Text).await {
                 Ok(again) => unknown.into_iter().zip(again).for_each(|(n, answer)| answers[n] = answer),
-                Err(Fault::Unknown { stray_until, source }) => unknown.into_iter().for_each(|n| {
-                    answers[n] = Err(Fault::Unknown { stray_until, source: source.clone() });
+                Err(Fault::Unknown { arrives_until, source }) => unknown.into_iter().for_each(|n| {
+                    answers[n] = Err(Fault::Unknown { arrives_until, source: source.clone() });
                 }),
                 // The script did not run, and their answers say so already.
                 Err(_) => {}
@@ -431,24 +431,24 @@ impl Connections {
         let response_timeout = self.limits.response_timeout;
         let outcome = tokio::time::timeout(response_timeout, reply).await;
         let now = self.clock.now();
-        let stray_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
+        let arrives_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
         match outcome {
             // A runtime that stood still sees the reply before the timer: the clock decides.
             Ok(Ok(value)) => {
                 live.has_answered(now);
                 live.space.is_back(sent, now);
                 self.silence.ends(now);
-                if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered(stray_until)) }
+                if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered(arrives_until)) }
             }
             Ok(Err(error)) => {
-                let fault = Fault::of_request(error, stray_until);
+                let fault = Fault::of_request(error, arrives_until);
                 if matches!(fault, Fault::Unknown { .. }) {
                     self.give_up(live);
                 }
                 Err(fault)
             }
             Err(_) => {
-                let fault = self.unanswered(stray_until);
+                let fault = self.unanswered(arrives_until);
                 live.space.is_back(sent, now);
                 // Answers of the first half do not prove that the connection still works.
                 let of_late = sent.after(response_timeout / 2);
@@ -476,9 +476,9 @@ impl Connections {
         }
     }
 
-    fn unanswered(&self, stray_until: Moment) -> Fault {
+    fn unanswered(&self, arrives_until: Moment) -> Fault {
         let silence = format!("no answer within {:?}", self.limits.response_timeout);
-        Fault::Unknown { stray_until, source: Some(Arc::new(Answer(silence))) }
+        Fault::Unknown { arrives_until, source: Some(Arc::new(Answer(silence))) }
     }
 
     fn answered(
@@ -499,7 +499,7 @@ impl Connections {
             // The connection gives replies to the wrong callers. This request may still be under way.
             self.give_up(live);
             return Err(Fault::Unknown {
-                stray_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
+                arrives_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
                 source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
             });
         }

@@ -308,7 +308,7 @@ impl Router {
     /// its time in doubt begins now.
     fn was_replaced(&self) -> Fault {
         let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
-        Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
+        Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 
     /// Carries calls, such as renewals, in one pipeline.

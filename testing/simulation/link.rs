@@ -42,7 +42,7 @@ pub(super) struct Link {
     /// The last acquisition that was sent, for each lock.
     pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
     /// Releases that go out on the runtime that drops their guards, if it goes on.
-    at_hand: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
+    inline: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
     /// Acquisitions that the server has been told to forget, or to turn.
     left: Mutex<HashSet<AcquisitionId>>,
     /// Releases that nobody tells of but the runtime where their guards were dropped.
@@ -74,7 +74,7 @@ impl Link {
             room,
             room_ahead,
             asked: Arc::default(),
-            at_hand: Mutex::default(),
+            inline: Mutex::default(),
             left: Mutex::default(),
             left_alone: Mutex::default(),
         }
@@ -109,8 +109,8 @@ impl Link {
                 world.record(What::Answered { request, reply: answer.reply() });
                 *self.anchor.lock() = Some(ClockSample { sent, server });
                 let Some(answer) = self.misheard(answer) else {
-                    let stray_until = sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew));
-                    return Err(Failure::Unknown { arrives_until: stray_until, source: None });
+                    let arrives_until = sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew));
+                    return Err(Failure::Unknown { arrives_until, source: None });
                 };
                 let sent = match world.mutant {
                     Some(Mutant::DeadlineFromReply) => now,
@@ -136,11 +136,11 @@ impl Link {
                 if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
-                let stray_until = match (world.mutant, &parcel) {
+                let arrives_until = match (world.mutant, &parcel) {
                     (Some(Mutant::NoLateConversions), Parcel::Conversion { .. }) => sent,
                     _ => sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew)),
                 };
-                self.unanswered(sent, stray_until, &parcel)
+                self.unanswered(sent, arrives_until, &parcel)
             }
         }
     }
@@ -192,7 +192,7 @@ impl Link {
         self.world.mutant == Some(Mutant::LateGrantBelieved) && matches!(parcel, Parcel::Acquire { .. })
     }
 
-    fn unanswered(&self, sent: Moment, stray_until: Moment, parcel: &Parcel) -> Attempt<Answer> {
+    fn unanswered(&self, sent: Moment, arrives_until: Moment, parcel: &Parcel) -> Attempt<Answer> {
         let wrong = match (self.world.mutant, parcel) {
             (Some(Mutant::SilenceIsDenial), Parcel::Acquire { .. }) => {
                 Some(Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) }))
@@ -205,7 +205,7 @@ impl Link {
         };
         match wrong {
             Some(value) => Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }),
-            None => Err(Failure::Unknown { arrives_until: stray_until, source: None }),
+            None => Err(Failure::Unknown { arrives_until, source: None }),
         }
     }
 
@@ -401,7 +401,7 @@ impl Scheme for Link {
     }
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
-        let runtime = self.at_hand.lock().remove(id);
+        let runtime = self.inline.lock().remove(id);
         Box::pin(async move {
             let Some(runtime) = runtime else {
                 let _room = self.room_ahead.acquire().await;
@@ -421,7 +421,7 @@ impl Scheme for Link {
         let Some(runtime) = runtime::current() else {
             return false;
         };
-        self.at_hand.lock().insert(leave.id.clone(), runtime);
+        self.inline.lock().insert(leave.id.clone(), runtime);
         true
     }
 
@@ -488,7 +488,7 @@ impl Scheme for Link {
     }
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        self.world.tell_used(lock_of(key), id);
+        self.world.reply_in_use(lock_of(key), id);
         let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
         Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))
     }

@@ -167,8 +167,8 @@ fn quorum(field: &Arc<Field>, process: Process, restarts: Restarts) -> Quorum {
     let (max_clock_skew, last_renewed) = (Options::default().max_clock_skew, Arc::default());
     let link = |place| -> Arc<dyn Scheme> { Arc::new(Link::new(field, process, place, max_clock_skew, &last_renewed)) };
     let links = (0..field.count()).map(link).collect();
-    let stray_span = lease::max_delay(RESPONSE_TIMEOUT, max_clock_skew);
-    let margins = Margins { max_clock_skew, max_delay: stray_span };
+    let max_delay = lease::max_delay(RESPONSE_TIMEOUT, max_clock_skew);
+    let margins = Margins { max_clock_skew, max_delay };
     let any = Key::new("rwlock", "-").expect("a name");
     Quorum::new(links, &BackgroundRuntime::Callers, &any, margins, restarts, field.profile.lease)
 }

@@ -129,7 +129,7 @@ impl Acquisition<'_> {
             return Ok(None);
         };
         // Counted before the look, so that `close` either is seen here or waits for this attempt.
-        let counted = engine.releases.keeps_open();
+        let counted = engine.releases.open_operation();
         engine.check_open(&self.key)?;
         let mut is_new = false;
         let begun = entry.begin_attempt(engine.clock.now(), counted, || {

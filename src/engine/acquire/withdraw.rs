@@ -101,14 +101,14 @@ impl Acquisition<'_> {
     /// Returns the release that takes back a request which comes to nothing.
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
         let now = self.engine.clock.now();
-        let stray_until = pending.copies.until(now.after(self.engine.max_delay()));
+        let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
         let covers =
             lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().max_clock_skew);
         Release {
             key: Arc::clone(&self.key),
             id: pending.id.clone(),
-            server_until: stray_until.unwrap_or(now).max(now).after(covers),
-            arrives_until: stray_until,
+            server_until: arrives_until.unwrap_or(now).max(now).after(covers),
+            arrives_until,
         }
     }
 }

@@ -50,9 +50,9 @@ struct FirstCopy {
 
 impl InlineReleases {
     pub(super) fn new(response_timeout: Duration) -> Self {
-        let at_hand = Self { jobs: Mutex::default(), patience: AtomicU64::new(0), most_patience: response_timeout / 2 };
-        at_hand.answers_take(Duration::ZERO);
-        at_hand
+        let inline = Self { jobs: Mutex::default(), patience: AtomicU64::new(0), most_patience: response_timeout / 2 };
+        inline.answers_take(Duration::ZERO);
+        inline
     }
 
     /// The outbox has waited so long for its last answer.
@@ -133,14 +133,14 @@ impl InlineReleases {
 
 /// Tells of it on this runtime, if that has a connection with room; else in the background.
 pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
-    let at_hand = &releases.at_hand;
+    let inline = &releases.inline;
     let leave = job.leave();
     let runtime = Handle::try_current().ok();
     let Some(runtime) = runtime.filter(|_| releases.scheme.can_send_inline(&leave)) else {
         return releases.carry(job);
     };
-    let place = (now.after(at_hand.patience()), releases.wake.next_number());
-    if let Err(job) = at_hand.begins(place, job) {
+    let place = (now.after(inline.patience()), releases.wake.next_number());
+    if let Err(job) = inline.begins(place, job) {
         return releases.carry(job);
     }
     releases.wake.at(place.0);
@@ -149,7 +149,7 @@ pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
     // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
     let polled = catch_panic(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
     if polled.is_some_and(|polled| polled.is_pending()) {
-        at_hand.has_task(place, process::spawn_on(&runtime, told).abort_handle());
+        inline.has_task(place, process::spawn_on(&runtime, told).abort_handle());
     }
 }
 
@@ -166,9 +166,9 @@ impl InlineRelease {
         let answer = releases.scheme.release(&leave.key, &leave.id).await;
         let now = releases.clock.now();
         if answer.is_ok() {
-            releases.at_hand.is_answered_within(now.since(began));
+            releases.inline.is_answered_within(now.since(began));
         }
-        if let Some(job) = releases.at_hand.take(self.place) {
+        if let Some(job) = releases.inline.take(self.place) {
             releases.on_answer(job, &route, answer, now);
         }
     }
@@ -177,7 +177,7 @@ impl InlineRelease {
 impl Drop for InlineRelease {
     /// If it was not answered, its runtime has ended.
     fn drop(&mut self) {
-        if let Some(job) = self.releases.at_hand.take(self.place) {
+        if let Some(job) = self.releases.inline.take(self.place) {
             self.releases.carry(job);
         }
     }

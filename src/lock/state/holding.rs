@@ -117,13 +117,13 @@ impl<H: OnAgenda> State<H> {
         let side = crowd.side(mode);
         side.outage = None;
         side.wake_at_first_answer(&mut effects.signals);
-        let asker = side.take_leader(waiter_id).map(|asker| asker.pending);
+        let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
         let guest = crowd.extra_requests.remove(&waiter_id).map(|guest| guest.pending);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);
         }
         self.lose_overtaken(number, now, effects);
-        asker.or(guest).flatten()
+        leader.or(guest).flatten()
     }
 
     /// Lets all waiting readers join a hold, if they may.

@@ -32,8 +32,8 @@ pub(super) struct ExtraRequest {
 
 impl<H> Default for WaitQueue<H> {
     fn default() -> Self {
-        let (handed, failed, guests) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { reads: Side::default(), writes: Side::default(), handed, failed, extra_requests: guests, newest: None }
+        let (handed, failed, extra_requests) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { reads: Side::default(), writes: Side::default(), handed, failed, extra_requests, newest: None }
     }
 }
 

@@ -115,15 +115,15 @@ impl<H: OnAgenda> State<H> {
     /// What this waiter has under way; `None` if it may not ask.
     pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
         if self.wait_queue().side(mode).leader(waiter_id).is_some() {
-            return self.wait_queue().side(mode).leader(waiter_id).map(|asker| &mut asker.pending);
+            return self.wait_queue().side(mode).leader(waiter_id).map(|leader| &mut leader.pending);
         }
         self.extra_request(waiter_id).map(|guest| &mut guest.pending)
     }
 
-    /// An asker states until when it will be seen again. `false` if it may not ask any more.
-    pub(in crate::lock) fn note_polled(&mut self, mode: Mode, waiter_id: WaiterId, seen_by: Moment) -> bool {
-        if let Some(asker) = self.wait_queue().side(mode).leader(waiter_id) {
-            asker.poll_deadline = seen_by;
+    /// An leader states until when it will be seen again. `false` if it may not ask any more.
+    pub(in crate::lock) fn note_polled(&mut self, mode: Mode, waiter_id: WaiterId, poll_deadline: Moment) -> bool {
+        if let Some(leader) = self.wait_queue().side(mode).leader(waiter_id) {
+            leader.poll_deadline = poll_deadline;
             return true;
         }
         self.extra_request(waiter_id).is_some()
@@ -134,15 +134,15 @@ impl<H: OnAgenda> State<H> {
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
-        seen_by: Moment,
+        poll_deadline: Moment,
         begin: impl FnOnce() -> Pending,
     ) -> Option<&mut Pending> {
-        if !self.note_polled(mode, waiter_id, seen_by) {
+        if !self.note_polled(mode, waiter_id, poll_deadline) {
             return None;
         }
         let newest = WaiterId(self.last_waiter);
-        if let Some(asker) = self.wait_queue().side(mode).leader(waiter_id) {
-            asker.newest = newest;
+        if let Some(leader) = self.wait_queue().side(mode).leader(waiter_id) {
+            leader.newest = newest;
         }
         let pending = self.pending(mode, waiter_id)?.get_or_insert_with(begin);
         pending.copies.begin();
@@ -154,9 +154,9 @@ impl<H: OnAgenda> State<H> {
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
-        seen_by: Moment,
+        poll_deadline: Moment,
     ) -> Option<&mut Pending> {
-        if !self.note_polled(mode, waiter_id, seen_by) {
+        if !self.note_polled(mode, waiter_id, poll_deadline) {
             return None;
         }
         self.pending(mode, waiter_id)?.as_mut()
@@ -189,7 +189,7 @@ impl<H: OnAgenda> State<H> {
         effects: &mut Effects<H>,
     ) {
         let crowd = self.wait_queue();
-        let Some(newest) = crowd.side(mode).leader(waiter_id).map(|asker| asker.newest) else {
+        let Some(newest) = crowd.side(mode).leader(waiter_id).map(|leader| leader.newest) else {
             return;
         };
         for (waiter_id, waiter) in crowd.side(mode).take_waiters_up_to(newest) {
@@ -219,7 +219,7 @@ impl<H: OnAgenda> State<H> {
         self.wait_queue().side(mode).has_waiters()
     }
 
-    /// An asker that was not seen in time loses the right to ask to the next waiter, and what it has under way. When it is
+    /// An leader that was not seen in time loses the right to ask to the next waiter, and what it has under way. When it is
     /// polled again it waits as others do.
     pub(in crate::lock) fn on_stalled_leader(&mut self, now: Moment, rules: &Rules) {
         if self.looks_at.is_some_and(|at| at > now) {
@@ -232,14 +232,14 @@ impl<H: OnAgenda> State<H> {
             }
             let crowd = self.wait_queue();
             let side = crowd.side(mode);
-            let Some(mut asker) = side.take_stalled(now) else {
+            let Some(mut leader) = side.take_stalled(now) else {
                 continue;
             };
-            if let Some(pending) = &mut asker.pending {
+            if let Some(pending) = &mut leader.pending {
                 pending.copies.abandon_all(now.after(rules.max_delay));
             }
-            side.pending = asker.pending;
-            crowd.extra_requests.insert(asker.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
+            side.pending = leader.pending;
+            crowd.extra_requests.insert(leader.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
         }
     }
 
@@ -259,12 +259,13 @@ impl<H: OnAgenda> State<H> {
         crowd.failed.remove(&waiter_id);
         let side = crowd.side(mode);
         side.stop_waiting(waiter_id);
-        let asker = side.take_leader(waiter_id);
-        let goes_on = asker.is_some() && may_ask && side.has_waiters();
-        if asker.is_some() {
+        let leader = side.take_leader(waiter_id);
+        let goes_on = leader.is_some() && may_ask && side.has_waiters();
+        if leader.is_some() {
             side.wake_at_first_answer(&mut effects.signals);
         }
-        let asked = asker.map(|asker| asker.pending).or_else(|| Some(crowd.extra_requests.remove(&waiter_id)?.pending));
+        let asked =
+            leader.map(|leader| leader.pending).or_else(|| Some(crowd.extra_requests.remove(&waiter_id)?.pending));
         let (mut pending, mut needless) = (asked.flatten(), Some(asking));
         if let Some(pending) = &mut pending {
             pending.copies.abandon_all(now.after(rules.max_delay));

@@ -170,14 +170,14 @@ impl ReplicatedPool {
     /// Returns the fault of calls that were sent and not answered.
     fn unknown(&self, sent: Moment) -> Fault {
         let span = lease::max_delay(self.lines.limits.response_timeout, self.lines.limits.max_clock_skew);
-        Fault::Unknown { stray_until: sent.after(span), source: None }
+        Fault::Unknown { arrives_until: sent.after(span), source: None }
     }
 
     /// Copies the fault for another of several calls.
     fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
         match fault {
-            Fault::Unknown { stray_until, source } => {
-                Fault::Unknown { stray_until: *stray_until, source: source.clone() }
+            Fault::Unknown { arrives_until, source } => {
+                Fault::Unknown { arrives_until: *arrives_until, source: source.clone() }
             }
             Fault::Broken { refusal, message } => Fault::Broken { refusal: *refusal, message: message.clone() },
             _ => self.unknown(sent),
@@ -310,14 +310,15 @@ fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     // The server became a replica meanwhile. The scripts have run, so no request is in doubt after `sent`.
     if words.code() == "UNBLOCKED" || details.contains("replica instances") {
         let source = Answer(format!("{} {details}", words.code()));
-        return Err(Fault::Unknown { stray_until: sent, source: Some(Arc::new(source)) });
+        return Err(Fault::Unknown { arrives_until: sent, source: Some(Arc::new(source)) });
     }
     Err(match Fault::of_server(&words) {
         // The scripts were executed.
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
-        _ => {
-            Fault::Unknown { stray_until: sent, source: Some(Arc::new(Answer(format!("{} {details}", words.code())))) }
-        }
+        _ => Fault::Unknown {
+            arrives_until: sent,
+            source: Some(Arc::new(Answer(format!("{} {details}", words.code())))),
+        },
     })
 }
 

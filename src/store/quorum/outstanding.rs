@@ -106,9 +106,9 @@ impl Outstanding {
         masters: Vec<Arc<Master>>,
         clock: Clock,
         max_clock_skew: Duration,
-        stray_span: Duration,
+        max_delay: Duration,
     ) -> Arc<Self> {
-        Arc::new(Self { masters, clock, max_clock_skew, max_delay: stray_span, table: Mutex::default() })
+        Arc::new(Self { masters, clock, max_clock_skew, max_delay, table: Mutex::default() })
     }
 
     /// The token of a hold that a majority has granted.

@@ -100,7 +100,7 @@ impl ProcessFacts {
     }
 
     /// How long after its sending a request with a limit may still be carried out.
-    pub(super) fn stray_span(&self) -> Micros {
+    pub(super) fn max_delay(&self) -> Micros {
         let span = 2 * self.response_timeout;
         span + span / 100 + 2 * MS + self.max_clock_skew
     }

@@ -37,7 +37,7 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
         return false;
     };
     let asked = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. } | Op::Conversion { .. }));
-    let stray = asked.filter(|request| request.sent <= now).map(|request| request.sent + process.stray_span()).max();
+    let stray = asked.filter(|request| request.sent <= now).map(|request| request.sent + process.max_delay()).max();
     let lock = requests.first().map_or(0, |request| request.lock);
     let due = facts.stays_until(id, lock, driven).max(stray.unwrap_or_default());
     let unheard = |request: &&RequestFacts| {

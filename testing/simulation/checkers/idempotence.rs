@@ -40,7 +40,7 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                         format!("carried out after its limit: {reply:?}")
                     });
                     let sent = &facts.requests[request];
-                    let until = sent.sent + facts.process(sent.process).stray_span();
+                    let until = sent.sent + facts.process(sent.process).max_delay();
                     findings.add_unless(now <= until || *reply == Reply::Late, at, || {
                         format!("carried out though its sender counts on {until} us: {reply:?}")
                     });
@@ -60,7 +60,7 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                     facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
                 let by = told.filter_map(|request| request.applied).last().map(|(_, primary)| primary);
                 if alone && by == Some(facts.lineage(now)) {
-                    let slack = facts.process(held.process).stray_span() + 20 * MS;
+                    let slack = facts.process(held.process).max_delay() + 20 * MS;
                     released.insert(id, now + slack);
                 }
             }

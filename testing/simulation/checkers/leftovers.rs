@@ -107,9 +107,9 @@ fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
         let (transit, lease_ms) = match request.op {
             // A grant while it waited lasts for its patience, which begins when it was heard of last.
             Op::Acquire { lease_ms, patience_ms, .. } => {
-                (process.stray_span(), lease_ms.max(patience_ms.unwrap_or_default() * 2))
+                (process.max_delay(), lease_ms.max(patience_ms.unwrap_or_default() * 2))
             }
-            Op::Conversion { lease_ms, .. } => (process.stray_span(), lease_ms),
+            Op::Conversion { lease_ms, .. } => (process.max_delay(), lease_ms),
             Op::Renew { lease_ms, .. } => (TRANSIT, lease_ms),
             _ => return 0,
         };

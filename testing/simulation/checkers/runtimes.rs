@@ -57,9 +57,8 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let stays = facts.stays_until(id, last.wish.lock, over);
         let is_asked_for = stays > over && facts.is_wanted_here(id.process, last.wish.lock, over, stays + TOLD);
         let handed = if is_asked_for || waits_for(facts, last, over) { OFFER } else { 0 };
-        let at_hand =
-            if process.was_a_runtime_stopped(over, stays + handed) { process.response_timeout / 2 } else { 0 };
-        let by = process.runs_until(over, stays + handed + at_hand + TOLD);
+        let inline = if process.was_a_runtime_stopped(over, stays + handed) { process.response_timeout / 2 } else { 0 };
+        let by = process.runs_until(over, stays + handed + inline + TOLD);
         let by = by.max(room_for_releases(facts, id.process, stays) + TOLD);
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
         // Its end comes by itself in the meantime.

@@ -133,8 +133,8 @@ impl Link {
         let Some(Delivery::Answered(value, server)) = self.in_time(sent, answered).await else {
             drop(self.fails());
             self.field.tells(|| format!("{self:?} {what}: no answer"));
-            let stray_until = sent.after(lease::max_delay(RESPONSE_TIMEOUT, self.max_clock_skew));
-            return Err(Failure::Unknown { arrives_until: stray_until, source: None });
+            let arrives_until = sent.after(lease::max_delay(RESPONSE_TIMEOUT, self.max_clock_skew));
+            return Err(Failure::Unknown { arrives_until, source: None });
         };
         self.field.tells(|| format!("{self:?} {what}: {value:?}"));
         let now = self.field.clock.now();

@@ -291,7 +291,7 @@ impl World {
     }
 
     /// Whoever tries is told that a guard is inside.
-    pub(in crate::testing::simulation) fn tell_used(&self, lock: Lock, id: &str) {
+    pub(in crate::testing::simulation) fn reply_in_use(&self, lock: Lock, id: &str) {
         self.tell(Id::of(id).process, lock, &Notification::Used { id: id.into() });
     }
 }

@@ -864,11 +864,11 @@ fn nothing_costs_more_the_more_wait_or_share() {
     });
     is_linear("acquisitions that ask once, all at the same time", |many| {
         let table = table();
-        let guests: Vec<_> = (0..many).map(|_| try_enter(&table, Mode::Write).expect("it is free")).collect();
-        for (n, guest) in guests.iter().enumerate() {
+        let extra_requests: Vec<_> = (0..many).map(|_| try_enter(&table, Mode::Write).expect("it is free")).collect();
+        for (n, guest) in extra_requests.iter().enumerate() {
             sends(guest, n as u64);
         }
-        guests.into_iter().rev().for_each(|guest| drop(leave(guest)));
+        extra_requests.into_iter().rev().for_each(|guest| drop(leave(guest)));
         assert!(table.is_idle());
     });
     is_linear("readers with leases of their own", |many| {

@@ -180,7 +180,7 @@ impl Facts<'_> {
 
     /// Whether an answer has shown that a request to convert a hold was not carried out, and cannot be any more.
     fn is_settled(&self, held: &GuardFacts, request: &RequestFacts, now: Micros) -> bool {
-        let arrives_by = request.sent + self.process(held.process).stray_span();
+        let arrives_by = request.sent + self.process(held.process).max_delay();
         let asked = |at: Micros| request.attempt.is_some_and(|attempt| self.is_asked(attempt, at));
         let stood = |other: &RequestFacts| match &other.answered {
             // As long as somebody asks, only what that one is answered counts.

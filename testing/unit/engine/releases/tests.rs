@@ -169,7 +169,7 @@ async fn release_that_fails_is_told_again() {
     let stage = Stage::new();
     let held = stage.take("cfg").await;
     stage.engine.releases.answers_take(LONG);
-    let patience = stage.engine.releases.at_hand.patience();
+    let patience = stage.engine.releases.inline.patience();
     stage.scheme.next_leave(Fate::Cut);
     let (before, began) = (stage.scheme.scripts(), stage.engine.clock.now());
     drop(held);
@@ -183,15 +183,15 @@ async fn release_that_fails_is_told_again() {
 #[tokio::test(start_paused = true)]
 async fn patience_follows_the_answers_within_its_limits() {
     let stage = Stage::new();
-    let at_hand = &stage.engine.releases.at_hand;
-    assert_eq!(at_hand.patience(), MIN_PATIENCE);
-    at_hand.answers_take(MIN_PATIENCE);
-    assert_eq!(at_hand.patience(), MIN_PATIENCE * 4);
-    at_hand.answers_take(LONG);
-    assert_eq!(at_hand.patience(), stage.engine.options().response_timeout / 2);
+    let inline = &stage.engine.releases.inline;
+    assert_eq!(inline.patience(), MIN_PATIENCE);
+    inline.answers_take(MIN_PATIENCE);
+    assert_eq!(inline.patience(), MIN_PATIENCE * 4);
+    inline.answers_take(LONG);
+    assert_eq!(inline.patience(), stage.engine.options().response_timeout / 2);
     // The outbox has no more answers, and the server is fast again.
     drop(stage.take("cfg").await);
-    assert_eq!(at_hand.patience(), MIN_PATIENCE);
+    assert_eq!(inline.patience(), MIN_PATIENCE);
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,7 +202,7 @@ async fn busy_runtime_is_not_taken_for_a_slow_server() {
     drop(held);
     Stage::answers(MIN_PATIENCE - INSTANT, word).await;
     stage.engine.settled().await;
-    assert_eq!(stage.engine.releases.at_hand.patience(), MIN_PATIENCE);
+    assert_eq!(stage.engine.releases.inline.patience(), MIN_PATIENCE);
 }
 
 #[tokio::test(start_paused = true)]
