@@ -1,4 +1,5 @@
-//! Cases: the state in which a process is copied. A copy may build a manager of its own, and may do nothing with the copied one.
+//! Cases: the state in which a process is copied. A copy may build a manager of its own, and may do nothing with the
+//! copied one.
 
 use std::time::Duration;
 
@@ -249,7 +250,8 @@ fn blocking(kind: &Kind) {
     guard.expect("the copy has taken its own").release().expect("held to the end");
 }
 
-/// Where no thread can be started, background work runs on the runtime of its caller, and a blocking manager is refused.
+/// Background work runs on the runtime of its caller when the process can start no thread, and a blocking manager is
+/// refused.
 fn no_thread(kind: &Kind) {
     assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "this process may start no thread");
     let manager = kind.build();

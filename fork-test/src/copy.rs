@@ -13,8 +13,9 @@ impl Copy {
     /// Copies this process. The copy does its work and ends; a panic in it is a failure.
     #[allow(unsafe_code)]
     pub(crate) fn of_this(work: impl FnOnce()) -> Self {
-        // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. It takes no lock of another thread that
-        // this program has: none of its threads prints, and that a manager waits for none is what is tested.
+        // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. It takes no lock of
+        // another thread that this program has: none of its threads prints, and that a manager waits for none is what
+        // is tested.
         match unsafe { libc::fork() } {
             -1 => panic!("fork failed: {}", std::io::Error::last_os_error()),
             0 => {

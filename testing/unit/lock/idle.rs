@@ -45,12 +45,12 @@ fn wants() -> ShareRequest {
     ShareRequest { cache_for: IDLE, ..want() }
 }
 
-/// What the answer to a request says that was sent then, while the subscription stood, and said that the hold may stay.
+/// Answer to a request that was sent at `sent` and offered caching while the subscription was live. It allows caching.
 fn word(calls: &Recalls, sent: Moment) -> CacheAnswer {
     CacheAnswer { offered_on: calls.subscription(), sent, node: node(), is_waited_for: false }
 }
 
-/// It is granted the lock. `tell` makes the word that comes with the grant.
+/// Grants the lock to a waiter. `tell` makes the answer about caching that comes with the grant.
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> Keeper {
     let (table, sent) = (table(), now());
     let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
@@ -77,12 +77,12 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
 
 const FIRST: u64 = 5;
 
-/// The same, and nothing stands against its staying.
+/// A hold that is granted, and that may be cached.
 fn kept(mode: Mode, tokens: u64) -> Keeper {
     granted_with(mode, tokens, |calls, sent| Some(word(calls, sent)))
 }
 
-/// One that nobody is inside of.
+/// A cached hold: its last guard has left.
 fn idle(mode: Mode, tokens: u64) -> Keeper {
     let keeper = kept(mode, tokens);
     assert_eq!(remove(&keeper.hold, keeper.share_id), ShareRemoved::Kept);
@@ -193,7 +193,7 @@ fn hold_without_a_token_left_is_handed_on_as_long_as_nobody_calls() {
     }
 }
 
-/// Whoever asks for the other side finds a hold that is idle.
+/// A waiter of the other side takes a cached hold to convert it.
 fn turned(mode: Mode) -> (Keeper, ShareId) {
     let keeper = idle(other(mode), 8);
     let mut entry = keeper.table.enter(&key(), mode, wants(), GRACE, now()).0;

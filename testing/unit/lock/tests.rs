@@ -72,12 +72,12 @@ fn id(n: u64) -> AcquisitionId {
     AcquisitionId::new("m", n, "l")
 }
 
-/// What the server has left of a hold, as its answer says.
+/// Grant of which the server has `remaining` left, by its answer.
 fn answer(sent: Moment, remaining: Duration, asked: Duration) -> Grant {
     answer_at(sent, remaining, asked, ServerTime::default())
 }
 
-/// The same with the server's time.
+/// Grant with the server's time.
 fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerTime) -> Grant {
     Grant { sent, remaining, asked, server }
 }
@@ -89,7 +89,7 @@ impl CountOperations for Nobody {
     fn on_end(&self) {}
 }
 
-/// It sends a copy of its request.
+/// Sends a copy of the waiter's request.
 fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
     entry
         .begin_attempt(now(), OpenOperation::counted_by(Arc::new(Nobody)), || Pending::new(id(n)))
@@ -133,7 +133,7 @@ fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
     hold.remove_share(share_id, now()).0
 }
 
-/// What a waiter has been called for, if it has been.
+/// Signal that a waiter has got, if there is one.
 fn called(entry: &mut WaitEntry) -> Option<Wake> {
     let mut called = std::pin::pin!(entry.signalled());
     match called.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -445,7 +445,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     assert!(called(&mut second).is_none());
 }
 
-/// One that wants the lock for longer than it was granted to the one before, and has been handed it.
+/// Hands a hold to a writer that wants a longer lease than the hold was granted for.
 fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
     let long = ShareRequest { lease: LEASE * 6, ..want() };
     let first = enter(table, Mode::Write);
@@ -524,8 +524,8 @@ fn renewed_for_long(server: ServerTime) -> (Arc<Hold>, Moment) {
     (hold, sent)
 }
 
-/// What the server says to a shorter renewal, which was long on its way: nobody can tell by the local clock whether that is less than
-/// it had granted.
+/// Applies the answer to a shorter renewal, which took long. By the local clock alone it is open whether the server
+/// grants less than before.
 fn renewed_slowly(hold: &Hold, renewed: Moment, server: ServerTime) -> Moment {
     const LEFT: Duration = LEASE.saturating_mul(5);
     let sent = renewed.after(secs(1));
@@ -604,7 +604,7 @@ fn no_answer_counts_for_more_than_was_asked_for() {
     assert!(hold.deadline() <= sent.after(LEASE), "the server's clock has gone back");
 }
 
-/// It counts from an answer of before, so that more than the claim may be left from then on.
+/// A claim counts from an earlier answer, so the server may have more left from then on than the claim's length.
 #[test]
 fn claim_counts_from_when_it_was_granted() {
     let table = table();
@@ -818,7 +818,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     assert!(!second.waits_again(now()).0, "nobody would call it here");
 }
 
-/// What this costs the thread, in the best of three runs.
+/// CPU time that `run` costs the thread, in the best of three runs.
 #[cfg(unix)]
 fn cpu(mut run: impl FnMut()) -> Duration {
     let now = || {

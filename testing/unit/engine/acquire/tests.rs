@@ -318,7 +318,7 @@ async fn limit_of_a_second_waiter_does_not_take_silence_for_a_denial() {
     let second = stage.asks(Mode::Write, limit, Patience::Wait);
     let silence = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // Whoever asks hears of it, and asks again in vain.
+        // The leader learns that its request failed, and repeats it in vain.
         for _ in 0..100 {
             stage.scheme.next_acquire(Fate::NotDone);
         }
@@ -491,7 +491,8 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }
 
-/// Publishes `count` messages to a waiter, one after each of its steps: half of them say nothing, half forge a grant of its request.
+/// Publishes `count` messages to a waiter, one after each of its steps: half of them say nothing, half forge a grant of
+/// its request.
 fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<Option<Held>>>, count: usize) {
     for n in 0..count {
         let id = stage.scheme.last_request().id;
@@ -542,7 +543,8 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     held.expect("answered").expect("granted").release().await.expect("ours to the end");
 }
 
-/// Answers every request of a try with `said`, whether or not its channel is flooded meanwhile: the try is over in time and leaves nothing.
+/// Answers every request of a try with `said`, whether or not its channel is flooded meanwhile: the try is over in time
+/// and leaves nothing.
 async fn try_ends_where_the_server_says(said: Acquired) {
     for is_flooded in [false, true] {
         let store = Arc::new(Store::new());
@@ -588,7 +590,8 @@ async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
     try_ends_where_the_server_says(Acquired::Queued { retry_in: Duration::from_secs(1), is_kept: true }).await;
 }
 
-/// Ten wait behind a request that replicas do not acknowledge, one comes while they are waited for, and one of the ten is dropped.
+/// Ten wait behind a request that replicas do not acknowledge, one comes while they are waited for, and one of the ten
+/// is dropped.
 #[tokio::test(start_paused = true)]
 async fn waiters_hear_together_that_no_replica_has_the_grant() {
     for mode in [Mode::Read, Mode::Write] {
@@ -618,7 +621,8 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
     }
 }
 
-/// The server's clock goes back, a renewal is answered with nearly five minutes, the clock is right again, and nothing more is heard.
+/// The server's clock goes back, a renewal is answered with nearly five minutes, the clock is right again, and nothing
+/// more is heard.
 #[tokio::test(start_paused = true)]
 async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_forth() {
     let store = Arc::new(Store::new());
@@ -736,7 +740,7 @@ impl<F: Future> Future for Counted<F> {
     }
 }
 
-/// How often a future is polled within a minute.
+/// Counts the polls of a future within a minute.
 async fn polls_in_a_minute<T>(future: impl Future<Output = T> + Send + 'static) -> usize {
     let polls = Arc::default();
     let counted = Counted { future: Box::pin(future), polls: Arc::clone(&polls) };

@@ -67,7 +67,7 @@ impl Stage {
         self.leaves_in_doubt(reading, fate).await
     }
 
-    /// The same for a guard that wants less than its hold has.
+    /// A reader as in [`Self::reader_in_doubt`], whose guard wants a shorter lease than its hold has.
     async fn short_reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let longer = self.take(&self.engine, Mode::Read).await;
         let overrides = Overrides { lease: Some(Duration::from_secs(1)), ..Overrides::default() };
@@ -327,7 +327,7 @@ async fn dropped_in_doubt_it_leaves_nothing() {
     }
 }
 
-/// What gives the reader back is on its way for long, and what gives the upgrade back comes before it.
+/// The release of the read hold is delayed, and the release of the upgrade arrives before it.
 #[tokio::test(start_paused = true)]
 async fn copy_of_an_upgrade_that_comes_between_the_releases_is_given_back_as_well() {
     let stage = Stage::impatient();

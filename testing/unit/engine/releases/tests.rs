@@ -1,4 +1,4 @@
-//! What becomes of a release that goes out where its guard is dropped.
+//! Releases that the thread sends itself which drops the guard.
 
 use std::sync::mpsc;
 use std::task::{Context, Waker};
@@ -63,7 +63,7 @@ impl Stage {
         Self { scheme, engine }
     }
 
-    /// How many hold the lock, as the server has it.
+    /// Number of holders of a lock on the server.
     async fn holders(&self, name: &str) -> usize {
         let key = self.engine.key(name).expect("valid");
         self.scheme.memory.inspect(&key).await.expect("memory answers").value.holders.len()
@@ -83,7 +83,7 @@ impl Stage {
     }
 }
 
-/// A copy that never arrives, as far as anybody hears.
+/// Hides the next release from the process: it arrives, but neither it nor its answer shows before a word is given.
 fn lost_with_its_runtime(stage: &Stage) -> oneshot::Sender<()> {
     let (word, heard) = oneshot::channel();
     stage.scheme.next_leave(Fate::Silent(heard));
@@ -454,7 +454,7 @@ async fn flush_and_close_wait_for_the_end_of_a_head_start() {
 async fn manager_that_is_dropped_within_a_head_start_gives_the_hold_back() {
     let stage = Stage::new();
     let held = stage.lost_at_max_hold("cfg").await;
-    // A driver has looked by then: before, whoever drops the guard gives the hold back.
+    // The driver task has been polled by then. Before that, the drop of the guard itself gives the hold back.
     tokio::time::sleep(INSTANT).await;
     let (other, releases) = (stage.other(), Arc::downgrade(&stage.engine.releases));
     drop((held, stage));

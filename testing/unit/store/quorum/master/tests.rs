@@ -2,7 +2,8 @@ use super::*;
 use crate::store::memory::{Memory, Store};
 use crate::store::{AcquireRequest, Acquired, IfTaken, Mode};
 
-/// A master within this process, whose work is done in the runtimes of those who call, and a debt for each of two locks.
+/// A master within this process, whose work is done in the runtimes of those who call, and a debt for each of two
+/// locks.
 fn indebted(runtime: &tokio::runtime::Runtime) -> (Arc<Master>, [Debt; 2]) {
     let _in = runtime.enter();
     let scheme = Memory::new(Arc::new(Store::new()));
@@ -51,7 +52,7 @@ fn debts_outlive_the_runtime_that_was_to_tell_them() {
     });
 }
 
-/// What is under way when its task goes is told again.
+/// A release whose task ends while it is under way stays pending, so that another task sends it again.
 #[test]
 fn debts_that_are_being_told_are_kept_when_nobody_waits_for_the_answer() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -185,7 +185,7 @@ async fn release_that_is_not_answered_is_owed_once() {
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
 
-/// The debt that is there may be told before that grant.
+/// The release that is pending already may reach the master before that grant, so a second one must follow.
 #[tokio::test(start_paused = true)]
 async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
     let stage = Stage::new();
@@ -216,7 +216,7 @@ async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
     assert_eq!(stage.traces.leaving(&stage.id), Some(later.to_vec()));
 }
 
-/// What a renewal asks for anew at a master that lacks a hold.
+/// A renewal asks a master that lacks a hold for a new grant, while that is of use.
 #[tokio::test(start_paused = true)]
 async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
     let stage = Stage::new();
