@@ -1,4 +1,4 @@
-//! The same locks for plain threads.
+//! Locks for plain threads: the blocking managers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -222,7 +222,7 @@ fn waiting_thread_gets_in_after_a_release<M: Build>(make: &dyn Fn() -> Blocking<
     }
 }
 
-/// Where a server grants to its queue.
+/// On memory and on a server: the server grants the lock to a waiter of its queue.
 mod confirmed_after_a_wait_has_the_whole_lease {
     #[test]
     fn memory() {

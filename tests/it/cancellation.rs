@@ -82,7 +82,7 @@ async fn try_dropped_after_each_poll(f: &Fixture) {
     after_each_poll(|| manager.read(&name).try_now(), async |_| f.becomes_free(&name).await).await;
 }
 
-/// Drops waiters after each poll while somebody else holds the lock.
+/// Drops waiters after each poll while another guard holds the lock.
 async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>, name: &str) {
     for dropped in Dropped::EITHER {
         for polls in 0..WAITING {
@@ -209,7 +209,8 @@ async fn force_release_dropped_after_each_poll(f: &Fixture) {
             let ended = soon("the next poll", forcing).await.is_some();
             match guard.release().await {
                 Ok(()) if ended && f.holds_stay() => {
-                    // Into a hold that stays, by the local clock: the process had not heard of the force by then. It does.
+                    // Into a hold that stays, by the local clock: the process had not heard of the force by then. It
+                    // does.
                     until("the hold is given up", async || holder.stats().cached_holds == 0).await;
                 }
                 Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),

@@ -1,4 +1,5 @@
-//! Connections are made for everybody: no caller's haste, no look and no dead connection is in the way of the next one.
+//! Connections serve all callers. A caller's short limit, a look at the server or a dead connection does not delay the
+//! next caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -146,7 +147,7 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
     .await;
 }
 
-/// A password in the URL, and none at the server: whoever logs in, be it for a lock, a look or a list, does so alike.
+/// The URL has a password, and the server has none. Every connection logs in alike, be it for a lock, a look or a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() {
     for server in [Server::Redis70, Server::Valkey91] {

@@ -19,7 +19,7 @@ mod sentinels;
 mod tls;
 mod writes;
 
-/// How long a primary waits for a replica that stands still, in cases that wait for that.
+/// Time that a primary waits for a replica that stands still, in cases that await the end of it.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
 /// The lease of a hold that is renewed, and whose renewals are waited for.
 const LEASE: Duration = Duration::from_secs(3);
@@ -122,7 +122,7 @@ async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
     manager.write(&name).await.expect("granted again").release().await.expect("released");
 }
 
-/// What is lost at the level of the primary, and not at this one.
+/// Failover loses a grant that only the primary has, and keeps one that a replica has acknowledged.
 async fn grant_of_the_primary_alone_is_lost_with_it(f: &Field) {
     let (safe, fast) = (f.manager(SHORT_WAIT).await, f.fixture.manager().await);
     let (first, second) = (f.fixture.name(), f.fixture.name());

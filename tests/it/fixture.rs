@@ -1,4 +1,4 @@
-//! What cases run on, and the macros that run each case on all of it.
+//! Fixtures: managers and servers for cases, and the macros that run each case on all of them.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU8;
@@ -43,13 +43,13 @@ pub(crate) struct Settings {
     pub(crate) cache_for: Duration,
     pub(crate) max_handoffs: u64,
     pub(crate) max_waiters: usize,
-    /// For managers of servers; that of the fixture's place, if it has one.
+    /// Durability of managers on servers. A fixture with a level of its own takes that instead.
     pub(crate) durability: Durability,
-    /// Where background work runs, if not in the process's own thread.
+    /// Runtime for the background work. The thread of the process if `None`.
     pub(crate) background: Option<Handle>,
 }
 
-/// For how long holds stay, where they do: longer than any case.
+/// Time that fixtures with caching keep a hold: longer than any case.
 const IDLE: Duration = Duration::from_secs(300);
 
 impl Default for Settings {
@@ -113,7 +113,7 @@ impl Settings {
     }
 }
 
-/// Where locks are kept.
+/// Store of the locks.
 #[derive(Clone)]
 enum Home {
     Memory(MemoryManager),
@@ -124,7 +124,7 @@ enum Home {
     Quorum(Vec<String>),
 }
 
-/// When a manager makes its first connection.
+/// Time of a manager's first connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Connects {
     Now,
@@ -184,7 +184,7 @@ pub(crate) struct Fixture {
     home: Home,
     prefix: String,
     names: AtomicU64,
-    /// For how long holds stay when nobody uses them, unless a case says so.
+    /// Least time that managers cache a hold. A case can set a longer one.
     cache_for: Duration,
 }
 
@@ -249,7 +249,7 @@ impl Fixture {
         key_name(&self.prefix, name, "write")
     }
 
-    /// What this case puts before the keys that it calls its own.
+    /// Prefix of the keys of this case.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -268,7 +268,7 @@ impl Fixture {
         self.home.manager(&self.prefix, settings, Connects::Now).await
     }
 
-    /// The same locks as somebody has them who connects elsewhere. For the two schemes on servers.
+    /// Manager of the locks of this fixture that connects to another topology. For the two schemes on servers.
     pub(crate) async fn manager_elsewhere(&self, topology: Topology) -> Manager {
         let home = match &self.home {
             Home::TwoKey(_) => Home::TwoKey(topology),
@@ -310,7 +310,7 @@ impl Fixture {
         Process { runtime: Some(runtime), manager }
     }
 
-    /// Whether they do when their last guard has left.
+    /// True if a hold may be cached when its last guard has left.
     pub(crate) fn holds_stay(&self) -> bool {
         !self.cache_for.is_zero()
     }
@@ -323,7 +323,7 @@ impl Fixture {
         matches!(self.home, Home::Quorum(_))
     }
 
-    /// The lock as somebody else sees it.
+    /// View of the lock that another manager gets.
     pub(crate) async fn view(&self, name: &str) -> LockView {
         self.manager().await.inspect(name).await.expect("inspected")
     }
@@ -332,7 +332,7 @@ impl Fixture {
     pub(crate) async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
         if self.holds_stay() {
-            // What stays is given up for whoever wants it.
+            // A cached hold is given up when another process wants the lock.
             let guard = crate::wait::soon("what nobody uses", other.write(name).into_future()).await.expect("granted");
             guard.release().await.expect("released");
         }
@@ -371,7 +371,8 @@ impl Process {
         runtime.spawn(async move { drop((*acting).as_mut().await) });
     }
 
-    /// Ends the runtime with everything on it, as a crash would. What is dropped with it may still be sent: see `start`.
+    /// Ends the runtime with everything on it, as a crash would. What is dropped with it may still be sent: see
+    /// `start`.
     pub(crate) async fn die(&mut self) {
         let runtime = self.runtime.take().expect("it dies once");
         tokio::task::spawn_blocking(move || drop(runtime)).await.expect("no panic at shutdown");
@@ -386,7 +387,7 @@ impl Drop for Process {
     }
 }
 
-/// How a manager keeps its locks on servers.
+/// Scheme and topology of a manager's locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     TwoKey,
@@ -421,7 +422,7 @@ impl ServerFixture {
         )
     }
 
-    /// The same, where holds stay when nobody uses them.
+    /// On servers that other cases use at the same time, with caching.
     pub(crate) fn kept(kind: Kind, server: Server) -> Self {
         let shared = Self::shared(kind, server);
         Self { fixture: Fixture { cache_for: IDLE, ..shared.fixture }, ..shared }
@@ -474,7 +475,7 @@ impl ServerFixture {
         key_name(&self.prefix, name, part)
     }
 
-    /// One command to the owner of a key, which is put behind the command's name.
+    /// Sends one command to the owner of a key. The key follows the command's name.
     pub(crate) fn on_key(&self, command: &str, key: &str, rest: &[&str]) -> Reply {
         let words: Vec<&str> = [command, key].into_iter().chain(rest.iter().copied()).collect();
         ask(self.servers.owner_of(key), &words)
@@ -495,7 +496,7 @@ impl ServerFixture {
         found
     }
 
-    /// How often the servers have been told a command since they started, or since `CONFIG RESETSTAT`.
+    /// Number of calls of a command at the servers since they started, or since `CONFIG RESETSTAT`.
     pub(crate) fn calls_of(&self, command: &str) -> i64 {
         let line = format!("cmdstat_{command}:calls=");
         let count = |reply: &Reply| {

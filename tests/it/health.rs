@@ -1,4 +1,4 @@
-//! What a health check says of servers that are not well, and what the counters say of it.
+//! Health checks of servers in trouble, and the counters of such checks.
 
 use std::collections::HashSet;
 use std::net::TcpListener;

@@ -1,7 +1,8 @@
-//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken: they change nothing more.
+//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken: they change nothing
+//! more.
 //!
-//! A proxy holds them in place, and a copy of one arrives when the case says so. What a case looks at is what the server
-//! has stored, and whether the guards of others are held to their end.
+//! A proxy holds them in place, and a copy of one arrives when the case says so. What a case looks at is what the
+//! server has stored, and whether the guards of others are held to their end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -223,7 +224,7 @@ async fn cancelled_waiter(f: &ServerFixture, manager: &Manager, name: &str, mode
     holder
 }
 
-/// The same where the first copy seems to be lost with its connection, at once.
+/// A cancelled waiter whose first copy seems to be lost with its connection, at once.
 async fn cancelled_waiter_with_a_lost_copy(
     f: &ServerFixture,
     manager: &Manager,
@@ -353,7 +354,7 @@ async fn release_retried_after_a_lost_reply_spares_the_next_holder(f: &ServerFix
     join_all(MODES.map(case)).await;
 }
 
-/// Who holds the lock when a late copy arrives.
+/// Holder of the lock when a late copy arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Next {
     Nobody,

@@ -48,7 +48,7 @@ where_holds_stay![
 ];
 
 const IDLE: Duration = Duration::from_secs(60);
-/// Before the first heartbeat of a waiter: whoever is served by then was called, or heard.
+/// Shorter than the first heartbeat of a waiter: a waiter that is in by then did not need one.
 const BEFORE_A_HEARTBEAT: Duration = Duration::from_millis(900);
 
 fn keeps() -> Settings {
@@ -119,7 +119,8 @@ async fn reader_elsewhere_is_not_kept_waiting_by_an_idle_writer(f: &Fixture) {
 }
 
 async fn who_tries_gets_what_nobody_uses(f: &Fixture) {
-    // Who keeps holds calls at once, who does not when it is told that others may.
+    // A manager that caches holds recalls at once. Another one recalls when the server answers that holds may be
+    // cached.
     for settings in [Settings::default(), keeps()] {
         let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
         idle(&keeper, &name, Mode::Read).await;
@@ -161,8 +162,8 @@ async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
 
-/// The first has the process's idle hold turned. The second finds that hold at the server, on its way, and its own process says the
-/// word.
+/// The first has the process's idle hold turned. The second finds that hold at the server, on its way, and its own
+/// process says the word.
 async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
     let (keeper, name) = (f.manager_with(keeps()).await, f.name());
     idle(&keeper, &name, Mode::Read).await;

@@ -1,4 +1,4 @@
-//! What errors tell people.
+//! Messages of errors.
 
 use std::error::Error as StdError;
 use std::io;
@@ -41,7 +41,7 @@ async fn connects_not(topology: impl Into<Topology>) -> Error {
     patience(RedisManager::builder(topology)).connect().await.expect_err("it cannot be used so")
 }
 
-/// What is below an error, and that nothing is told twice.
+/// Messages of an error and of its sources. Asserts that no message contains one of a source below it.
 fn chain(error: &Error) -> Vec<String> {
     let mut told = vec![error.to_string()];
     let mut below = error.source();

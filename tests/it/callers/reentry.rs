@@ -1,4 +1,4 @@
-//! One owner that asks twice at the same time.
+//! Owners that acquire a lock twice at the same time.
 
 use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
 

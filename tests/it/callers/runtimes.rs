@@ -28,10 +28,10 @@ pub(crate) struct Elsewhere {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What a runtime does when its work is done.
+/// State of a runtime after its work is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Then {
-    /// Nothing: nobody drives it.
+    /// No thread drives the runtime.
     Stands,
     /// A computation keeps its only thread.
     IsBlocked,

@@ -92,7 +92,7 @@ fn impatient() -> Settings {
     }
 }
 
-/// The server says BUSY to everybody until somebody ends the script.
+/// The server answers BUSY to every client until the test ends the script.
 async fn busy_server_is_unreachable_until_it_is_not(f: &ServerFixture) {
     let (manager, held) = (f.manager_with(impatient()).await, f.name());
     let guard = manager.write(&held).await.expect("granted");
@@ -113,7 +113,7 @@ fn is_busy(node: &Node) -> bool {
     node.command(&["PING"]).is_ok_and(|reply| reply.error().is_some_and(|error| error.starts_with("BUSY")))
 }
 
-/// Its last snapshot failed, so it refuses all writes.
+/// The server's last snapshot failed, so it refuses all writes.
 async fn server_that_cannot_save_refuses_writes(f: &ServerFixture) {
     let (manager, held) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
     let guard = manager.write(&held).await.expect("granted");

@@ -57,7 +57,8 @@ async fn grant_that_is_still_to_wait_does_not_count(f: &Field) {
     nobody_is_inside(f, soon("the answer", asking).await.expect("no panic"), &name).await;
 }
 
-/// Where its successor is found it is asked again there, and what it says counts as always.
+/// The manager finds the new primary and repeats its request there. The grant counts as always when a replica of it
+/// answers.
 async fn grant_counts_when_replicas_of_the_new_primary_have_it(server: Server) {
     let f = field::Field::with_replicas(server);
     let manager = f.manager_with(settings(LONG_WAIT)).await;

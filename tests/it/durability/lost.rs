@@ -17,12 +17,12 @@ on_a_pair![
     grant_of_who_dies_meanwhile_ends_with_its_lease,
 ];
 
-/// How long a primary waits for its replica, of which the answers come at once here; silence lasts twice as long.
+/// Time that a primary waits for its replica. The replica answers at once here, and silence lasts twice as long.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Nothing of this length is over while a case runs: what is gone was given back.
 const LONG_LEASE: Duration = Duration::from_secs(300);
 
-/// How a reply is lost.
+/// Way in which a reply is lost.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
     /// The connection breaks.
@@ -50,7 +50,7 @@ impl Field {
         self.pair.primary.proxy()
     }
 
-    /// One that sees the servers whatever the proxy does.
+    /// A manager past the proxy: it sees the servers whatever the proxy does.
     async fn bystander(&self) -> Manager {
         self.fixture.manager_elsewhere(Topology::node(format!("redis://{}", self.pair.primary.addr()))).await
     }

@@ -11,7 +11,7 @@ use crate::wait::until_renewed;
 
 on_both_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
 
-/// Whether a node has a key, also of a slot that is not its own.
+/// Returns true if a node has a key, also of a slot that is not its own.
 fn has(node: &Node, key: &str) -> bool {
     ask(node, &["KEYS", key]).array().is_some_and(|found| !found.is_empty())
 }

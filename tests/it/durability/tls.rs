@@ -1,4 +1,4 @@
-//! Where a connection has to encrypt it is one of the library's, and `WAIT` follows its scripts there as well.
+//! TLS connections, which are the client library's: `WAIT` follows the scripts there as well.
 
 use std::future::IntoFuture;
 use std::time::Duration;

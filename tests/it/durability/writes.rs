@@ -1,4 +1,5 @@
-//! What gives a hold, or more of one, writes, also when nothing changes: `WAIT` speaks of what its connection has written.
+//! Scripts that grant or extend a hold write something, even when nothing changes. `WAIT` counts only what its own
+//! connection has written.
 
 use cluster_testenv::{Client, Reply, Server};
 
@@ -57,7 +58,8 @@ impl Scheme {
         self.twice(pair, self.convert, &args)
     }
 
-    /// Calls a script, and again from elsewhere, as somebody does whose answer was lost. No replica has either.
+    /// Calls a script, and repeats it on another connection, as a process does whose answer was lost. No replica has
+    /// either write.
     fn twice(&self, pair: &Pair, script: &str, args: &[&str]) -> String {
         let mut clients = [0, 1].map(|_| pair.primary.client().expect("connected"));
         let [first, again] = clients.each_mut().map(|client| self.call(client, script, args));

@@ -25,7 +25,7 @@ on_both_servers![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// Until an old primary is not asked any more, and whoever waits has found the new one.
+/// Time until managers ask the old primary no more and the waiter has found the new one.
 const FAILED_OVER: Duration = SOON.saturating_add(Duration::from_secs(2));
 
 /// A cluster, a lock at its first node, and two processes of which the first keeps it.
@@ -116,7 +116,7 @@ async fn writer_is_in_soon_after_a_primary_was_killed(server: Server) {
     writer_is_in_after(server, failover).await;
 }
 
-/// Locks of which several processes keep holds, and whoever is inside of them.
+/// Locks of which several processes cache holds, and the guards that are inside of them.
 #[derive(Debug, Default)]
 struct Crowd {
     inside: Mutex<Vec<(usize, String, Mode, HoldWatch)>>,
@@ -125,7 +125,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Nobody is inside whom it excludes, and who may believe that.
+    /// Notes a guard, and asserts that no guard which it excludes is still valid.
     fn enters(&self, name: &str, mode: Mode, watch: HoldWatch) -> usize {
         let number = self.grants.fetch_add(1, Ordering::SeqCst);
         let mut inside = self.inside.lock();

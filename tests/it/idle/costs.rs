@@ -1,4 +1,4 @@
-//! What holds that stay cost, counted at the server.
+//! Costs of cached holds, counted at the server.
 
 use std::time::Duration;
 

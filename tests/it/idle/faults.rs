@@ -1,5 +1,5 @@
-//! Faults of calls, connections and runtimes while holds stay: what whoever waits elsewhere loses by them, and that nothing is
-//! relied on that would not be heard of.
+//! Faults of recalls, connections and runtimes while holds are cached. Cases measure the time that they cost a waiter
+//! elsewhere. They also show that no hold stays cached when its process would miss a recall.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ on_both_servers![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// Its holds end, and are renewed, when a case has long been over.
+/// Lease of holds that need no renewal while a case runs.
 const LONG: Duration = Duration::from_secs(30);
 /// A heartbeat, and some.
 pub(super) const SOON: Duration = HEARTBEAT.saturating_add(MACHINE).saturating_add(Duration::from_millis(500));
@@ -50,7 +50,7 @@ pub(super) const SOON: Duration = HEARTBEAT.saturating_add(MACHINE).saturating_a
 pub(super) const LEASE: Duration = Duration::from_secs(6);
 /// 0.375 of it, a response timeout, and some. It ends sooner than the lease.
 pub(super) const RENEWAL: Duration = Duration::from_millis(2250 + 500).saturating_add(MACHINE);
-/// For so long the last answer of a node counts.
+/// Time for which the last answer of a node counts.
 const FRESH: Duration = Duration::from_secs(1);
 
 pub(super) fn keeps_for(lease: Duration) -> Settings {
@@ -195,7 +195,7 @@ async fn killed_subscription_is_not_relied_on(server: Server) {
     }
 }
 
-/// What takes the right to publish from a user.
+/// Rules that take the right to publish from a user.
 const MUTE: [&str; 2] = ["-spublish", "resetchannels"];
 
 async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
