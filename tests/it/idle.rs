@@ -119,8 +119,7 @@ async fn reader_elsewhere_is_not_kept_waiting_by_an_idle_writer(f: &Fixture) {
 }
 
 async fn who_tries_gets_what_nobody_uses(f: &Fixture) {
-    // A manager that caches holds recalls at once. Another one recalls when the server answers that holds may be
-    // cached.
+    // A manager that caches holds recalls at once. Another one does so when the server answers that others may cache.
     for settings in [Settings::default(), keeps()] {
         let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
         idle(&keeper, &name, Mode::Read).await;

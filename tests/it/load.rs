@@ -54,14 +54,14 @@ impl Calls {
         Self(Matcher::new(move |request| request.is_script() && !renews(request)))
     }
 
-    /// How many have come to the proxy: one count, so that a renewal which comes meanwhile is in none.
+    /// Number of calls that have come to the proxy. One count, because a renewal could come between two of them.
     fn without_renewals(&self, proxy: &Proxy) -> usize {
         proxy.requests_seen(self.0.clone())
     }
 }
 
-/// Makes sure that the server knows the scripts, so that none is sent twice for that, and that there are the connections that
-/// each kind of call needs.
+/// Loads the scripts, so that the manager sends none of them twice, and opens the connections that each kind of call
+/// needs.
 async fn warm(manager: &Manager) {
     manager.write("warm").await.expect("granted").release().await.expect("released");
     drop(manager.write("warm").await.expect("granted"));

@@ -1,4 +1,4 @@
-//! What an operator sees of an outage, and that the documents have it.
+//! Log lines of an outage, as an operator sees them and as the documents show them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which names can be locked, and where their keys lie.
+//! Names of locks: the valid ones, and the slots of their keys.
 
 use cluster_testenv::{Reply, Server};
 use proptest::strategy::Strategy;

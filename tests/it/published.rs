@@ -46,9 +46,9 @@ struct Foreign {
     key: String,
     limits: TimestampClients,
     ttl: Duration,
-    /// How far its clock is ahead of the server's.
+    /// Time by which the client's clock is ahead of the server's.
     ahead: Duration,
-    /// How far it is behind.
+    /// Time by which the client's clock is behind.
     behind: Duration,
 }
 
@@ -293,7 +293,7 @@ async fn two_of_our_readers_exclude_their_writer_to_the_last(f: &ServerFixture) 
     }
 }
 
-/// Who reads in a case of three.
+/// Reader in a case of three readers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reader {
     One,

@@ -1,4 +1,4 @@
-//! What is on the servers, and what is asked of them.
+//! Keys on the servers, and the commands that managers send.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ alone_on_every_server![uncontended_lock_costs_one_command_each_way, many_holds_a
 
 /// The longest lease in these cases.
 const LEASE_MS: i64 = 10_000;
-/// How long a key of ours may stay beyond its longest lease.
+/// Longest time in milliseconds that a key of ours may stay beyond its longest lease.
 const RETENTION_MS: i64 = 60_000;
 
 fn assert_all_have_ttls(f: &ServerFixture, after: &str) {

@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, MutexGuard};
 /// Longer than any stall of a busy machine, so that no replica takes over where no case asks for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// One environment of each kind of server.
+/// Environments, one for each kind of server.
 struct PerServer<T> {
     redis: LazyLock<T>,
     valkey: LazyLock<T>,
@@ -34,12 +34,12 @@ static CLUSTERS: PerServer<Cluster> = PerServer {
     redis: LazyLock::new(|| start_cluster(Server::Redis70)),
     valkey: LazyLock::new(|| start_cluster(Server::Valkey91)),
 };
-/// For cases that are alone with their cluster, one after the other: a cluster takes seconds to start.
+/// Clusters for cases that need one alone. They use it one after the other, because a cluster takes seconds to start.
 static LONE_CLUSTERS: PerServer<Mutex<Cluster>> = PerServer {
     redis: LazyLock::new(|| Mutex::new(start_cluster(Server::Redis70))),
     valkey: LazyLock::new(|| Mutex::new(start_cluster(Server::Valkey91))),
 };
-/// The same with a proxy in front of each node, for cases that do something to single requests of their own locks.
+/// Nodes with a proxy in front, for cases that do something to single requests of their own locks.
 static PROXIED_NODES: PerServer<Node> = PerServer {
     redis: LazyLock::new(|| start_proxied_node(Server::Redis70)),
     valkey: LazyLock::new(|| start_proxied_node(Server::Valkey91)),
@@ -97,8 +97,8 @@ impl Pair {
         pair
     }
 
-    /// Returns when the replica follows what is written from now on. One that has just been attached acknowledges what it got
-    /// with the copy, and is sent the rest up to a second later.
+    /// Returns when the replica follows what is written from now on. One that has just been attached acknowledges what
+    /// it got with the copy, and is sent the rest up to a second later.
     pub(crate) fn wait_until_it_follows(&self) {
         let mut client = self.primary.client().expect("connected");
         for _ in 0..3 {
@@ -110,20 +110,20 @@ impl Pair {
         }
     }
 
-    /// So many wait for the replica at this moment.
+    /// Number of clients that wait for the replica at this moment.
     pub(crate) fn waiting(&self) -> usize {
         waiting_at(&self.primary)
     }
 }
 
-/// So many clients wait for the replicas of a primary at this moment.
+/// Number of clients that wait for the replicas of a primary at this moment.
 pub(crate) fn waiting_at(primary: &Node) -> usize {
     let info = ask(primary, &["INFO", "clients"]).text().expect("a text").into_owned();
     let blocked = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
     blocked.and_then(|count| count.parse().ok()).expect("a number")
 }
 
-/// How many of five independent masters live.
+/// Number of five independent masters that are alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Voters {
     FiveOfFive,
@@ -149,7 +149,7 @@ fn start_masters(server: Server) -> Masters {
     Masters::start(server, 5).expect("the masters start")
 }
 
-/// What a fixture's managers connect to.
+/// Servers that a fixture's managers connect to.
 pub(crate) enum Servers {
     Node(&'static Node),
     OwnNode(Box<Node>),
@@ -226,7 +226,7 @@ impl Servers {
         }
     }
 
-    /// One command to every node that owns keys.
+    /// Sends one command to every node that owns keys.
     pub(crate) fn everywhere(&self, command: &[&str]) -> Vec<Reply> {
         self.primaries().into_iter().map(|node| ask(node, command)).collect()
     }
@@ -250,7 +250,7 @@ impl Drop for Servers {
     }
 }
 
-/// One command to one node, which must not refuse it.
+/// Sends one command to one node, which must not refuse it.
 pub(crate) fn ask(node: &Node, command: &[&str]) -> Reply {
     let reply = node.command(command).and_then(Reply::into_result);
     reply.unwrap_or_else(|error| panic!("{command:?}: {error}"))

@@ -1,4 +1,4 @@
-//! Where servers are and how they are reached: TLS, Sentinels, URLs. Cases have servers of their own.
+//! Ways to the servers: TLS, Sentinels, URLs, addresses that change. Cases have servers of their own.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,12 @@ mod sentinels;
 mod tls;
 mod urls;
 
-/// How long a manager tries that is to find nobody.
+/// Time that a manager tries where it is to find no server.
 const PATIENCE: Duration = Duration::from_millis(1200);
 /// Far more than it may need beyond that, on a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(5);
-/// How long one tries that is to find somebody: longer than any case waits, so that a refusal does not come from impatience.
+/// Time that a manager tries where it is to find a server. Longer than any case waits, so a refusal does not come from
+/// impatience.
 const FOR_EVER: Duration = Duration::from_secs(300);
 
 fn patient<M: Build>(builder: Builder<M>) -> Builder<M> {
@@ -29,7 +30,7 @@ fn impatient<M: Build>(builder: Builder<M>) -> Builder<M> {
     patient(builder).unreachable_after(PATIENCE)
 }
 
-/// What a manager is told that connects, before its patience ends.
+/// Error of a manager that connects. It comes before the patience ends.
 async fn refused<M: Build>(builder: Builder<M>) -> Error {
     let error = soon("the refusal", patient(builder).connect()).await.expect_err("no");
     assert!(!matches!(error, Error::Unreachable { .. }), "{error:?}");
@@ -84,7 +85,7 @@ fn mentions(reply: &Reply, host: &str) -> usize {
     }
 }
 
-/// One name for each primary of a cluster, whose lock lies there.
+/// Names of locks, one on each primary of a cluster.
 fn names_on_every_primary(cluster: &Cluster) -> Vec<String> {
     let owns = |port: u16, name: &str| cluster.primary_of_slot(cluster.keyslot(name)).port() == port;
     let ports: Vec<u16> = cluster.primaries().into_iter().map(Node::port).collect();

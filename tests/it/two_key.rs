@@ -1,4 +1,4 @@
-//! What only the two-key scheme has: a release wakes who is next, and nobody else.
+//! A property of the two-key scheme alone: a release wakes the next waiter, and no other.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ impl Crowd {
     async fn run(f: &ServerFixture, writers: &[Manager], span: Duration) -> Self {
         let name = f.name();
         let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
-        // Everybody has its connection, its script and its channel, and waits its turn.
+        // After this every writer has its connection, its script and its channel, and waits in the queue.
         write_until(writers, &name, Instant::now() + span / 4).await;
         let (before, began) = (scripts(), Instant::now());
         let served = write_until(writers, &name, began + span).await;

@@ -88,12 +88,12 @@ impl Stalls {
     }
 }
 
-/// When a future is dropped that was polled often enough.
+/// Moment at which a future is dropped that was polled often enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Dropped {
     /// Within its last poll: what it sent may not have left this process.
     AtOnce,
-    /// When it is woken again: what it waited for has come, and is not looked at.
+    /// At its next wake-up: the event that it waited for has come, and the future does not look at it.
     WhenWoken,
 }
 

@@ -1,5 +1,5 @@
-//! Waiting as a service has it: many processes with many tasks each, what that costs, faults while they wait, and waits that end
-//! early.
+//! Waiting as a service has it: many processes with many tasks each, what that costs, faults while they wait, and waits
+//! that end early.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,7 @@ mod process;
 
 /// A waiter is heard of at least so often.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
-/// What a busy machine may add to anything.
+/// Time that a busy machine may add to any wait.
 pub(crate) const MACHINE: Duration = Duration::from_secs(1);
 
 /// Nothing that is left behind goes away by itself while a case looks.
@@ -56,12 +56,12 @@ async fn got<G>(what: &str, waiting: JoinHandle<Result<G, Error>>) -> G {
     soon(what, waiting).await.expect("no panic").expect("granted")
 }
 
-/// How many scripts the servers were told to run. Looks by [`recorded`] are none.
+/// Number of scripts that the servers were asked to run. Looks by [`recorded`] are no scripts.
 fn scripts(f: &ServerFixture) -> i64 {
     f.calls_of("evalsha") + f.calls_of("eval")
 }
 
-/// How many waiters a lock has on its server, dead or alive.
+/// Number of waiters that a lock has on its server, dead or alive.
 fn recorded(f: &ServerFixture, name: &str) -> usize {
     let fields = f.on_key("HKEYS", &f.hash_key(name), &[]);
     let fields = fields.array().expect("a list").iter();

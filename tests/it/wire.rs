@@ -78,7 +78,7 @@ impl ServerFixture {
 pub(crate) struct Copied(Arc<Mutex<Option<Vec<Vec<u8>>>>>);
 
 impl Copied {
-    /// The same requests, of which the first one that comes is copied.
+    /// Matches the same requests, and copies the first one that comes.
     pub(crate) fn first_of(&self, requests: Matcher) -> Matcher {
         let copy = Arc::clone(&self.0);
         requests.and(Matcher::new(move |request| {
@@ -113,7 +113,7 @@ pub(crate) async fn is_held(request: &HeldRequest) {
     until("the request is held", async || request.wait_held(Duration::ZERO).is_ok()).await;
 }
 
-/// The same for a reply.
+/// Waits until the server has applied the request, without keeping the thread.
 pub(crate) async fn is_applied(reply: &HeldReply) {
     until("the request is applied", async || reply.wait_applied(Duration::ZERO).is_ok()).await;
 }

@@ -1,4 +1,5 @@
-//! The documents keep their own rules: what they link to is there, in the repository and in the package, and examples are whole.
+//! The documents keep their own rules: what they link to is there, in the repository and in the package, and examples
+//! are whole.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -41,7 +42,7 @@ fn prose_and_code(text: &str) -> (String, String) {
     (prose, code)
 }
 
-/// Where links go that stay in the repository: the file, and the heading.
+/// Targets of the links that stay in the repository: the file, and the heading.
 fn links(text: &str) -> Vec<(String, Option<String>)> {
     let (prose, _) = prose_and_code(text);
     let targets =
@@ -54,7 +55,7 @@ fn links(text: &str) -> Vec<(String, Option<String>)> {
     parts.collect()
 }
 
-/// How a heading is called in links.
+/// Anchors of the headings, as links write them.
 fn anchors(text: &str) -> Vec<String> {
     let (prose, _) = prose_and_code(text);
     let headings = prose.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
@@ -74,7 +75,7 @@ fn resolved(from: &Path, target: &str) -> PathBuf {
     path
 }
 
-/// What `Cargo.toml` puts into the package.
+/// Patterns of the files that `Cargo.toml` puts into the package.
 fn packaged() -> Vec<String> {
     let manifest = read(&root().join("Cargo.toml"));
     let (_, rest) = manifest.split_once("\ninclude = [").expect("a list");

@@ -1,5 +1,5 @@
-//! The examples run on real servers and print what a user is told that they print. `cargo test` builds them first; with
-//! `--test users` alone say `cargo build --examples` before, with the same features.
+//! The examples run on real servers and print what their documentation says. `cargo test` builds them first. Before
+//! `--test users` alone, run `cargo build --examples` with the same features.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ pub(crate) fn example(name: &str) -> Command {
     command
 }
 
-/// What it has printed when it ended, which it does well.
+/// Output of a command, which must end with success.
 fn printed(command: &mut Command) -> String {
     let child = command.spawn().expect("it starts");
     let Output { status, stdout, .. } = child.wait_with_output().expect("it ends");
@@ -158,7 +158,8 @@ fn tls_acl_works_with_little_and_no_more() {
     assert!(!text.contains("secret"), "{text}");
 }
 
-/// Until the replicas have what was written so far. `WAIT` speaks for what its own connection has written.
+/// Waits until the replicas have all writes so far. `WAIT` counts what its own connection has written, so this writes
+/// first.
 fn everybody_has_it(primary: &Node) {
     let mut client = primary.client().expect("connected");
     wait_for("the replicas", BOUND, || {

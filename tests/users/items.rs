@@ -1,5 +1,5 @@
-//! Every public item has an example, or a link to an item that has one. An example in the documentation of a type counts for the
-//! methods that it calls.
+//! Every public item has an example, or a link to an item that has one. An example in the documentation of a type
+//! counts for the methods that it calls.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 #[derive(Debug)]
 struct Item {
     file: String,
-    /// Of a method: its type or trait.
+    /// Type or trait of a method.
     owner: Option<String>,
     name: String,
     docs: String,
@@ -58,7 +58,7 @@ fn word_after<'a>(line: &'a str, starts: &[&str]) -> Option<&'a str> {
     rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().filter(|word| !word.is_empty())
 }
 
-/// Of a type.
+/// Returns true if the text is the name of a type.
 fn is_name(text: &str) -> bool {
     text.starts_with(char::is_uppercase) && text.chars().all(char::is_alphanumeric)
 }

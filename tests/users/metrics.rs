@@ -1,5 +1,5 @@
-//! The service of the example `metrics` in an outage: what docs/alerts.yml and docs/dashboard.json ask for is exported, and the
-//! rules on it tell of the outage, as `promtool` sees them.
+//! The service of the example `metrics` in an outage: what docs/alerts.yml and docs/dashboard.json ask for is exported,
+//! and the rules on it tell of the outage, as `promtool` sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ use crate::examples::{BOUND, Running, example, http};
 /// Longer than the rule for long waits allows.
 const LONG_WAIT: Duration = Duration::from_millis(10_100);
 
-/// What a service exports at one time: by series, with its labels.
+/// Metrics that a service exports at one time, by series with its labels.
 #[derive(Clone, Debug)]
 struct Scrape(BTreeMap<String, f64>);
 
@@ -48,7 +48,7 @@ struct Selector {
     labels: Vec<(String, Vec<String>)>,
 }
 
-/// Those of a file of rules, or of a dashboard.
+/// Selectors in a file of rules or in a dashboard.
 fn selectors(text: &str) -> BTreeSet<Selector> {
     let text = text.replace("\\\"", "\"");
     let mut found = BTreeSet::new();
@@ -110,7 +110,7 @@ fn assert_exports_what_is_asked_for(scrape: &Scrape) {
     }
 }
 
-/// What to see for five minutes, and the rules that are true meanwhile, if that is looked at.
+/// Metrics for five minutes, and the rules that fire meanwhile, if the test checks them.
 type Phase<'a> = (&'a Scrape, Option<&'a [&'a str]>);
 
 /// A test for promtool.

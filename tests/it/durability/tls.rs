@@ -1,4 +1,4 @@
-//! TLS connections, which are the client library's: `WAIT` follows the scripts there as well.
+//! Replicated grants over TLS: `WAIT` follows the scripts on encrypted connections as well.
 
 use std::future::IntoFuture;
 use std::time::Duration;

@@ -16,7 +16,8 @@ hash_on_every_server![
     join_with_a_lease_beyond_their_ttl_is_refused,
 ];
 
-/// Keys with and without a hash tag, which is in the template or in the name: what is behind the case's prefix, and a name.
+/// Keys with and without a hash tag, which is in the template or in the name: what is behind the case's prefix, and a
+/// name.
 const KEYS: [(&str, &str); 5] =
     [(":*", "cfg"), (":*", "{user}:1"), (":{*}", "cfg"), (":{shop}:*", "cfg"), (":*:rw", "a{b")];
 
@@ -84,7 +85,7 @@ fn refused<T: Debug>(outcome: Result<T, Error>) -> &'static str {
     }
 }
 
-/// Nobody listens there: whatever was sent would not be answered.
+/// A builder for an address where no server listens: a request would get no answer.
 fn nowhere() -> Builder<RedisManager> {
     RedisManager::builder("redis://127.0.0.1:1")
 }

@@ -1,5 +1,6 @@
-//! What published clients cannot be protected against, nor we from them: each line of the list in `lua/README.md`. (That their
-//! readers starve our writers is shown in `tests/lua/published.rs`, where no time has to pass.)
+//! Conflicts between timestamp clients and this crate that neither side can prevent: each line of the list in
+//! `lua/README.md`. Their readers starve our writers, too. `tests/lua/published.rs` shows that, because no time has to
+//! pass there.
 
 use std::time::Duration;
 

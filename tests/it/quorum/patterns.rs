@@ -73,7 +73,7 @@ async fn tokens_grow_whichever_majority_grants() {
         let (a, b) = (field.manager(LEASE).await, field.manager(LEASE).await);
         let mut last = None;
         for turn in 0..20 {
-            // Two of the five belong to somebody else, each time two others.
+            // Two of the five masters have other holders, two other masters each time.
             let mut others = Vec::new();
             for master in [turn % 5, (turn + 1 + turn / 5) % 5] {
                 others.push(field.at(master).await.try_write("cfg").await.expect("answered"));

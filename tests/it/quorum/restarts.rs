@@ -56,7 +56,7 @@ async fn restarted_master_does_not_vote_before_what_it_forgot_is_over() {
     .await;
 }
 
-/// That the case above can see it.
+/// Counter-check: without the delay, the case above sees a second majority.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restart_that_nobody_delays_lets_a_second_one_in() {
     bounded(async {

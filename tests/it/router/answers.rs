@@ -1,4 +1,4 @@
-//! Answers that are none: "not now", "not me", and replies that belong to somebody else.
+//! Answers that are none: "not now", "not me", and replies that belong to another caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ on_both_servers![
     hold_follows_the_primary_that_sentinels_name,
 ];
 
-/// A server, and somebody in front of it who may answer in its stead.
+/// A server, and a pretender in front of it that may answer in its stead.
 fn start(server: Server) -> (Node, Pretender, Fixture) {
     let node = Node::start(server).expect("the server starts");
     let pretender = Pretender::before(node.addr());
@@ -119,7 +119,8 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
     let (first, second) = (fixture.name(), fixture.name());
     match manager.write(&first).await {
         Err(error) => assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "{error:?}"),
-        // Read together with the answer behind it, which nobody asked for: then neither is believed, and it asked again.
+        // Read together with the answer behind it, which nobody asked for: then neither is believed, and it asked
+        // again.
         Ok(guard) => guard.release().await.expect("ours to the end"),
     }
     let guard = soon("the next caller's grant", manager.write(&second).into_future()).await.expect("granted");
@@ -127,8 +128,8 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
     fixture.becomes_free(&first).await;
 }
 
-/// The lease is longer than the old primary goes on after another has taken its place, which Sentinels allow: what it takes
-/// meanwhile is lost with it.
+/// The lease is longer than the old primary goes on after another has taken its place, which Sentinels allow: what it
+/// takes meanwhile is lost with it.
 async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     let sentinels = Sentinels::start(server).expect("Sentinels start");
     let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));

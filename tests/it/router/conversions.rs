@@ -18,7 +18,7 @@ on_both_servers![
     downgrade_that_nobody_answers_ends_the_guard,
 ];
 
-/// A server behind a proxy, one of the schemes, and whoever converts there: it tries once.
+/// A server behind a proxy, one of the schemes, and a manager that converts there and tries once.
 struct Stage {
     node: Node,
     fixture: Fixture,

@@ -54,7 +54,7 @@ impl Field {
         Self::on(Cluster::builder(server).replicas(0).node_timeout(NO_FAILOVER).proxied().start())
     }
 
-    /// Three primaries behind proxies, each with a replica that takes over when it is told to.
+    /// Three primaries behind proxies, each with a replica that takes over when the test orders it.
     pub(crate) fn with_replicas(server: Server) -> Self {
         Self::on(Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().start())
     }
@@ -76,7 +76,7 @@ impl Field {
         self.cluster.primary_of_slot(self.cluster.keyslot(tag))
     }
 
-    /// One hash tag for each primary.
+    /// Hash tags, one for each primary.
     pub(crate) fn tags(&self) -> Vec<String> {
         self.cluster.primaries().into_iter().map(|node| self.tag_at(node)).collect()
     }
@@ -93,14 +93,14 @@ impl Field {
         }
     }
 
-    /// How often the running nodes were told a command, such as `cluster|slots`.
+    /// Number of calls of a command, such as `cluster|slots`, at the running nodes.
     pub(crate) fn calls_of(&self, command: &str) -> u64 {
         let running = self.cluster.nodes().iter().filter(|node| node.is_running());
         running.map(|node| calls_of(node, command)).sum()
     }
 }
 
-/// How often a node was told a command since it started.
+/// Number of calls of a command at a node since it started.
 pub(crate) fn calls_of(node: &Node, command: &str) -> u64 {
     let line = format!("cmdstat_{command}:calls=");
     let stats = ask(node, &["INFO", "commandstats"]).text().expect("text").into_owned();
@@ -113,7 +113,7 @@ pub(crate) fn name_of(tag: &str, n: usize) -> String {
     format!("{{{tag}}}-{n}")
 }
 
-/// One lock that many take in turns, and what they saw of each other.
+/// A lock that many tasks write in turns, and its checks: one writer at a time, tokens that grow.
 #[derive(Debug, Default)]
 pub(crate) struct Witness {
     inside: AtomicBool,
@@ -126,7 +126,7 @@ impl Witness {
         self.turns.load(Ordering::SeqCst)
     }
 
-    /// One turn as a writer, which must find itself alone and its token greater than all before.
+    /// Takes the lock once as a writer. The writer must be alone, and its token greater than all before.
     pub(crate) async fn turn(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
         let guard = manager.write(name).await?;
         let token = guard.fencing_token();

@@ -23,9 +23,9 @@ on_both_servers![
 
 const REPETITIONS: usize = 50;
 
-/// The cheap form, fifty times: the server grants, its reply hangs in the network, the grant is lost with the server's data
-/// (as with a primary whose successor never had it) and another process takes the lock; then the reply comes. No server is
-/// frozen here: what matters is that the reply is older than the response timeout.
+/// The cheap form, fifty times. The server grants, and its reply hangs in the network. The grant is lost with the
+/// server's data, as with a primary whose successor never had it, and another process takes the lock. Then the reply
+/// comes. No server is frozen here, because only one thing matters: the reply is older than the response timeout.
 async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) {
     let node = Node::builder(server).proxied().start().expect("the server starts");
     let fixture = Fixture::hash(Topology::node(node.url()));
@@ -91,7 +91,7 @@ async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) 
     manager.write(&name_of(&tag, 1)).await.expect("granted").release().await.expect("released");
 }
 
-/// Who was inside a lock when, by the local clock of each: two at once is what must not be.
+/// Guards that were inside a lock, each by its own local clock: no two of them may be valid at once.
 #[derive(Default)]
 struct History(Mutex<Vec<HoldWatch>>);
 
@@ -106,13 +106,13 @@ impl History {
     }
 }
 
-/// Whether its holder believes in it.
+/// Returns true if the hold is valid for its holder.
 fn is_valid(watch: &HoldWatch) -> bool {
     watch.ended().now_or_never().is_none()
 }
 
-/// The dear form: a primary is stopped with an acquisition in its socket, a replica takes its place, the lock is taken there,
-/// and the old one wakes. Returns whether it answered OK to what lay in its sockets.
+/// The dear form: a primary is stopped with an acquisition in its socket, a replica takes its place, the lock is taken
+/// there, and the old one wakes. Returns whether it answered OK to what lay in its sockets.
 async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, name: &str) -> bool {
     let old = field.owner(tag);
     let key = field.hash_key(&name.replace("-", "-witness-"));

@@ -20,7 +20,7 @@ on_both_servers![
     copy_that_comes_late_changes_nothing,
 ];
 
-/// How a reply is lost.
+/// Way in which a reply is lost.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
     /// The connection breaks.
@@ -143,7 +143,7 @@ async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) {
         assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?}: the heir's");
         heir.release().await.expect("nobody else released it");
     }
-    // Success is told only of a hold that the server still had, or that one of our copies can have ended.
+    // A release succeeds only if the server still had the hold, or if a copy of this release can have ended it.
     let name = fixture.name();
     let guard = manager.write(&name).await.expect("granted");
     other.force_release(&name).await.expect("forced");
@@ -156,11 +156,11 @@ async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) {
     }
 }
 
-/// A request that hung somewhere for longer than anybody waits, and arrives after its lock was given back, before and while
-/// somebody else has it.
+/// A request hangs for longer than its caller waits. It arrives after its lock was given back, once while the lock is
+/// free and once while another process has it.
 async fn copy_that_comes_late_changes_nothing(server: Server) {
     let (node, fixture) = start(server);
-    // Long enough that what is told after the limit of a copy comes after this case has looked.
+    // Long enough that the release which follows the limit of a copy comes after this case has looked.
     let settings = Settings { response_timeout: Duration::from_secs(1), ..Settings::default() };
     let (manager, other) = (fixture.manager_with(settings).await, fixture.manager().await);
     for is_taken_by_another in [false, true] {

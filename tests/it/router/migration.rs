@@ -1,4 +1,4 @@
-//! Slots that move under load: no request fails, no hold is lost, nobody gets in beside anybody.
+//! Slots that move under load: no request fails, no hold is lost, no writer is inside beside another holder.
 
 use std::sync::Arc;
 

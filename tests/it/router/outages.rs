@@ -1,4 +1,4 @@
-//! Shards and clusters that are gone, and whoever wants one answer only.
+//! Shards and clusters that are gone, and callers that try once.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ alone_on_every_server![try_now_at_a_frozen_server_ends_in_time];
 
 const PATIENCE: Duration = Duration::from_millis(1500);
 const LEASE: Duration = Duration::from_secs(4);
-/// For a machine that is busy with other tests.
+/// Allowance for a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(2);
 
 fn impatient() -> Settings {
@@ -31,7 +31,7 @@ async fn works(manager: &Manager, name: &str) {
     guard.release().await.expect("ours to the end");
 }
 
-/// Not before the patience is over, and not much later.
+/// Asserts that an acquisition fails as unreachable: not before `PATIENCE` is over, and not much later.
 async fn is_unreachable(manager: &Manager, name: &str) {
     let asked = Instant::now();
     let error = soon("the error", manager.write(name).into_future()).await.expect_err("nobody can grant it");

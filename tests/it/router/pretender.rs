@@ -1,5 +1,5 @@
-//! A server that answers scripts itself when it is told to, and otherwise passes everything on to a real one: for answers
-//! that no server can be made to give when a case needs them.
+//! A server that answers scripts itself when a case orders it, and otherwise passes everything on to a real one. Some
+//! answers cannot be had from a real server when a case needs them.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,13 +9,13 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-/// What is said to a script.
+/// Answer to a script.
 #[derive(Clone, Debug)]
 enum Says {
     Truth,
-    /// This instead of running it, to all of them.
+    /// Answers every script with these bytes, and the server does not run it.
     Instead(Vec<u8>),
-    /// This, and then the truth, once: all that follows on the connection is one reply late.
+    /// Answers one script with these bytes and then with the truth: all later replies on the connection are one late.
     Before(Vec<u8>),
 }
 
@@ -84,7 +84,7 @@ impl Pretender {
         }
     }
 
-    /// How many connections were made.
+    /// Number of connections that were made.
     pub(super) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
@@ -128,7 +128,7 @@ impl Shared {
         server.shutdown(Shutdown::Both)
     }
 
-    /// Whether the script has its answer.
+    /// Returns true if the script has its answer.
     fn pretend(&self, mut client: &TcpStream) -> io::Result<bool> {
         let mut says = self.says.lock();
         let (reply, is_all) = match &*says {

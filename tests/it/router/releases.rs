@@ -1,4 +1,4 @@
-//! What a release says: `Ok` only when the hold is known to have been ours to the end.
+//! Outcome of a release: `Ok` only when the hold is known to have been ours to the end.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ proxied_on_every_server![
 alone_on_every_server![hold_that_is_gone_with_its_connection_is_lost];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// Not renewed while a case lasts.
+/// Lease of holds that need no renewal while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {

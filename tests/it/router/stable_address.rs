@@ -1,5 +1,5 @@
-//! One address that leads to another server after a failover: a virtual address, a Service, the endpoint of a managed primary. The
-//! old primary lives on as a replica, and keeps its connections, whether it answers on them or not.
+//! An address that leads to another server after a failover: a virtual address, a Service, the endpoint of a managed
+//! primary. The old primary lives on as a replica, and keeps its connections, whether it answers on them or not.
 
 use std::time::{Duration, Instant};
 
@@ -109,7 +109,8 @@ async fn everything_moves(server: Server, settings: Settings) {
     fresh.release().await.expect("ours to the end");
 }
 
-/// The old primary follows the new one, and stands still then: it keeps its connections, and does not say that it is a replica.
+/// The old primary follows the new one, and stands still then: it keeps its connections, and does not say that it is a
+/// replica.
 async fn replica_that_stands_still_is_left_too(server: Server) {
     let pair = Pair::start(server).await;
     let fixture = pair.fixture();

@@ -36,7 +36,7 @@ fn impatient() -> Settings {
     }
 }
 
-/// Each of so many tasks asks for a lock of its own, which is unreachable.
+/// Starts `TASKS` tasks that ask for a lock of their own. Each learns within `bound` that the lock is unreachable.
 async fn all_are_told_that_it_is_unreachable(manager: &Manager, tag: &str, bound: Duration) {
     let mut tasks = JoinSet::new();
     for n in 0..TASKS {
@@ -90,8 +90,8 @@ async fn replaced_primary_is_never_asked_for_the_map() {
     bounded(a_primary_is_replaced_that_knows_nobody()).await;
 }
 
-/// Cut off from the others, it answers, knows nobody but itself, and would say so for as long as it is asked. Newer servers
-/// tell each other whom to forget, so that none can be cut off like this.
+/// Replaces a primary that is cut off from the others. It still answers, knows only itself, and would say so as often
+/// as it is asked. Newer servers tell each other which nodes to forget, so no test can cut one off like this.
 async fn a_primary_is_replaced_that_knows_nobody() {
     let field = Field::with_replicas(Server::Redis70);
     let manager = field.manager_with(impatient()).await;
@@ -162,7 +162,7 @@ async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
     let load = Load::start(&managers, names.clone(), 64);
     for when in ["there", "back"] {
         load.goes_on("before", 10).await;
-        // In agreement with the old one: no write is lost, so nobody may get in beside anybody.
+        // The old primary agrees to this failover. No write is lost, so no two writers may be inside together.
         let new = field.cluster.failover(field.owner(&tag)).expect("a replica takes over");
         new.proxy().forget_requests();
         load.goes_on(when, 10).await;

@@ -1,5 +1,5 @@
-//! Wake-ups whose connection dies, or is told things that nobody asked for: waiters go on to wake by them, and without
-//! them by asking again.
+//! Notifications whose connection dies, or brings messages that no client asked for. Notifications wake waiters again
+//! afterwards, and a waiter without them repeats its request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ on_both_servers![
 /// Between two requests of a waiter that has waited for a while.
 const MIN_RETRY: Duration = Duration::from_millis(500);
 const MAX_RETRY: Duration = Duration::from_millis(1500);
-/// Until they come at this pace: the holder's, the waiter's first, and the one after it has subscribed.
+/// Requests before they come at this pace: the holder's, the waiter's first, and the one after it has subscribed.
 const REQUESTS_UNTIL_THEN: usize = 3;
 const WAITERS: usize = 8;
 

@@ -1,4 +1,4 @@
-//! Names, prefixes, labels and owners that were chosen to reach somebody else's lock.
+//! Names, prefixes, labels and owners that were chosen to reach the lock of another user.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag};
 use crate::servers::ask;
 
-/// What means something to the server, the protocol, the scripts or the keys.
+/// Texts that mean something to the server, the protocol, the scripts or the keys.
 fn hostile() -> impl Strategy<Value = String> {
     let pieces = prop_oneof![
         Just("\0"),
@@ -89,7 +89,7 @@ fn close_pairs() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Nobody else is on the server, so what is there is the lock's. Two locks that shared a key would map it to both.
+/// Collects the keys of many locks on a server without other users. Two locks that shared a key would map it to both.
 async fn no_two_locks_share_a_key(kind: Kind, server: Server) {
     let f = ServerFixture::alone(kind, server).await;
     let mut owners: HashMap<String, (String, String)> = HashMap::new();
@@ -119,7 +119,8 @@ async fn no_two_locks_share_a_key_of_two_key() {
     no_two_locks_share_a_key(Kind::TwoKey, Server::Valkey91).await;
 }
 
-/// Names that differ in pieces that mean something, under prefixes that differ so: whatever their keys are, they differ.
+/// Names that differ in pieces that mean something, under prefixes that differ so: whatever their keys are, they
+/// differ.
 #[test]
 fn different_pairs_have_different_keys() {
     let pair = || (hostile_prefix(), hostile());

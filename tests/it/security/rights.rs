@@ -193,7 +193,7 @@ fn is_forbidden(error: &Error) -> bool {
     matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. })
 }
 
-/// Whether a rule gives a right, rather than making the user.
+/// Returns true if a rule gives a right. Other rules make the user.
 fn is_right(rule: &str) -> bool {
     rule.starts_with(['+', '~', '&'])
 }
@@ -333,7 +333,7 @@ async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
     bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
 }
 
-/// For `timestamp_keys("lock:*")` the patterns are others, as the document says; all else is the same.
+/// Checks the patterns that `timestamp_keys("lock:*")` needs, as the document says. All else is the same.
 async fn adopted_keys_need_their_own_patterns(server: Server) {
     let f = ServerFixture::alone(Kind::HashCluster, server).await;
     let place = Place { f: &f, kind: Kind::HashCluster };
@@ -393,7 +393,7 @@ async fn missing_right_to_subscribe_is_told_once() {
     soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
 }
 
-/// Commands that somebody was not allowed, as the servers remember them.
+/// Commands that the servers refused to a user, by their logs.
 fn refused_commands(place: &Place<'_>) -> BTreeSet<String> {
     let logs = place.f.servers.everywhere(&["ACL", "LOG"]);
     let entries = logs.iter().filter_map(Reply::array).flatten().filter_map(Reply::array);
@@ -415,7 +415,7 @@ async fn log_of_refusals_stays_empty_with_the_optional_rights(place: &Place<'_>)
     assert_eq!(refused_commands(place), BTreeSet::new());
 }
 
-/// What a script would be refused is refused before there is any lock to lose.
+/// Connecting fails for a user without a right that a script needs, before there is any lock to lose.
 async fn missing_right_is_told_at_connect(place: &Place<'_>) {
     let rules = rules_of(heading_of(place.kind));
     place.f.servers.everywhere(&["FLUSHALL"]);

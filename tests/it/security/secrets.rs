@@ -44,9 +44,9 @@ impl Shown {
     }
 }
 
-/// For servers that answer, be it late: what they say is looked at.
+/// Patience with servers that answer, be it late, because the cases look at their answers.
 const PATIENT: Duration = Duration::from_secs(10);
-/// For nobody.
+/// Patience with an address where no server answers.
 const IMPATIENT: Duration = Duration::from_millis(300);
 
 fn with<M: Build>(patience: Duration, builder: Builder<M>) -> Builder<M> {

@@ -12,7 +12,8 @@ use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until, until_renewed};
 
-/// Long enough for a failover whose first election fails, from any moment between two renewals on: the next one comes 5 s later.
+/// Long enough for a failover whose first election fails, from any moment between two renewals on: the next one comes 5
+/// s later.
 const LEASE: Duration = Duration::from_secs(20);
 const CASE: Duration = Duration::from_secs(120);
 
@@ -45,7 +46,7 @@ impl Scheme {
     }
 }
 
-/// What happens to the primary.
+/// Event that befalls the primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Replaced,
@@ -142,7 +143,8 @@ survives! {
     holds_survive_a_frozen_primary_on_valkey_9_1: Valkey91, Paused;
 }
 
-/// What a frozen primary answers when it wakes is not believed: another has its role, and its word counts.
+/// A frozen primary wakes and answers. Managers do not believe it: another server has its role, and that one's answer
+/// counts.
 async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes: &Barrier) {
     let topology = topology(servers);
     let (asker, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
@@ -202,7 +204,7 @@ fn hash(topology: &Topology) -> Builder<RedisManager> {
     patient(RedisManager::builder(topology.clone()))
 }
 
-/// What a manager is told that connects now, and one that connects at first use.
+/// Errors of a manager that connects now, and of one that connects at first use.
 async fn refusals(topology: &Topology) -> [Error; 2] {
     let manager = hash(topology).build().expect("built");
     let later = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");

@@ -1,4 +1,4 @@
-//! What URLs say: who we are, which database, which socket; and that nothing tells a password.
+//! Parts of URLs: user, password, database, socket. No text shows a password.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-/// What a URL cannot hold as it is, and how it holds it.
+/// User with letters that a URL has to escape.
 const USER: &str = "svc:locks@eu";
 const USER_IN_URL: &str = "svc%3Alocks%40eu";
 const PASSWORD: &str = "p@ss/w:?#%é";
@@ -29,7 +29,7 @@ fn two_key(topology: impl Into<Topology>) -> Builder<TwoKeyManager> {
     patient(TwoKeyManager::builder(topology))
 }
 
-/// Both schemes on one node, with the key of a written lock.
+/// Managers of both schemes on one node, with the key of a written lock.
 async fn both(url: &str) -> [(Manager, &'static str); 2] {
     async fn connect<M: Build>(builder: Builder<M>) -> Manager {
         Arc::new(builder.connect().await.expect("connects"))

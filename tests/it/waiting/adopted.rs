@@ -1,4 +1,4 @@
-//! Who waits for a lock whose key published clients have used all along is told on a channel in the key's slot.
+//! Waiters for a lock whose key timestamp clients use: the server notifies them on a channel in the key's slot.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
     }
 }
 
-/// All are in the queue, and hear what is told to them.
+/// Waits until all waiters are in the queue and have subscribed to their channels.
 async fn all_wait(f: &ServerFixture, key: &str) {
     let node = f.servers.owner_of(key);
     let channels = format!("{{{key}}}:wake:*");

@@ -1,4 +1,4 @@
-//! What waiting costs the server, in scripts.
+//! Costs of waiting for the server, in scripts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,10 +32,11 @@ alone_on_every_hash![
 
 const PROCESSES: usize = 4;
 const TASKS: usize = 250;
-/// To wait in the queue, to renew the claim for those who go on with it, to leave, and to ask whether more readers may join.
+/// Scripts of one hold: the wait in the queue, the renewal of the claim for the next guards, the release, and the
+/// question whether more readers may join.
 const SCRIPTS_PER_HOLD: usize = 4;
 
-/// What is left of the first contact: the scripts are loaded, the channel is subscribed.
+/// Makes the first contact, so that a case counts without it: loads the scripts, subscribes to the channel.
 async fn warm_up(f: &ServerFixture, processes: &[Process], name: &str) {
     let other = f.manager().await;
     for mode in [Mode::Read, Mode::Write] {

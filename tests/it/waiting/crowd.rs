@@ -19,7 +19,7 @@ const STAY: Duration = Duration::from_millis(3);
 const SHORT_RUN: Duration = Duration::from_secs(5);
 const LONG_RUN: Duration = Duration::from_secs(60);
 
-/// One task inside, by the clock that all share.
+/// Time of one task inside a lock, by the clock that all tasks share.
 #[derive(Clone, Debug)]
 struct Visit {
     lock: usize,
@@ -68,7 +68,7 @@ async fn run(processes: &[Process], names: &Arc<[String]>, span: Duration) -> Ve
     visits
 }
 
-/// Nobody is beside a writer, and who comes later has no smaller token, a writer a greater one.
+/// Asserts that no task is beside a writer. A later reader has no smaller token, and a later writer has a greater one.
 fn judge(visits: &[Visit]) {
     let (mut last_writer_left, mut last_left, mut last_token) = (None, None, 0);
     for visit in visits {
@@ -84,8 +84,8 @@ fn judge(visits: &[Visit]) {
     }
 }
 
-/// A reader waits for one process's turn at most, a writer for one turn of each process at most. Returns how many waits there
-/// were, of readers and of writers.
+/// A reader waits for one process's turn at most, a writer for one turn of each process at most. Returns how many waits
+/// there were, of readers and of writers.
 fn judge_bypass(processes: &[Process], name: &str) -> [usize; 2] {
     let write_holds = holds(processes, name, Mode::Write);
     let readers = waits(processes, name, Mode::Read);

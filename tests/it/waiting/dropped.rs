@@ -1,5 +1,5 @@
-//! A waiter is dropped at each of its awaits, which the proxy holds in place: nothing stays on the server, with a lease that
-//! hides nothing.
+//! A waiter is dropped at each of its awaits, which the proxy holds in place: nothing stays on the server, with a lease
+//! that hides nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ proxied_on_every_hash![
 const TAKEN_BACK: Duration = Duration::from_secs(1);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A lock that somebody holds, and a waiter for it of which the proxy can hold anything.
+/// A lock with a holder, and a waiter for it. The proxy can hold each request and reply of the waiter.
 struct Scene<'a> {
     f: &'a ServerFixture,
     name: String,
@@ -81,7 +81,7 @@ impl<'a> Scene<'a> {
         assert!(dropped.elapsed() < TAKEN_BACK + MACHINE, "{:?}", dropped.elapsed());
     }
 
-    /// Nobody has the lock, as soon as that must be.
+    /// Waits until the lock is free, and asserts that this was in time.
     async fn nobody(&self, dropped: Instant) {
         until("the lock is free", async || self.f.view(&self.name).await.is_free()).await;
         assert!(dropped.elapsed() < TAKEN_BACK + MACHINE, "{:?}", dropped.elapsed());
@@ -150,7 +150,7 @@ async fn dropped_with_the_reply_to_its_first_question_on_its_way(f: &ServerFixtu
     });
 }
 
-/// It may arrive after it was taken back, and changes nothing then.
+/// The waiter's first request may arrive after it was taken back, and changes nothing then.
 async fn dropped_with_its_first_question_on_its_way(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
@@ -227,7 +227,7 @@ async fn dropped_with_the_reply_to_a_heartbeat_on_its_way(f: &ServerFixture) {
     });
 }
 
-/// Its notice is held with the confirmation of its subscription.
+/// The proxy holds the waiter's notification, with the confirmation of the subscription in front of it.
 async fn dropped_with_its_grant_on_its_way(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;

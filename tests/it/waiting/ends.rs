@@ -76,7 +76,7 @@ async fn force_lets_the_queue_in_in_its_order(f: &Fixture) {
     reading.release().await.expect("ours to the end");
     let writing = got("the first writer", first).await;
     stays_pending("the second write", &mut second).await;
-    // Whoever was forced out ends nobody else's hold.
+    // The release of a guard that was forced out does not end the hold of another.
     let error = stuck.release().await.expect_err("forced");
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
     assert_eq!(writing.state(), HoldState::Held);

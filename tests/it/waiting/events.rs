@@ -1,4 +1,4 @@
-//! What a wait tells those who listen to the crate's events.
+//! Events of a wait, as a subscriber of the crate sees them.
 
 use std::time::Duration;
 

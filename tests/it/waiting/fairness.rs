@@ -1,4 +1,5 @@
-//! Nobody starves: a writer behind readers that never cease, a reader behind writers that never cease.
+//! Fairness: a writer behind readers that never cease does not starve, nor does a reader behind writers that never
+//! cease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -87,7 +88,7 @@ async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) {
     let waited = waits(&processes, &name, Mode::Read);
     assert!(waited.len() >= ROUNDS, "it waited in the queue: {}", waited.len());
     for wait in &waited {
-        // It came while somebody wrote, and that was the turn that it waits for.
+        // The reader came while a writer had the lock, so it waits for that writer alone.
         let before = writers_during(&write_holds, wait);
         assert!(before.is_empty(), "{before:?} wrote before the reader of {wait:?}");
     }

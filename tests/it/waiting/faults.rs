@@ -1,5 +1,5 @@
-//! Faults of processes, connections and servers while others wait: the queue keeps its order, nobody gets in beside a writer,
-//! and what is lost costs no more than a heartbeat.
+//! Faults of processes, connections and servers while others wait: the queue keeps its order, nobody gets in beside a
+//! writer, and what is lost costs no more than a heartbeat.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,8 @@ on_both_servers![
 /// The holder's, of which it learns by a renewal that it was lost.
 const LEASE: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a waiter that was let in holds the lock before it is heard of: two heartbeats and two response timeouts.
+/// Time that a waiter which was let in holds the lock until the server hears of it: two heartbeats and two response
+/// timeouts.
 const CLAIM: Duration = Duration::from_secs(3);
 
 /// A process that waits to write, and dies.
@@ -70,7 +71,8 @@ async fn waiter_that_died_long_ago_costs_nothing(f: &ServerFixture) {
     assert!(released.elapsed() < MACHINE, "{:?}", released.elapsed());
 }
 
-/// A lock that is held, and in its queue, in this order: a writer, a reader, another writer, each of a process of its own.
+/// A lock that is held, and in its queue, in this order: a writer, a reader, another writer, each of a process of its
+/// own.
 struct Queue {
     name: String,
     held: AnyGuard,
@@ -78,7 +80,7 @@ struct Queue {
     served: UnboundedReceiver<(Mode, u64)>,
 }
 
-/// Whoever waits to read enters first when a writer leaves.
+/// Order of the grants: waiting readers enter first when a writer leaves.
 const ORDER: [Mode; 3] = [Mode::Read, Mode::Write, Mode::Write];
 
 impl Queue {

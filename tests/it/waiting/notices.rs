@@ -70,7 +70,7 @@ impl Scene {
         self.word("u", 7)
     }
 
-    /// So many wait to write, the last of them with this label.
+    /// Waits until the last writer in the queue has this label.
     async fn last_waits(&self, label: &str) {
         until("it waits", async || self.last_waiting_writer().ends_with(&format!(".{label}"))).await;
     }
@@ -136,7 +136,7 @@ async fn waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat(server: Serve
     let mut waits = tokio::spawn(far.write(NAME).into_future());
     scene.last_waits("far").await;
     tokio::time::sleep(LEASE.saturating_sub(released.elapsed())).await;
-    // Now the first grant is told.
+    // Now the notification of the first grant arrives.
     drop(pushes);
     let looks = Instant::now();
     while looks.elapsed() < HEARTBEAT {
@@ -211,7 +211,7 @@ fn publisher(node: &Node) -> Client {
 /// Token, deadline and time of a grant that is forged at this time: all in microseconds of the server.
 type Forge = fn(u64) -> (u64, u64, u64);
 
-/// Each of these names the waiter, and says more than a server's clock allows.
+/// Sends forged grants that name the waiter and claim more than a server's clock allows.
 async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);

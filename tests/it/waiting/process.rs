@@ -22,7 +22,7 @@ pub(super) struct Process {
     told: Arc<Mutex<Vec<Told>>>,
 }
 
-/// What a process said.
+/// Event of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
     pub(super) process: usize,
@@ -95,7 +95,7 @@ struct Listener {
 
 impl Subscriber for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Whoever wants to be told of long waits has the server asked who holds the lock.
+        // A subscriber of long waits would make the manager ask the server for the holders, which counts as a script.
         metadata.target().starts_with("redis_rwlock") && *metadata.level() != Level::INFO
     }
 
@@ -175,7 +175,7 @@ pub(super) fn holds(processes: &[Process], lock: &str, mode: Mode) -> Vec<(u64, 
     holds
 }
 
-/// Which processes got the lock to write while somebody waited.
+/// Processes other than the waiter's that got the lock to write during a wait.
 pub(super) fn writers_during(holds: &[(u64, usize)], wait: &Wait) -> Vec<usize> {
     let from = holds.partition_point(|(token, _)| *token <= wait.since_us);
     let during = holds[from..].iter().take_while(|(token, _)| *token < wait.token);
