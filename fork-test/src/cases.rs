@@ -82,7 +82,7 @@ async fn is_inside(manager: &Manager) {
     guard.release().await.expect("held to the end");
 }
 
-/// Is a holder of its own, with a manager that is built in this process.
+/// Takes the common lock as a holder of its own, with a manager that is built in this process.
 fn is_another_holder(kind: &Kind) {
     runtime().block_on(is_inside(&kind.build()));
 }
@@ -209,7 +209,7 @@ fn runtime_is_dropped(kind: &Kind) {
     let copy = Copy::of_this(|| {
         let (guard, manager, runtime) = all.take().expect("there");
         runtime.block_on(async {
-            // Here is a connection with room, on which the guard's own process would tell of its release.
+            // A connection with room is open here. The guard's own process would send its release on it.
             drop(guard);
             is_forked("write", manager.write("other").await);
         });

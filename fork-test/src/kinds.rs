@@ -11,9 +11,9 @@ use redis_rwlock::{
 
 pub(crate) type Manager = Arc<dyn RwLockManager>;
 
-/// Renewed after 2 s, so that a machine that is busy has 4 s for it.
+/// Lease of all holds. The first renewal is due after 2 s, so a busy machine has 4 s for it.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
-/// Long enough that a cached hold is there when it is asked for.
+/// Time that managers cache a hold: long enough that the hold is there when a case looks.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 
 /// Kind of a manager, and its servers.

@@ -60,7 +60,7 @@ impl Stage {
     }
 }
 
-/// Longer than readers may join without a word to the server.
+/// Time that is longer than readers may join without a request to the server.
 const WINDOW_OVER: Duration = Duration::from_millis(60);
 
 fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
@@ -70,7 +70,7 @@ fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
 
 const SHORT: Overrides = Overrides { lease: Some(Duration::from_secs(1)), ..LONG };
 
-/// The first holds the lock for a short lease and lets go; the second is handed that, and wants more.
+/// Hands a hold to a second writer that wants a longer lease than the first one had.
 async fn handed_with_little_left<'a>(stage: &'a Stage, wants: Overrides) -> crate::BoxFuture<'a, Result<Option<Held>>> {
     // A lock that the server does not remember is granted with one token, for one writer.
     stage.take(Mode::Write).await.release().await.expect("ours to the end");
@@ -184,7 +184,7 @@ async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
     for _ in 0..200 {
         stage.scheme.next_acquire(Fate::NotDone);
     }
-    // The copy was carried out all the same; then no node serves the lock for longer than it could have been late.
+    // The server carries the copy out all the same. Then no node serves the lock for longer than a copy can be late.
     let request = stage.scheme.last_request();
     let carried_out = stage.scheme.memory.acquire(&stage.key, &request).await.expect("memory answers");
     assert!(matches!(carried_out.value, Acquired::Granted(_)), "{carried_out:?}");
@@ -340,7 +340,7 @@ async fn waiter_that_was_late_once_leaves_no_place_behind() {
     let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     start(&mut waits);
     assert_eq!(stage.there().await, (1, 1), "it is queued");
-    // The server's clock runs ahead of what this process knows of it, as a new primary's may.
+    // The server's clock is ahead of this process's sample of it, as a new primary's may be.
     stage.scheme.next_acquire(Fate::Says(Acquired::Late));
     assert!(tokio::time::timeout(HEARTBEAT + Duration::from_millis(5), &mut waits).await.is_err(), "it waits");
     drop(waits);
@@ -367,7 +367,8 @@ async fn hold_that_the_server_does_not_know_by_the_answer_to_a_reader_is_lost() 
     let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
     stage.scheme.memory.force(&stage.key, &view).await.expect("memory answers");
     let foreign = stage.other().take(Mode::Write).await;
-    // Its renewal is not due for seconds, and could go unanswered for as long.
+    // Only this answer can show the loss now: the hold's renewal is not due for seconds, and may go unanswered for
+    // longer.
     let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await.expect("answered");
     assert!(once.is_none(), "another one writes");
     assert_eq!(first.hold().state_of(first.share_id()), HoldState::Lost(LossReason::Gone));
@@ -386,7 +387,7 @@ async fn close_waits_for_what_a_dropped_attempt_may_have_left() {
     assert_eq!(stage.there().await, (0, 0));
 }
 
-/// Joins another lock of the same process whenever it is woken.
+/// Waker that joins another lock of the same process.
 struct Joins {
     engine: Arc<Engine>,
     joined: AtomicBool,
@@ -412,7 +413,7 @@ fn waker_may_use_the_manager() {
             let another = Stage { key: stage.engine.key("another").expect("valid"), ..stage.other() };
             let another = Stage { engine: Arc::clone(&stage.engine), ..another };
             stage.take(Mode::Write).await.release().await.expect("released");
-            // For the next grant to have more than one token.
+            // Tokens are microseconds of the server's clock: the next grant is to have more than one of them.
             tokio::time::sleep(Duration::from_millis(1)).await;
             let held = stage.take(Mode::Write).await;
             let waker = Arc::new(Joins { engine: Arc::clone(&stage.engine), joined: AtomicBool::new(false) });
@@ -429,14 +430,14 @@ fn waker_may_use_the_manager() {
     assert!(joined, "the waiter was handed the hold, and the waker joined another lock");
 }
 
-/// Two writers of a process that waits for another one, when that has left.
+/// Two writers of a process that have waited for another process. That one has left, and the first writer has the lock.
 async fn two_writers_in(stage: &Stage) -> (Held, crate::BoxFuture<'_, Result<Option<Held>>>) {
     let foreign = stage.other().take(Mode::Write).await;
     let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     let mut second = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     start(&mut first);
     start(&mut second);
-    // For the next grant to have more than one token: they are microseconds of the server's clock.
+    // Tokens are microseconds of the server's clock: the next grant is to have more than one of them.
     tokio::time::sleep(Duration::from_millis(1)).await;
     foreign.release().await.expect("released");
     (first.await.expect("answered").expect("granted"), second)
@@ -457,7 +458,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let stage = Stage::new();
     let (first, second) = two_writers_in(&stage).await;
     let hold = Arc::clone(first.hold());
-    // As the renewal task does, with the answer between hand-over and acceptance.
+    // Renews as the background does. The answer comes after the hand-off and before the second writer accepts.
     let now = stage.engine.clock.now();
     let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
     drop(first);
@@ -482,7 +483,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let tries = super::tries(engine, Patience::Wait, now);
     let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), tries);
     let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
-    // As after a jump of the server's clock.
+    // The server's answer is as after a jump of its clock.
     let remaining = Duration::from_secs(3600);
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
@@ -503,7 +504,7 @@ fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
         let forged = Notification::Granted { id: id.shared(), at, answer };
         store.publish_notice(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
-        // It hears the message, asks, and waits again.
+        // Three polls: the waiter gets the message, asks the server, and waits again.
         (0..3).for_each(|_| start(waiter));
     }
 }
@@ -524,7 +525,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
         flood(&stage, &store, &mut waits, 10);
     }
     assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
-    // What is still in its queue is one reason to ask.
+    // All messages that are in the waiter's queue together make it ask once.
     (0..1000).for_each(|_| {
         store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
@@ -534,7 +535,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
         start(&mut waits);
     }
     assert!(asked(before) <= 2, "{} requests after the flood", asked(before));
-    // The notice of its grant finds no room: it asks.
+    // The notification of the grant finds no room in the queue. The waiter asks the server and is granted.
     (0..100).for_each(|_| {
         store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
@@ -613,7 +614,7 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
             assert!(matches!(ended, Err(Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. })));
         }
         assert_eq!(stage.scheme.requests(), 2, "once for all");
-        // Nobody has asked for the one that came later, and what was granted is given back.
+        // No request was sent for the waiter that came later. It sends its own, and the first grant is given back.
         late.await.expect("replicas are back").expect("granted").release().await.expect("ours to the end");
         assert_eq!(stage.scheme.requests(), 3);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -673,7 +674,7 @@ async fn asker_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
     assert_eq!(stage.there().await, (1, 1), "it is queued");
     let next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     foreign.release().await.expect("released");
-    // It was granted to the one that stands still, and is claimed by the next one.
+    // The server has granted the stalled leader, and the next waiter claims that grant.
     let held = tokio::time::timeout(Duration::from_secs(4), next).await.expect("in time");
     let held = held.expect("answered").expect("granted");
     assert_eq!(stage.there().await, (1, 0), "the place was one");
@@ -725,7 +726,7 @@ async fn asker_that_waits_long_for_an_answer_goes_on_asking() {
     first.and(second).expect("released");
 }
 
-/// A future, and how often it is polled.
+/// A future with a count of its polls.
 struct Counted<F> {
     future: std::pin::Pin<Box<F>>,
     polls: Arc<std::sync::atomic::AtomicUsize>,
@@ -773,7 +774,7 @@ async fn idle_waiter_looks_seldom() {
     drop(held);
 }
 
-/// A guard of this stage that was granted by a notification, and how it was asked for.
+/// Acquires by a notification, after a wait behind another process.
 async fn granted_after_a_wait(stage: &Stage, mode: Mode, overrides: Overrides) -> Held {
     let before = stage.other().take(Mode::Write).await;
     let mut waits = stage.asks(mode, overrides, Patience::Wait);
@@ -801,7 +802,7 @@ async fn confirmed_returns_with_the_answer_to_the_claim_and_the_hold_has_its_lea
         assert!(early.await.is_err(), "the answer is out");
         assert_eq!(stage.scheme.chunks().len(), 1, "the claim was sent at once, and once");
         assert!(remaining(&held) < Duration::from_secs(3));
-        // Dropped, it changes nothing.
+        // A dropped future of `confirmed` changes nothing for the other one.
         drop(second);
         word.send(()).expect("it is waited for");
         let asked = stage.engine.clock.now();
@@ -846,7 +847,7 @@ async fn confirmed_ends_with_the_loss_of_the_hold() {
     assert!(matches!(error, Error::Lost { reason: LossReason::Expired, .. }), "{error:?}");
     assert!(stage.engine.clock.now().since(asked) < Duration::from_secs(3), "when the claim is over");
 
-    // The server says so at once.
+    // A loss that the server reports ends `confirmed` at once.
     let stage = Stage::new();
     let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
     let seen = stage.scheme.inspect(&stage.key).await.expect("memory answers").value;

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Below the heartbeat: one request was sent by then.
+/// Limit below the heartbeat: a waiter has sent one request by then.
 const LIMIT: Overrides = Overrides { wait_timeout: Some(Duration::from_millis(100)), lease: None, ..LONG };
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -101,7 +101,7 @@ async fn copy_that_comes_after_the_withdrawal_is_taken_back_before_the_limit_is_
     assert_eq!(stage.there().await, (0, 0), "neither a place nor what was granted to it");
 }
 
-/// The copy may come for longer than a caller waits for its withdrawal.
+/// A copy of the request may arrive later than a caller waits for its withdrawal.
 #[tokio::test(start_paused = true)]
 async fn copy_that_may_come_later_than_the_caller_waits_leaves_it_in_doubt() {
     let options = Options { response_timeout: Duration::from_millis(200), ..Options::default() };

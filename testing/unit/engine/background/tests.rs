@@ -113,7 +113,7 @@ fn nothing_waits_for_a_home_that_has_ended() {
     assert!(releases.upgrade().is_none(), "a release waits for a driver for ever");
 }
 
-/// Looks whether the lines are locked when it is called.
+/// Waker that notes whether the queues of the background are unlocked at the wake-up.
 struct LooksAt(Arc<BackgroundWork>, AtomicBool);
 
 impl Waking for LooksAt {

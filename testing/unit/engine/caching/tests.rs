@@ -18,7 +18,7 @@ use crate::lock::hold::HoldState;
 use crate::store::memory::{Memory, Store};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
-/// A process that keeps its holds, whose requests a test counts and decides about.
+/// A process that caches its holds. The test counts its requests and decides about them.
 struct Stage {
     store: Arc<Store>,
     scheme: Arc<Staged>,
@@ -80,14 +80,14 @@ impl Stage {
         token
     }
 
-    /// Uses it until its hold stays.
+    /// Uses the lock until its hold is cached.
     async fn idles(&self, mode: Mode) {
         while self.idle() != Some(mode) {
             self.uses(mode).await;
         }
     }
 
-    /// The side of which it has an idle hold.
+    /// Mode of the process's cached hold, if there is one.
     fn idle(&self) -> Option<Mode> {
         self.engine.table.cached_holds().first().map(|(_, hold)| hold.mode())
     }
@@ -134,7 +134,7 @@ async fn writers_take_one_script_for_as_many_as_a_block_has_tokens() {
     stage.idles(Mode::Write).await;
     let (before, mut last) = (stage.scheme.scripts(), 0);
     for _ in 0..20 * MAX_TOKENS {
-        // Blocks come from the past.
+        // Tokens are microseconds of the server's clock that are over, so some have to pass.
         tokio::time::sleep(Duration::from_micros(10)).await;
         let token = stage.uses(Mode::Write).await;
         assert!(token > last, "{token} after {last}");
@@ -153,7 +153,7 @@ async fn writers_that_wait_for_one_another_take_no_more() {
     for _ in 0..5 * MAX_TOKENS {
         let mut next = stage.asks(Mode::Write, Patience::Wait);
         polled_once(&mut next).await;
-        // Blocks come from the past.
+        // Tokens are microseconds of the server's clock that are over, so some have to pass.
         tokio::time::sleep(Duration::from_micros(10)).await;
         held.release().await.expect("released");
         let after = next.await.expect("answered").expect("granted");
@@ -311,7 +311,7 @@ async fn without_tokens(stage: Stage) -> (Stage, u64) {
         last = held.share_id().token.as_u64();
     }
     assert_eq!(stage.idle(), Some(Mode::Write));
-    // The next grant has another time.
+    // Lets the server's clock go on, so that the next grant has another token.
     tokio::time::sleep(Duration::from_millis(1)).await;
     (stage, last)
 }

@@ -17,7 +17,7 @@ use crate::store::Mode;
 use crate::store::memory::{Memory, Store};
 use crate::testing::staged::{Fate, Staged};
 
-/// A process whose releases go out where its guards are dropped.
+/// A process that sends its releases on the thread that drops the guard.
 struct Stage {
     scheme: Arc<Staged>,
     engine: Arc<Engine>,
@@ -69,14 +69,14 @@ impl Stage {
         self.scheme.memory.inspect(&key).await.expect("memory answers").value.holders.len()
     }
 
-    /// The next release is answered at a word.
+    /// Delays the answer to the next release until the test sends a word.
     fn next_leave_waits(&self) -> oneshot::Sender<()> {
         let (word, heard) = oneshot::channel();
         self.scheme.next_leave(Fate::Answered(heard));
         word
     }
 
-    /// Says it when that has taken so long.
+    /// Sends the word after `span`.
     async fn answers(span: Duration, word: oneshot::Sender<()>) {
         tokio::time::sleep(span).await;
         word.send(()).expect("it waits for that");
@@ -151,7 +151,7 @@ async fn server_that_takes_its_time_is_told_once() {
     let stage = Stage::new();
     let slow = MIN_PATIENCE * 5;
     let (first, second) = (stage.take("first").await, stage.take("second").await);
-    // Told from elsewhere, where it shows how long an answer takes.
+    // A thread without a runtime drops this guard, so the background sends the release and measures the answer.
     let word = stage.next_leave_waits();
     thread::scope(|scope| drop(scope.spawn(move || drop(first))));
     Stage::answers(slow, word).await;
@@ -189,7 +189,7 @@ async fn patience_follows_the_answers_within_its_limits() {
     assert_eq!(at_hand.patience(), MIN_PATIENCE * 4);
     at_hand.answers_take(LONG);
     assert_eq!(at_hand.patience(), stage.engine.options().response_timeout / 2);
-    // The outbox has no more answers, and the server is fast again.
+    // The background gets no more answers, and the server is fast again.
     drop(stage.take("cfg").await);
     assert_eq!(at_hand.patience(), MIN_PATIENCE);
 }
@@ -290,7 +290,7 @@ fn release_of_a_runtime_that_ends_is_told_from_elsewhere_at_once() {
 
 #[test]
 fn manager_that_is_dropped_at_once_leaves_nothing_in_memory() {
-    // It ends the driver first.
+    // The end of the runtime ends the driver first.
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (releases, _never) = runtime.block_on(async {
         let stage = Stage::new();

@@ -2,8 +2,8 @@ use super::*;
 use crate::store::memory::{Memory, Store};
 use crate::store::{AcquireRequest, Acquired, IfTaken, Mode};
 
-/// A master within this process, whose work is done in the runtimes of those who call, and a debt for each of two
-/// locks.
+/// A master within this process, with a pending release for each of two locks. Its work runs on the runtimes of its
+/// callers.
 fn indebted(runtime: &tokio::runtime::Runtime) -> (Arc<Master>, [Debt; 2]) {
     let _in = runtime.enter();
     let scheme = Memory::new(Arc::new(Store::new()));
@@ -31,13 +31,13 @@ async fn holders(master: &Master, debt: &Debt) -> usize {
     master.scheme.inspect(&debt.key).await.expect("answered").value.holders.len()
 }
 
-/// A runtime that ends takes the task with it that sees to the master.
+/// The task that sends pending releases ends with its runtime, so a task on another runtime goes on.
 #[test]
 fn debts_outlive_the_runtime_that_was_to_tell_them() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (first, second) = (runtime(), runtime());
     let (master, [one, two]) = indebted(&first);
-    // Spawned, and never polled.
+    // The task is spawned and never polled.
     first.block_on(async { master.owe(one.clone()) });
     drop(first);
     second.block_on(async {
@@ -60,7 +60,7 @@ fn debts_that_are_being_told_are_kept_when_nobody_waits_for_the_answer() {
     let _in = runtime.enter();
     let mut backoff = Backoff::new();
     let due = Due { master: &master, debts: vec![one, two] };
-    // As it is with its runtime.
+    // The end of the runtime drops the future in the same way.
     drop(master.tell(due, &mut backoff));
     assert_eq!(master.debts.lock().len(), 2);
 }
@@ -73,7 +73,7 @@ fn on_time() -> (tokio::runtime::Runtime, Arc<Master>, [Debt; 2]) {
     (runtime, master, debts)
 }
 
-/// The copy brings it back after the first telling.
+/// A late copy of the request brings the hold back after the first release, so a second one follows.
 #[test]
 fn debt_is_told_again_when_no_copy_can_arrive_any_more() {
     let (runtime, master, [debt, _]) = on_time();
