@@ -87,7 +87,7 @@ fn becomes_free<M: Build>(manager: &Blocking<M>, name: &str) {
     }
 }
 
-/// Compiles only as long as neither guard can be sent to another thread: with `Send` both implementations would do.
+/// Compiles only while neither guard is `Send`. Otherwise both implementations apply, and the call is ambiguous.
 #[test]
 fn guards_stay_in_their_thread() {
     trait AmbiguousIfSend<Which> {
@@ -237,7 +237,7 @@ mod confirmed_after_a_wait_has_the_whole_lease {
 }
 
 fn has_the_whole_lease_after_a_wait<M: Build>(make: &dyn Fn() -> Blocking<M>) {
-    // Ten claims.
+    // The lease is as long as ten claims.
     let (manager, other, lease) = (make(), make(), Duration::from_secs(30));
     let before = manager.write("cfg").wait().expect("granted");
     std::thread::scope(|scope| {

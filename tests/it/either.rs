@@ -94,7 +94,7 @@ pub(crate) async fn take_for(lease: Duration, manager: &Manager, name: &str, mod
     }
 }
 
-/// Asks once.
+/// Tries once to acquire the lock.
 pub(crate) async fn try_take(manager: &Manager, name: &str, mode: Mode) -> Option<AnyGuard> {
     match mode {
         Mode::Read => manager.try_read(name).await.expect("answered").map(AnyGuard::Read),

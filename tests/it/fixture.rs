@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) reentry: Reentry,
     pub(crate) label: String,
     pub(crate) timestamp_clients: TimestampClients,
-    /// The locks have these keys. For the hash scheme only.
+    /// Template of the locks' keys. For the hash scheme only.
     pub(crate) timestamp_keys: Option<String>,
     pub(crate) join_window: Duration,
     pub(crate) cache_for: Duration,
@@ -76,7 +76,7 @@ impl Default for Settings {
     }
 }
 
-/// A busy machine gives up late what it does not use.
+/// Recall timeout in cases, because a busy machine gives cached holds up late.
 pub(crate) const RECALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Settings {
@@ -119,7 +119,7 @@ enum Home {
     Memory(MemoryManager),
     TwoKey(Topology),
     Hash(Topology),
-    /// The hash scheme, where a replica has to know of each grant.
+    /// The hash scheme, where a replica has to acknowledge each grant.
     Replicated(Topology),
     Quorum(Vec<String>),
 }
@@ -149,7 +149,7 @@ impl Home {
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Replicated(topology) => {
-                // A busy machine answers late, and nobody asks again who has waited for replicas.
+                // A busy machine answers late, and a manager does not repeat a request that has waited for replicas.
                 let is_default = settings.response_timeout == Settings::default().response_timeout;
                 let response_timeout = if is_default { Duration::from_secs(4) } else { settings.response_timeout };
                 let level = on_one_replica(response_timeout / 2);
@@ -158,7 +158,7 @@ impl Home {
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Quorum(masters) => {
-                // They were started just now.
+                // The masters were started just now, and would not vote yet.
                 let builder = QuorumManager::builder(masters.clone()).restarts_are_delayed();
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
@@ -174,7 +174,7 @@ impl Home {
     }
 }
 
-/// The level at which one replica has to have heard, within `timeout`.
+/// Durability at which one replica has to acknowledge within `timeout`.
 pub(crate) fn on_one_replica(timeout: Duration) -> Durability {
     Durability::Replicated { replicas: NonZeroU8::MIN, timeout }
 }
@@ -193,7 +193,7 @@ impl Fixture {
         Self::at(Home::Memory(MemoryManager::new()))
     }
 
-    /// In memory, where holds stay when nobody uses them.
+    /// In memory, with caching.
     pub(crate) fn kept_in_memory() -> Self {
         Self { cache_for: IDLE, ..Self::memory() }
     }
@@ -208,7 +208,7 @@ impl Fixture {
         Self::at(Home::TwoKey(topology))
     }
 
-    /// A primary and a replica, which has to know of each grant; other cases use them at the same time.
+    /// A primary and a replica, which has to acknowledge each grant. Other cases use them at the same time.
     pub(crate) fn replicated() -> Self {
         Self::at(Home::Replicated(Topology::node(Pair::shared().primary.url())))
     }
@@ -328,7 +328,7 @@ impl Fixture {
         self.manager().await.inspect(name).await.expect("inspected")
     }
 
-    /// Waits until nobody holds the lock, and shows that it can be taken.
+    /// Waits until the lock has no holder and no waiter, and shows that it can be taken.
     pub(crate) async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
         if self.holds_stay() {
@@ -341,7 +341,7 @@ impl Fixture {
             view.is_free() && view.waiters.is_empty()
         })
         .await;
-        // Who asks once asks each master once, and of three that live each counts.
+        // A try asks each master once, and of three live masters each vote counts. So this waits.
         let limit = Duration::from_secs(5);
         let guard = other.write(name).wait_timeout(limit).await.expect("a free lock can be taken");
         guard.release().await.expect("released");
@@ -355,7 +355,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Runs something within the process.
+    /// Runs some work within the process.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>,
@@ -364,14 +364,14 @@ impl Process {
         runtime.spawn(act(Arc::clone(&self.manager))).await.expect("no panic")
     }
 
-    /// Starts what the process is at when it dies. That is not dropped: a process that is killed takes nothing back.
+    /// Starts the work in which the process dies. The work is not dropped, because a killed process takes nothing back.
     pub(crate) fn start<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) {
         let mut acting = ManuallyDrop::new(act(Arc::clone(&self.manager)));
         let runtime = self.runtime.as_ref().expect("it lives");
         runtime.spawn(async move { drop((*acting).as_mut().await) });
     }
 
-    /// Ends the runtime with everything on it, as a crash would. What is dropped with it may still be sent: see
+    /// Ends the runtime with everything on it, as a crash would. A drop within it may still send something: see
     /// `start`.
     pub(crate) async fn die(&mut self) {
         let runtime = self.runtime.take().expect("it dies once");

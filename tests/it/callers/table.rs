@@ -32,7 +32,7 @@ fn exists(test: &str) -> bool {
 #[test]
 fn every_row_names_tests_that_exist() {
     let text = fs::read_to_string(root().join("docs/RELIABILITY.md")).expect("it is there");
-    // Below are figures.
+    // The section below has figures, and names no tests.
     let (rows, _) = text.split_once("\n## Torture\n").expect("a section with figures at the end");
     let cells = last_cells(rows);
     assert!(cells.len() > 50, "{} rows", cells.len());

@@ -1,4 +1,4 @@
-//! A slot that moves: what is granted where it goes counts when replicas of that node have it.
+//! A slot that moves: a grant at the importing node counts when replicas of that node have it.
 
 use cluster_testenv::{Matcher, Node, Server, SlotMigration};
 use redis_rwlock::{Error, HoldState};

@@ -1,4 +1,4 @@
-//! Behind Sentinels: after a failover it is the replicas of the new primary that count.
+//! Replicated grants behind Sentinels: after a failover the replicas of the new primary count.
 
 use std::num::NonZeroU8;
 use std::time::Duration;

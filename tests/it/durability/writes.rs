@@ -10,13 +10,13 @@ const NEVER_LATE: &str = "9000000000000";
 const LEASE_MS: &str = "60000";
 const LIMITS: &str = "1000 3000";
 
-/// The scripts of one scheme, and what they are called with.
+/// Scripts of one scheme, with their keys and arguments.
 struct Scheme {
     acquire: &'static str,
     renew: &'static str,
     convert: &'static str,
     keys: &'static [&'static str],
-    /// Behind the arguments that both schemes have.
+    /// Arguments that follow those of both schemes.
     tail: &'static [&'static str],
 }
 
@@ -36,7 +36,7 @@ const TWO_KEY: Scheme = Scheme {
 };
 
 impl Scheme {
-    /// The first word of the answer.
+    /// Calls a script, and returns the first word of the answer.
     fn call(&self, client: &mut Client, script: &str, args: &[&str]) -> String {
         let count = self.keys.len().to_string();
         let words = [&["EVAL", script, &count], self.keys, args].concat();

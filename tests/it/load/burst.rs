@@ -1,4 +1,4 @@
-//! However many acquisitions start, or guards are dropped, at once: a server that answers is asked once for each.
+//! Bursts of acquisitions and of dropped guards: a server that answers gets one request for each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
