@@ -13,7 +13,7 @@ use redis_rwlock::{Mode, QuorumManager, RwLockManager, TwoKeyManager};
 
 use crate::fixture::Manager;
 
-/// Masters of a case's own, and what is put before its keys.
+/// Masters for one case alone.
 struct Field {
     masters: Masters,
 }

@@ -9,8 +9,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-/// All events of this thread and, where all levels are asked for, all spans, as long as it is there. A test whose
-/// runtime has one thread sees everything.
+/// Record of all events of this thread while it lives, and of all spans if it wants all levels. A test whose runtime
+/// has one thread sees everything.
 pub(crate) struct Recorder {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,

@@ -1,4 +1,4 @@
-//! The way of a request to its server, and what may happen to it there: each module has one reason to fail.
+//! The way of a request to its server, and the faults on it: each module has one reason to fail.
 //!
 //! The hazards were measured on the client library's own cluster connection:
 //! * the library ran a request again, and the caller did not know;

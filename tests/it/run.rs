@@ -1,4 +1,4 @@
-//! Work under a lock: taken, done, given back, and dropped when the hold is lost.
+//! Work under a lock, which `run` takes and gives back. A lost hold drops the work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use redis_rwlock::{Error, FencingToken, LossReason, MemoryManager, RwLockManager
 
 use crate::wait::{soon, stays_pending};
 
-/// Marks that the work was dropped.
+/// Value that notes the drop of the work.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {

@@ -1,4 +1,4 @@
-//! Holds that stay beside clients of the published scheme, who cannot call for them.
+//! Cached holds beside timestamp clients, which cannot recall them.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Many want one lock, and divide the masters among them.
+//! Many contenders for one lock, each of which gets the votes of some masters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Others hold the lock at some of five masters: all patterns of that, for both modes.
+//! All patterns of other holders at some of five masters, for both modes.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn majority_decides_whoever_holds_the_others() {
                 assert_eq!(granted.is_some(), expected, "{name}");
                 let has_others = |master| if is_taken(master) { vec![held] } else { vec![] };
                 if !expected {
-                    // What less than a majority has granted is given back.
+                    // A grant of less than a majority is given back.
                     for (master, there) in there.iter().enumerate() {
                         until("only the others", async || holders(there, &name).await == has_others(master)).await;
                     }

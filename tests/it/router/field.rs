@@ -1,4 +1,4 @@
-//! A proxied cluster that a case has to itself, and load on it that is judged.
+//! A proxied cluster for one case alone, and load on it that checks exclusion and tokens.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -150,13 +150,13 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// `tasks` tasks, spread over the locks and the managers.
+    /// Starts `tasks` tasks, spread over the locks and the managers.
     pub(crate) fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
         let locks: Vec<(String, Arc<Witness>)> = names.into_iter().map(|name| (name, Arc::default())).collect();
         let mut load = Self { stop: Arc::default(), tasks: JoinSet::new(), locks };
         for n in 0..tasks {
             let (name, witness) = load.locks[n % load.locks.len()].clone();
-            // So that each lock is wanted by all managers.
+            // Spread so that all managers want each lock.
             let manager = Arc::clone(&managers[n / load.locks.len() % managers.len()]);
             let stop = Arc::clone(&load.stop);
             load.tasks.spawn(async move {
@@ -169,7 +169,7 @@ impl Load {
         load
     }
 
-    /// Waits until each lock has changed hands so often from now on.
+    /// Waits until each lock has changed hands `turns` times from now on.
     pub(crate) async fn goes_on(&self, what: &str, turns: usize) {
         let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.turns()).collect();
         until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.turns() >= before + turns))

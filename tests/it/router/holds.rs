@@ -74,8 +74,8 @@ impl Holds {
         std::mem::take(&mut self.guards).into_iter().partition(|(name, _)| self.is_hurt(name))
     }
 
-    /// Nothing is renewed on the node any more. Returns what it has promised, when its replica has it too: nobody is
-    /// let in before that, wherever the lock lives on.
+    /// Pauses writes on the node that is hurt, so that it renews nothing more. Returns its deadlines when its replica
+    /// has them too: no other is let in before that, on whichever node the lock lives on.
     async fn last_deadlines_ms(&self, field: &Field) -> Vec<(String, u128)> {
         let node = self.hurt(field);
         node.pause_writes(BOUND * 10).expect("paused");
@@ -174,7 +174,7 @@ async fn pause_of_a_third_of_the_lease_loses_nothing(server: Server) {
     }
 }
 
-/// The replica does not run, and its connection is closed behind it, so nothing that the primary does now reaches it.
+/// Stops the replica and closes its connection, so that no later write of the primary reaches it.
 fn cut_off(replica: &Node, primary: &Node) {
     replica.pause();
     ask(primary, &["CLIENT", "KILL", "TYPE", "replica"]);
@@ -185,7 +185,7 @@ async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server)
     let tag = field.tag_at(&field.cluster.nodes()[0]);
     let (primary, replica) = (field.owner(&tag), field.cluster.replicas_of(field.owner(&tag))[0]);
     let (lost, later) = (name_of(&tag, 0), name_of(&tag, 1));
-    // Longer than this case runs.
+    // The lease is longer than this case runs.
     let manager = field.manager_with(Settings::lease(BOUND * 10)).await;
     let guard = manager.write(&lost).await.expect("granted");
     let key = field.hash_key(&lost);

@@ -43,7 +43,7 @@ impl Pretender {
             connections: AtomicUsize::new(0),
         });
         let accepting = Arc::clone(&shared);
-        // Ends with the process, as its connections do with their clients.
+        // The thread ends with the process. Those of the connections end with their clients.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 accepting.connections.fetch_add(1, Ordering::SeqCst);
@@ -58,7 +58,7 @@ impl Pretender {
         format!("redis://{}", self.addr)
     }
 
-    /// Answers every script with an error until told otherwise.
+    /// Answers every script with an error, until another order.
     pub(super) fn refuses(&self, error: &str) {
         self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
     }
@@ -76,10 +76,10 @@ impl Pretender {
         *self.shared.says.lock() = says;
     }
 
-    /// Says something to all subscribers that nobody asked for.
+    /// Sends all subscribers a push that no client asked for.
     pub(super) fn pushes(&self, push: &str) {
         for mut subscriber in self.shared.subscribers.lock().iter() {
-            // One that has gone is not told.
+            // The write fails for a subscriber that has gone, which does not matter.
             drop(subscriber.write_all(push.as_bytes()));
         }
     }
@@ -91,7 +91,7 @@ impl Pretender {
 }
 
 impl Shared {
-    /// Ends when one of the two is gone.
+    /// Serves one client, until the client or the server is gone.
     fn serve(&self, client: TcpStream) {
         let pass_on = || -> io::Result<()> {
             client.set_nodelay(true)?;
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-/// The bytes of one request or reply.
+/// Reads the bytes of one request or reply.
 fn read_value(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut left = 1;
