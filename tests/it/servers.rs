@@ -1,5 +1,5 @@
-//! The servers of this test binary: one node and one cluster per kind, shared by all cases that hurt nobody; and others
-//! for those that do.
+//! Servers of this test binary. All cases that do no harm share one node and one cluster of each kind. The other cases
+//! have servers of their own.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -82,7 +82,7 @@ impl Pair {
         Self::of(Node::builder(server))
     }
 
-    /// With a proxy before each. The replica follows past that of the primary.
+    /// A pair with a proxy in front of each. The replica follows the primary past its proxy.
     pub(crate) fn proxied(server: Server) -> Self {
         Self::of(Node::builder(server).proxied())
     }
@@ -97,8 +97,8 @@ impl Pair {
         pair
     }
 
-    /// Returns when the replica follows what is written from now on. One that has just been attached acknowledges what
-    /// it got with the copy, and is sent the rest up to a second later.
+    /// Waits until the replica follows new writes. A replica that was just attached acknowledges its first copy, and
+    /// gets the rest up to a second later.
     pub(crate) fn wait_until_it_follows(&self) {
         let mut client = self.primary.client().expect("connected");
         for _ in 0..3 {
@@ -181,12 +181,12 @@ impl Servers {
     /// A cluster that no other case uses until this is dropped.
     pub(crate) async fn own_cluster(server: Server) -> Self {
         let cluster = LONE_CLUSTERS.of(server).lock().await;
-        // Whatever the case before did to it.
+        // The case before may have left the cluster in trouble.
         cluster.wait_ok().expect("the cluster is well again");
         Self::OwnCluster(cluster)
     }
 
-    /// The cluster, where it is one.
+    /// The cluster, if there is one.
     pub(crate) fn cluster(&self) -> Option<&Cluster> {
         match self {
             Self::Node(_) | Self::OwnNode(_) => None,
@@ -231,7 +231,7 @@ impl Servers {
         self.primaries().into_iter().map(|node| ask(node, command)).collect()
     }
 
-    /// Nothing answers any more.
+    /// Stops all servers, so that none answers any more.
     pub(crate) fn pause(&self) {
         self.all().into_iter().for_each(Node::pause);
     }
@@ -242,7 +242,7 @@ impl Servers {
 }
 
 impl Drop for Servers {
-    /// The next case finds an own cluster awake.
+    /// Resumes a cluster of the case's own, so that the next case finds it awake.
     fn drop(&mut self) {
         if matches!(self, Self::OwnCluster(_)) {
             self.resume();

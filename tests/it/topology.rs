@@ -16,7 +16,7 @@ mod urls;
 
 /// Time that a manager tries where it is to find no server.
 const PATIENCE: Duration = Duration::from_millis(1200);
-/// Far more than it may need beyond that, on a machine that is busy with other tests.
+/// Allowance beyond the patience, for a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(5);
 /// Time that a manager tries where it is to find a server. Longer than any case waits, so a refusal does not come from
 /// impatience.
@@ -37,7 +37,7 @@ async fn refused<M: Build>(builder: Builder<M>) -> Error {
     error
 }
 
-/// Fails when its patience ends, and in its time, as a manager that connects now and as one that connects at first use.
+/// Asserts that a manager fails in time when its patience ends, both at connect and at first use.
 async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
     let asked = Instant::now();
     let now = soon("the end of connecting", impatient(builder()).connect()).await.expect_err("nobody");
@@ -62,7 +62,7 @@ fn option_of(error: &Error) -> &'static str {
     }
 }
 
-/// An error as a log would show it: all of its words, and those of its sources.
+/// Text of an error as a log would show it, with its sources.
 fn shown(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut source = std::error::Error::source(error);

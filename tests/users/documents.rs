@@ -1,5 +1,4 @@
-//! The documents keep their own rules: what they link to is there, in the repository and in the package, and examples
-//! are whole.
+//! Rules of the documents: the targets of links exist, in the repository and in the package, and examples are whole.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -63,7 +62,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(|line| line.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
 }
 
-/// Without `..`.
+/// Path of a link's target, without `..`.
 fn resolved(from: &Path, target: &str) -> PathBuf {
     let mut path = from.parent().expect("a folder").to_owned();
     for part in Path::new(target).components() {
@@ -86,7 +85,7 @@ fn packaged() -> Vec<String> {
 fn is_packaged(path: &Path, patterns: &[String]) -> bool {
     let path = format!("/{}", path.display());
     patterns.iter().any(|pattern| match pattern.split_once('*') {
-        // A folder that is linked stands for what is in it.
+        // A link to a folder stands for the files in it.
         Some((start, end)) => path.starts_with(start) && path.ends_with(end) || path == start.trim_end_matches('/'),
         None => path == *pattern || path.starts_with(&format!("{pattern}/")),
     })

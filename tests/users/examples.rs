@@ -33,7 +33,7 @@ fn printed(command: &mut Command) -> String {
     text
 }
 
-/// Each part is in the text, behind the one before.
+/// Asserts that all parts are in the text, in this order.
 fn assert_tells(text: &str, parts: &[&str]) {
     let mut rest = text;
     for part in parts {
@@ -95,7 +95,7 @@ fn blocking_and_reentrancy_nest_and_exclude() {
     );
 }
 
-/// Answers one request, as a client that closes after it would see it.
+/// Sends one HTTP request, and returns the whole answer.
 pub(crate) fn http(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
     stream.set_read_timeout(Some(BOUND)).expect("a timeout");
@@ -126,12 +126,12 @@ fn service_answers_is_ready_and_closes_what_it_holds() {
     assert!(service.0.wait().expect("it ends").success());
 }
 
-/// Does not outlive a test that fails.
+/// A program that ends with the test, even if the test fails.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The kill fails if the program has ended by itself.
         drop(self.0.kill());
         drop(self.0.wait());
     }

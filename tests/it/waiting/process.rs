@@ -1,4 +1,4 @@
-//! Processes that tell what the server gave them.
+//! Processes that record the grants of the server.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct Told {
     pub(super) at_us: u64,
     pub(super) what: String,
     pub(super) lock: String,
-    /// Empty where nobody says it.
+    /// Empty if the event has no mode.
     mode: String,
     /// The time of the grant, by the server's clock, of the first of a hold's tokens.
     pub(super) token: u64,
@@ -52,10 +52,10 @@ impl Process {
         let dispatch = Dispatch::new(Listener { process: number, told: Arc::clone(&told) });
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(1).enable_all();
-        // For as long as the thread lives.
+        // Forgotten, so that the subscriber stays for as long as the thread lives.
         builder.on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&dispatch)));
         let runtime = builder.build().expect("a runtime starts");
-        // What it says in the background is said there, too.
+        // The background runs there too, so that its events are recorded.
         let settings = Settings { background: Some(runtime.handle().clone()), ..settings };
         let manager = runtime.spawn(f.connecting(settings)).await.expect("no panic").expect("the manager connects");
         Self { number, runtime: Some(runtime), manager, told }
@@ -74,7 +74,7 @@ impl Process {
         self.runtime.as_ref().expect("it lives").spawn(task)
     }
 
-    /// All that it has said so far.
+    /// All events of the process so far.
     pub(super) fn told(&self) -> Vec<Told> {
         self.told.lock().clone()
     }
@@ -148,7 +148,7 @@ pub(super) struct Wait {
     pub(super) token: u64,
 }
 
-/// The waits of one side of a lock that ended with a grant, by what the processes told.
+/// Waits of one side of a lock that ended with a grant, by the events of the processes.
 pub(super) fn waits(processes: &[Process], lock: &str, mode: Mode) -> Vec<Wait> {
     let mut waits = Vec::new();
     for process in processes {
