@@ -86,8 +86,8 @@ impl Field {
         self.fixture.manager_with(settings(timeout)).await
     }
 
-    /// Loads all scripts. So the next call of a script succeeds at the first try, and the first `WAIT` is the one
-    /// behind it.
+    /// Uses a lock once, which loads the scripts. So the next script succeeds at the first try, and the first `WAIT`
+    /// is the one behind it.
     async fn loads_all_scripts(&self, manager: &crate::fixture::Manager) {
         manager.write(&self.fixture.name()).await.expect("granted").release().await.expect("ours to the end");
     }

@@ -1,4 +1,4 @@
-//! Panics, ends of a runtime and nosy subscribers while the background works.
+//! Background work beside panics, ends of runtimes, and wakers that look at its queues.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
