@@ -222,7 +222,7 @@ fn waiting_thread_gets_in_after_a_release<M: Build>(make: &dyn Fn() -> Blocking<
     }
 }
 
-/// On memory and on a server: the server grants the lock to a waiter of its queue.
+/// Cases in memory and on a server, which grants the lock to a waiter of its queue.
 mod confirmed_after_a_wait_has_the_whole_lease {
     #[test]
     fn memory() {

@@ -193,7 +193,7 @@ impl Fixture {
         Self::at(Home::Memory(MemoryManager::new()))
     }
 
-    /// In memory, with caching.
+    /// A fixture in memory, with caching.
     pub(crate) fn kept_in_memory() -> Self {
         Self { cache_for: IDLE, ..Self::memory() }
     }
@@ -411,7 +411,7 @@ impl Deref for ServerFixture {
 }
 
 impl ServerFixture {
-    /// On servers that other cases use at the same time.
+    /// A fixture on servers that other cases use at the same time.
     pub(crate) fn shared(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
@@ -422,13 +422,13 @@ impl ServerFixture {
         )
     }
 
-    /// On servers that other cases use at the same time, with caching.
+    /// A fixture on servers that other cases use at the same time, with caching.
     pub(crate) fn kept(kind: Kind, server: Server) -> Self {
         let shared = Self::shared(kind, server);
         Self { fixture: Fixture { cache_for: IDLE, ..shared.fixture }, ..shared }
     }
 
-    /// On servers behind proxies, which other cases use at the same time.
+    /// A fixture on servers behind proxies, which other cases use at the same time.
     pub(crate) fn proxied(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
@@ -439,7 +439,7 @@ impl ServerFixture {
         )
     }
 
-    /// On servers that no other case uses meanwhile.
+    /// A fixture on servers that no other case uses meanwhile.
     pub(crate) async fn alone(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,

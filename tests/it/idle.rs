@@ -48,7 +48,7 @@ where_holds_stay![
 ];
 
 const IDLE: Duration = Duration::from_secs(60);
-/// Shorter than the first heartbeat of a waiter: a waiter that is in by then did not need one.
+/// Time that is shorter than the first heartbeat of a waiter: a waiter that is in by then did not need one.
 const BEFORE_A_HEARTBEAT: Duration = Duration::from_millis(900);
 
 fn keeps() -> Settings {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Masters, Node, NodeBuilder, Reply, Server};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Longer than any stall of a busy machine, so that no replica takes over where no case asks for it.
+/// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Environments, one for each kind of server.

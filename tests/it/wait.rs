@@ -91,9 +91,9 @@ impl Stalls {
 /// Moment at which a future is dropped that was polled often enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Dropped {
-    /// At once after its last poll: its requests may not have left this process.
+    /// Dropped at once after its last poll: its requests may not have left this process.
     AtOnce,
-    /// At its next wake-up: the event that it waited for has come, and the future does not look at it.
+    /// Dropped at its next wake-up: the event that it waited for has come, and the future does not look at it.
     WhenWoken,
 }
 

@@ -13,7 +13,7 @@ use crate::fixture::{Fixture, Manager};
 use crate::servers::ask;
 use crate::wait::until;
 
-/// Longer than any stall of a busy machine: no replica takes over where no case asks for it.
+/// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
 
 /// Each case on a cluster of each kind of server.
