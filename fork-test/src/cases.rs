@@ -1,4 +1,5 @@
-//! Cases: the state in which a process is copied. A copy may build a manager of its own, and may do nothing with the copied one.
+//! Cases: the state in which a process is copied. A copy may build a manager of its own, and may do nothing with the
+//! copied one.
 
 use std::time::Duration;
 
@@ -81,7 +82,7 @@ async fn is_inside(manager: &Manager) {
     guard.release().await.expect("held to the end");
 }
 
-/// Is a holder of its own, with a manager that is built in this process.
+/// Takes the common lock as a holder of its own, with a manager that is built in this process.
 fn is_another_holder(kind: &Kind) {
     runtime().block_on(is_inside(&kind.build()));
 }
@@ -208,7 +209,7 @@ fn runtime_is_dropped(kind: &Kind) {
     let copy = Copy::of_this(|| {
         let (guard, manager, runtime) = all.take().expect("there");
         runtime.block_on(async {
-            // Here is a connection with room, on which the guard's own process would tell of its release.
+            // A connection with room is open here. The guard's own process would send its release on it.
             drop(guard);
             is_forked("write", manager.write("other").await);
         });
@@ -249,7 +250,8 @@ fn blocking(kind: &Kind) {
     guard.expect("the copy has taken its own").release().expect("held to the end");
 }
 
-/// Where no thread can be started, background work runs on the runtime of its caller, and a blocking manager is refused.
+/// Background work runs on the runtime of its caller when the process can start no thread, and a blocking manager is
+/// refused.
 fn no_thread(kind: &Kind) {
     assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "this process may start no thread");
     let manager = kind.build();

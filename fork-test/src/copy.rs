@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// After so many seconds a copy that hangs is ended, and counts as failed.
+/// Time limit of a copy, in seconds. A copy that hangs ends then, and counts as failed.
 const MAX_SECS: u32 = 60;
 
 /// Process that was made by `fork`, and runs some code of its own.
@@ -13,8 +13,9 @@ impl Copy {
     /// Copies this process. The copy does its work and ends; a panic in it is a failure.
     #[allow(unsafe_code)]
     pub(crate) fn of_this(work: impl FnOnce()) -> Self {
-        // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. It takes no lock of another thread that
-        // this program has: none of its threads prints, and that a manager waits for none is what is tested.
+        // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. It takes no lock of
+        // another thread that this program has: none of its threads prints, and that a manager waits for none is what
+        // is tested.
         match unsafe { libc::fork() } {
             -1 => panic!("fork failed: {}", std::io::Error::last_os_error()),
             0 => {
@@ -32,7 +33,7 @@ impl Copy {
     #[allow(unsafe_code)]
     pub(crate) fn ends_well(self) {
         let mut status = 0;
-        // SAFETY: the status is ours to write, and the process is our child, which nobody else waits for.
+        // SAFETY: the status is ours to write, and the process is our child, which no other code waits for.
         let waited = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
         assert_eq!(waited, self.0, "{}", std::io::Error::last_os_error());
         assert!(!libc::WIFSIGNALED(status), "the copy hung or crashed: signal {}", libc::WTERMSIG(status));

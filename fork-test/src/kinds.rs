@@ -11,9 +11,9 @@ use redis_rwlock::{
 
 pub(crate) type Manager = Arc<dyn RwLockManager>;
 
-/// Renewed after 2 s, so that a machine that is busy has 4 s for it.
+/// Lease of all holds. The first renewal is due after 2 s, so a busy machine has 4 s for it.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
-/// Long enough that a cached hold is there when it is asked for.
+/// Time that managers cache a hold: long enough that the hold is there when a case looks.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 
 /// Kind of a manager, and its servers.
@@ -28,7 +28,7 @@ impl Kind {
         Self { name: name.to_owned(), urls }
     }
 
-    /// Whether managers of other processes have the same locks.
+    /// Returns true if managers of other processes have the same locks.
     pub(crate) fn is_shared(&self) -> bool {
         self.name != "memory"
     }
@@ -46,8 +46,9 @@ impl Kind {
         let manager: Result<Manager> = match (self.name.as_str(), self.urls.first()) {
             ("hash", Some(url)) => as_dyn(RedisManager::builder(url.as_str()).cache_for(cached_for)),
             ("tls", Some(url)) => {
-                // The file of its authority is behind it. Read here: a file of the manager's is read by a thread of the runtime, and tokio
-                // waits for its threads when a runtime is dropped, of which a copy has none.
+                // The file of the authority follows the URL. The test reads it here, because a manager reads its files
+                // on a thread of the runtime. Tokio waits for these threads when a runtime is dropped, and a copy has
+                // none of them.
                 let read = |path: &String| std::fs::read(path).expect("a file");
                 let tls = self.urls.iter().skip(1).fold(Tls::new(), |tls, path| tls.ca_pem(read(path)));
                 as_dyn(RedisManager::builder(Topology::node(url.as_str()).tls(tls)).cache_for(cached_for))

@@ -1,5 +1,6 @@
-//! Copies itself while it has a manager: `fork-test KIND CASE URL...`. It fails if a copy can do what only the process may that built the
-//! manager, or if that process suffers. On its output is who was inside: `in TOKEN`, `out TOKEN`.
+//! Copies itself while it has a manager: `fork-test KIND CASE URL...`. It fails if a copy can do what only the process
+//! may that built the manager, or if that process suffers. Its output says when it was inside a lock: `in TOKEN`, `out
+//! TOKEN`.
 
 #[cfg(unix)]
 mod cases;

@@ -1,5 +1,5 @@
-//! A copied process is another holder or gets a clear error, with every manager: it is never inside by a hold of the process that it was
-//! copied from, and does that one no harm. Each case is a program that copies itself.
+//! A copied process is another holder or gets a clear error, with every manager: it is never inside by a hold of the
+//! process that it was copied from, and does that process no harm. Each case is a program that copies itself.
 #![cfg(unix)]
 
 use std::process::{Command, Stdio};

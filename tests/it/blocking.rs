@@ -1,4 +1,4 @@
-//! The same locks for plain threads.
+//! Locks for plain threads: the blocking managers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,7 +87,7 @@ fn becomes_free<M: Build>(manager: &Blocking<M>, name: &str) {
     }
 }
 
-/// Compiles only as long as neither guard can be sent to another thread: with `Send` both implementations would do.
+/// Compiles only while neither guard is `Send`. Otherwise both implementations apply, and the call is ambiguous.
 #[test]
 fn guards_stay_in_their_thread() {
     trait AmbiguousIfSend<Which> {
@@ -222,7 +222,7 @@ fn waiting_thread_gets_in_after_a_release<M: Build>(make: &dyn Fn() -> Blocking<
     }
 }
 
-/// Where a server grants to its queue.
+/// Cases in memory and on a server, which grants the lock to a waiter of its queue.
 mod confirmed_after_a_wait_has_the_whole_lease {
     #[test]
     fn memory() {
@@ -237,7 +237,7 @@ mod confirmed_after_a_wait_has_the_whole_lease {
 }
 
 fn has_the_whole_lease_after_a_wait<M: Build>(make: &dyn Fn() -> Blocking<M>) {
-    // Ten claims.
+    // The lease is as long as ten claims.
     let (manager, other, lease) = (make(), make(), Duration::from_secs(30));
     let before = manager.write("cfg").wait().expect("granted");
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What callers do wrong, and what happens to them: what they get, what the guard says, what is left on the server.
+//! Mistakes of callers and their outcome: the caller's error, the state of the guard, the rest on the server.
 //! `docs/RELIABILITY.md` has the table.
 
 mod addresses;

@@ -1,4 +1,4 @@
-//! Every public future is dropped after each of its polls: nothing stays on the server, and nobody else is hurt.
+//! Every public future is dropped after each of its polls: nothing stays on the server, and no other caller is hurt.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,15 +27,15 @@ on_every_fixture![
     aborted_task_leaves_nothing,
 ];
 
-/// More polls than any future takes that waits for nobody.
+/// Limit of polls: more than any future takes that does not wait for another holder.
 const MOST: u32 = 60;
 /// Polls of a future that waits for others.
 const WAITING: u32 = 6;
 
-/// The pause between two questions of a waiter in the server's queue.
+/// Pause between two requests of a waiter in the server's queue.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// A lease beyond all bounds: what goes away has been given back.
+/// Settings with a lease that no case outlasts: a hold that goes away has been given back.
 fn patient() -> Settings {
     Settings::lease(Duration::from_secs(300))
 }
@@ -82,7 +82,7 @@ async fn try_dropped_after_each_poll(f: &Fixture) {
     after_each_poll(|| manager.read(&name).try_now(), async |_| f.becomes_free(&name).await).await;
 }
 
-/// Drops waiters after each poll while somebody else holds the lock.
+/// Drops waiters after each poll while another guard holds the lock.
 async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>, name: &str) {
     for dropped in Dropped::EITHER {
         for polls in 0..WAITING {
@@ -91,7 +91,7 @@ async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>,
             assert!(granted.is_none(), "the lock is held: {granted:?}");
             assert_eq!(f.view(name).await.holders.len(), 1);
             if began.elapsed() > HEARTBEAT {
-                // It waits in the queue: from here on each poll is the same.
+                // The waiter is in the queue: from here on each poll is the same.
                 break;
             }
         }
@@ -114,7 +114,7 @@ async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
     let (manager, name) = (f.manager_with(patient()).await, f.name());
     for write in [true, false] {
         let guard = manager.write(&name).await.expect("granted");
-        // One poll and no wake-up: it waits in this process.
+        // One poll and no wake-up are enough, because the waiter waits in this process.
         for polls in 0..2 {
             let dropped = if write {
                 Polled::times(polls, manager.write(&name).into_future()).await.is_none()
@@ -125,7 +125,7 @@ async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
         }
         guard.release().await.expect("released");
         f.becomes_free(&name).await;
-        // Its place in the queue is gone too.
+        // The waiter's place in the queue is gone too.
         manager.write(&name).try_now().await.expect("answered").expect("free").release().await.expect("released");
     }
 }
@@ -209,7 +209,8 @@ async fn force_release_dropped_after_each_poll(f: &Fixture) {
             let ended = soon("the next poll", forcing).await.is_some();
             match guard.release().await {
                 Ok(()) if ended && f.holds_stay() => {
-                    // Into a hold that stays, by the local clock: the process had not heard of the force by then. It does.
+                    // The hold was cached, by the local clock, because the process had not heard of the force. It
+                    // learns of it now.
                     until("the hold is given up", async || holder.stats().cached_holds == 0).await;
                 }
                 Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),

@@ -1,4 +1,5 @@
-//! Servers that are not well though they answer, and servers that are well again: in the log and in `health`, with nobody asking.
+//! Servers that are in trouble though they answer, and servers that are well again. The log and `health` show both,
+//! without any request of a caller.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{bounded, until};
 
-/// A manager all of whose tasks tell this thread's recorder.
+/// A manager all of whose tasks report to this thread's recorder.
 fn manager(topology: impl Into<Topology>) -> RedisManager {
     let builder = RedisManager::builder(topology).response_timeout(Duration::from_secs(2));
     builder.background_on(Handle::current()).build().expect("valid")
@@ -32,14 +33,14 @@ async fn idle_process_finds_its_server_again() {
     let manager = manager(node.url());
     pair(&manager).await.expect("granted");
     node.kill();
-    // A lost release or a waiter would ask on its own.
+    // The test asks, because no lost release and no waiter does.
     until("it is told", async || {
         assert!(!manager.health().await.expect("asked").is_ready());
         count(&recorder, "does not answer") == 1
     })
     .await;
     node.restart().expect("the server starts");
-    // Nobody asks for anything: the end of the outage, in the log as in the gauge, comes by itself.
+    // No caller asks for anything now. The end of the outage comes by itself, in the log as in the gauge.
     until("the end is told", async || count(&recorder, "answers again") == 1).await;
     assert_eq!(count(&recorder, "connected to"), 1, "{:#?}", recorder.lines());
 }
@@ -54,7 +55,7 @@ async fn replaced_primary_is_found_again() {
     let dies = cluster.primary_of_slot(cluster.keyslot("{cfg}"));
     let stays = cluster.primaries().into_iter().find(|node| node.addr() != dies.addr()).expect("another one");
     let recorder = Recorder::at(Level::INFO);
-    // The one that dies is not named by the user, and owns nothing afterwards: nothing of it is kept.
+    // The user does not name the node that dies, and it owns nothing afterwards, so the manager forgets it.
     let manager = manager(Topology::cluster([stays.url()]));
     pair(&manager).await.expect("granted");
     dies.kill();

@@ -1,4 +1,5 @@
-//! Connections are made for everybody: no caller's haste, no look and no dead connection is in the way of the next one.
+//! Connections serve all callers. A caller's short limit, a look at the server or a dead connection does not delay the
+//! next caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,15 +21,15 @@ fn answering_within(response_timeout: Duration) -> Settings {
     Settings { response_timeout, unreachable_after: response_timeout, ..Settings::lease(Duration::from_secs(120)) }
 }
 
-/// Every connection says hello once.
+/// Number of connections that a manager has made. Each says `HELLO` once.
 fn dials(node: &Node) -> usize {
     node.proxy().requests_seen(Matcher::command("HELLO"))
 }
 
-/// Looks that are under way on connections of their own, as many as there may be at a time.
+/// Largest number of looks that may be under way at a time, each on a connection of its own.
 const LOOKS: usize = 4;
 
-/// Connections of looks, idle by now.
+/// Makes the connections of `LOOKS` looks, which are idle afterwards.
 async fn look_at_once(manager: &Manager, node: &Node) {
     let held: Vec<_> = (0..LOOKS).map(|_| node.proxy().hold_reply(Matcher::command("EVALSHA"))).collect();
     let looks: Vec<_> = (0..LOOKS)
@@ -60,7 +61,7 @@ async fn connection_that_its_first_caller_did_not_wait_for_serves_the_next() {
         assert!(waiting.await.expect_err("aborted").is_cancelled());
         held.release();
         let guard = soon("the grant", manager.write("next").into_future()).await.expect("granted");
-        // One here, and one at home, where what the caller began is taken back.
+        // One connection here, and one of the background, which takes back what the caller began.
         assert!(dials(&node) <= 2, "a caller that gave up took the connection with it");
         guard.release().await.expect("released");
     })
@@ -81,7 +82,7 @@ async fn dead_connections_of_looks_are_not_tried_one_by_one() {
         node.proxy().heal();
         let began = Instant::now();
         let guard = soon("the grant", manager.write("next").into_future()).await.expect("granted");
-        // One for the shared connection, which is dead too, and one to spare.
+        // One response timeout for the shared connection, which is dead too, and one to spare.
         assert!(began.elapsed() < response_timeout * 2, "{:?}", began.elapsed());
         guard.release().await.expect("released");
         look_at_once(&manager, &node).await;
@@ -100,7 +101,8 @@ async fn looks_that_are_under_way_do_not_keep_a_connection_from_being_made() {
         let (node, fixture) = proxied_node();
         let manager = fixture.manager_with(answering_within(Duration::from_secs(60))).await;
         let text = ask(&node, &["CLIENT", "LIST", "TYPE", "normal"]).text().expect("text").into_owned();
-        // Its newest command is the last one of the greeting, or the question for the memory that may follow.
+        // The newest command of that connection is the last one of the greeting, or the question for the memory after
+        // it.
         let is_shared = |line: &&str| line.contains("cmd=time") || line.contains("cmd=info");
         let shared = text.lines().find(is_shared).expect("the shared connection").to_owned();
         let shared = shared.split([' ', '=']).nth(1).expect("its id").to_owned();
@@ -133,7 +135,8 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
         let guard = manager.write("cfg").await.expect("granted");
         node.proxy().refuse();
         node.proxy().cut();
-        // By then the connection is known to be dead, and no other can be had: the release cannot leave this process.
+        // The connection is known to be dead after this, and no other can be had. The release cannot leave this
+        // process.
         let error = soon("the error", manager.write("other").into_future()).await.expect_err("refused");
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         let mut release = Box::pin(guard.release());
@@ -146,7 +149,7 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
     .await;
 }
 
-/// A password in the URL, and none at the server: whoever logs in, be it for a lock, a look or a list, does so alike.
+/// The URL has a password, and the server has none. Every connection logs in alike, be it for a lock, a look or a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() {
     for server in [Server::Redis70, Server::Valkey91] {

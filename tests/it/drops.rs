@@ -1,4 +1,4 @@
-//! Guards and managers are dropped where nothing can be done any more: nobody panics, and leases end what is left.
+//! Guards and managers are dropped where no work is possible any more: no drop panics, and leases end what is left.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -88,7 +88,7 @@ async fn runtime_shut_down_with_guards_and_waiters_leaves_no_more_than_a_lease(f
                 let guard = manager.write(&held).await.expect("granted");
                 let watch = guard.watch();
                 let waiting = manager.read(&held).into_future();
-                // Both end with the runtime.
+                // Guard and waiter end with the runtime.
                 drop(tokio::spawn(async move {
                     let _held = guard;
                     std::future::pending::<()>().await;
@@ -104,7 +104,7 @@ async fn runtime_shut_down_with_guards_and_waiters_leaves_no_more_than_a_lease(f
     f.becomes_free(&name).await;
 }
 
-/// A test suite has a runtime for each test: a manager in a static outlives them.
+/// A manager in a static outlives runtimes, as in a test suite that has a runtime for each test.
 async fn manager_goes_on_in_another_runtime(f: &Fixture) {
     let (name, other) = (f.name(), f.name());
     let mut process = f.elsewhere(Settings::lease(RENEWED)).await;

@@ -19,11 +19,11 @@ mod sentinels;
 mod tls;
 mod writes;
 
-/// How long a primary waits for a replica that stands still, in cases that wait for that.
+/// Time that a primary waits for a replica that stands still, in cases that await the end of it.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
-/// The lease of a hold that is renewed, and whose renewals are waited for.
+/// Lease of holds whose renewals a case waits for.
 const LEASE: Duration = Duration::from_secs(3);
-/// In cases where it is to wait while something else happens.
+/// Time that a primary waits for a replica, in cases where something else happens meanwhile.
 const LONG_WAIT: Duration = Duration::from_secs(15);
 
 /// Each case with both schemes and on both servers, with a primary and a replica of its own.
@@ -86,7 +86,8 @@ impl Field {
         self.fixture.manager_with(settings(timeout)).await
     }
 
-    /// The next call of a script is carried out at the first try, and the first `WAIT` is the one behind it.
+    /// Uses a lock once, which loads the scripts. So the next script succeeds at the first try, and the first `WAIT`
+    /// is the one behind it.
     async fn loads_all_scripts(&self, manager: &crate::fixture::Manager) {
         manager.write(&self.fixture.name()).await.expect("granted").release().await.expect("ours to the end");
     }
@@ -122,12 +123,12 @@ async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
     manager.write(&name).await.expect("granted again").release().await.expect("released");
 }
 
-/// What is lost at the level of the primary, and not at this one.
+/// Failover loses a grant that only the primary has, and keeps one that a replica has acknowledged.
 async fn grant_of_the_primary_alone_is_lost_with_it(f: &Field) {
     let (safe, fast) = (f.manager(SHORT_WAIT).await, f.fixture.manager().await);
     let (first, second) = (f.fixture.name(), f.fixture.name());
     let known = safe.write(&first).await.expect("granted");
-    // The replica does not hear of it any more, as behind a network that is split.
+    // The replica gets no more writes, as behind a network that is split.
     crate::servers::ask(&f.pair.replica, &["REPLICAOF", "NO", "ONE"]);
     let unknown = fast.write(&second).await.expect("granted by the primary");
     let third = f.fixture.name();
@@ -204,7 +205,8 @@ async fn conversion_that_no_replica_has_loses_the_guard(f: &Field) {
     f.fixture.becomes_free(&read).await;
 }
 
-/// The primary has granted it, and waits for the replica. The first try may have found that the script is not loaded.
+/// Waits until the primary has granted the lock and waits for the replica. The first try may find the script not
+/// loaded.
 async fn waits_for_the_replica(f: &Field, name: &str) {
     let waits = async || f.pair.waiting() >= 1 && !f.fixture.view(name).await.is_free();
     until("the primary waits for the replica", waits).await;
@@ -255,7 +257,7 @@ async fn too_few_replicas_are_told_at_connect() {
         };
         assert_eq!((&**lock, &**node), ("", address.as_str()));
     }
-    // One that connects at first use says it then.
+    // A manager that connects at first use reports the error then.
     let lazy = RedisManager::builder(url.as_str()).durability(two_replicas()).build().expect("built");
     let error = lazy.write("too-few").await.expect_err("one is not enough");
     assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 0..2, .. }), "{error:?}");

@@ -66,7 +66,7 @@ impl AnyGuard {
         }
     }
 
-    /// It was held until now, and nobody has noticed anything.
+    /// Releases a guard that was held all the time.
     pub(crate) async fn release_unharmed(self) {
         assert_eq!(self.state(), HoldState::Held);
         self.release().await.expect("ours to the end");
@@ -80,7 +80,7 @@ pub(crate) async fn take(manager: &Manager, name: &str, mode: Mode) -> AnyGuard 
     }
 }
 
-/// For a lease that is never renewed.
+/// Acquires the lock for a lease that is never renewed.
 pub(crate) async fn take_for(lease: Duration, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
     match mode {
         Mode::Read => {
@@ -94,7 +94,7 @@ pub(crate) async fn take_for(lease: Duration, manager: &Manager, name: &str, mod
     }
 }
 
-/// Asks once.
+/// Tries once to acquire the lock.
 pub(crate) async fn try_take(manager: &Manager, name: &str, mode: Mode) -> Option<AnyGuard> {
     match mode {
         Mode::Read => manager.try_read(name).await.expect("answered").map(AnyGuard::Read),

@@ -1,4 +1,4 @@
-//! What cases run on, and the macros that run each case on all of it.
+//! Fixtures: managers and servers for cases, and the macros that run each case on all of them.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU8;
@@ -37,19 +37,19 @@ pub(crate) struct Settings {
     pub(crate) reentry: Reentry,
     pub(crate) label: String,
     pub(crate) timestamp_clients: TimestampClients,
-    /// The locks have these keys. For the hash scheme only.
+    /// Template of the locks' keys. For the hash scheme only.
     pub(crate) timestamp_keys: Option<String>,
     pub(crate) join_window: Duration,
     pub(crate) cache_for: Duration,
     pub(crate) max_handoffs: u64,
     pub(crate) max_waiters: usize,
-    /// For managers of servers; that of the fixture's place, if it has one.
+    /// Durability of managers on servers. A fixture with a level of its own takes that instead.
     pub(crate) durability: Durability,
-    /// Where background work runs, if not in the process's own thread.
+    /// Runtime for the background work. The thread of the process if `None`.
     pub(crate) background: Option<Handle>,
 }
 
-/// For how long holds stay, where they do: longer than any case.
+/// Time that fixtures with caching keep a hold: longer than any case.
 const IDLE: Duration = Duration::from_secs(300);
 
 impl Default for Settings {
@@ -76,7 +76,7 @@ impl Default for Settings {
     }
 }
 
-/// A busy machine gives up late what it does not use.
+/// Recall timeout in cases, because a busy machine gives cached holds up late.
 pub(crate) const RECALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Settings {
@@ -113,18 +113,18 @@ impl Settings {
     }
 }
 
-/// Where locks are kept.
+/// Store of the locks.
 #[derive(Clone)]
 enum Home {
     Memory(MemoryManager),
     TwoKey(Topology),
     Hash(Topology),
-    /// The hash scheme, where a replica has to know of each grant.
+    /// The hash scheme, where a replica has to acknowledge each grant.
     Replicated(Topology),
     Quorum(Vec<String>),
 }
 
-/// When a manager makes its first connection.
+/// Time of a manager's first connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Connects {
     Now,
@@ -149,7 +149,7 @@ impl Home {
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Replicated(topology) => {
-                // A busy machine answers late, and nobody asks again who has waited for replicas.
+                // A busy machine answers late, and a manager does not repeat a request that has waited for replicas.
                 let is_default = settings.response_timeout == Settings::default().response_timeout;
                 let response_timeout = if is_default { Duration::from_secs(4) } else { settings.response_timeout };
                 let level = on_one_replica(response_timeout / 2);
@@ -158,7 +158,7 @@ impl Home {
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Quorum(masters) => {
-                // They were started just now.
+                // The masters were started just now, and would not vote yet.
                 let builder = QuorumManager::builder(masters.clone()).restarts_are_delayed();
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
@@ -174,7 +174,7 @@ impl Home {
     }
 }
 
-/// The level at which one replica has to have heard, within `timeout`.
+/// Durability at which one replica has to acknowledge within `timeout`.
 pub(crate) fn on_one_replica(timeout: Duration) -> Durability {
     Durability::Replicated { replicas: NonZeroU8::MIN, timeout }
 }
@@ -184,7 +184,7 @@ pub(crate) struct Fixture {
     home: Home,
     prefix: String,
     names: AtomicU64,
-    /// For how long holds stay when nobody uses them, unless a case says so.
+    /// Least time that managers cache a hold. A case can set a longer one.
     cache_for: Duration,
 }
 
@@ -193,7 +193,7 @@ impl Fixture {
         Self::at(Home::Memory(MemoryManager::new()))
     }
 
-    /// In memory, where holds stay when nobody uses them.
+    /// A fixture in memory, with caching.
     pub(crate) fn kept_in_memory() -> Self {
         Self { cache_for: IDLE, ..Self::memory() }
     }
@@ -208,7 +208,7 @@ impl Fixture {
         Self::at(Home::TwoKey(topology))
     }
 
-    /// A primary and a replica, which has to know of each grant; other cases use them at the same time.
+    /// A primary and a replica, which has to acknowledge each grant. Other cases use them at the same time.
     pub(crate) fn replicated() -> Self {
         Self::at(Home::Replicated(Topology::node(Pair::shared().primary.url())))
     }
@@ -249,7 +249,7 @@ impl Fixture {
         key_name(&self.prefix, name, "write")
     }
 
-    /// What this case puts before the keys that it calls its own.
+    /// Prefix of the keys of this case.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -268,7 +268,7 @@ impl Fixture {
         self.home.manager(&self.prefix, settings, Connects::Now).await
     }
 
-    /// The same locks as somebody has them who connects elsewhere. For the two schemes on servers.
+    /// Manager of the locks of this fixture that connects to another topology. For the two schemes on servers.
     pub(crate) async fn manager_elsewhere(&self, topology: Topology) -> Manager {
         let home = match &self.home {
             Home::TwoKey(_) => Home::TwoKey(topology),
@@ -310,7 +310,7 @@ impl Fixture {
         Process { runtime: Some(runtime), manager }
     }
 
-    /// Whether they do when their last guard has left.
+    /// True if a hold may be cached when its last guard has left.
     pub(crate) fn holds_stay(&self) -> bool {
         !self.cache_for.is_zero()
     }
@@ -323,16 +323,16 @@ impl Fixture {
         matches!(self.home, Home::Quorum(_))
     }
 
-    /// The lock as somebody else sees it.
+    /// View of the lock that another manager gets.
     pub(crate) async fn view(&self, name: &str) -> LockView {
         self.manager().await.inspect(name).await.expect("inspected")
     }
 
-    /// Waits until nobody holds the lock, and shows that it can be taken.
+    /// Waits until the lock has no holder and no waiter, and shows that it can be taken.
     pub(crate) async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
         if self.holds_stay() {
-            // What stays is given up for whoever wants it.
+            // A cached hold is given up when another process wants the lock.
             let guard = crate::wait::soon("what nobody uses", other.write(name).into_future()).await.expect("granted");
             guard.release().await.expect("released");
         }
@@ -341,7 +341,7 @@ impl Fixture {
             view.is_free() && view.waiters.is_empty()
         })
         .await;
-        // Who asks once asks each master once, and of three that live each counts.
+        // A try asks each master once, and of three live masters each vote counts. So this waits.
         let limit = Duration::from_secs(5);
         let guard = other.write(name).wait_timeout(limit).await.expect("a free lock can be taken");
         guard.release().await.expect("released");
@@ -355,7 +355,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Runs something within the process.
+    /// Runs some work within the process.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>,
@@ -364,14 +364,15 @@ impl Process {
         runtime.spawn(act(Arc::clone(&self.manager))).await.expect("no panic")
     }
 
-    /// Starts what the process is at when it dies. That is not dropped: a process that is killed takes nothing back.
+    /// Starts the work in which the process dies. The work is not dropped, because a killed process takes nothing back.
     pub(crate) fn start<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) {
         let mut acting = ManuallyDrop::new(act(Arc::clone(&self.manager)));
         let runtime = self.runtime.as_ref().expect("it lives");
         runtime.spawn(async move { drop((*acting).as_mut().await) });
     }
 
-    /// Ends the runtime with everything on it, as a crash would. What is dropped with it may still be sent: see `start`.
+    /// Ends the runtime with everything on it, as a crash would. A drop within it may still send something: see
+    /// `start`.
     pub(crate) async fn die(&mut self) {
         let runtime = self.runtime.take().expect("it dies once");
         tokio::task::spawn_blocking(move || drop(runtime)).await.expect("no panic at shutdown");
@@ -386,7 +387,7 @@ impl Drop for Process {
     }
 }
 
-/// How a manager keeps its locks on servers.
+/// Scheme and topology of a manager's locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     TwoKey,
@@ -410,7 +411,7 @@ impl Deref for ServerFixture {
 }
 
 impl ServerFixture {
-    /// On servers that other cases use at the same time.
+    /// A fixture on servers that other cases use at the same time.
     pub(crate) fn shared(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
@@ -421,13 +422,13 @@ impl ServerFixture {
         )
     }
 
-    /// The same, where holds stay when nobody uses them.
+    /// A fixture on servers that other cases use at the same time, with caching.
     pub(crate) fn kept(kind: Kind, server: Server) -> Self {
         let shared = Self::shared(kind, server);
         Self { fixture: Fixture { cache_for: IDLE, ..shared.fixture }, ..shared }
     }
 
-    /// On servers behind proxies, which other cases use at the same time.
+    /// A fixture on servers behind proxies, which other cases use at the same time.
     pub(crate) fn proxied(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
@@ -438,7 +439,7 @@ impl ServerFixture {
         )
     }
 
-    /// On servers that no other case uses meanwhile.
+    /// A fixture on servers that no other case uses meanwhile.
     pub(crate) async fn alone(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
@@ -474,7 +475,7 @@ impl ServerFixture {
         key_name(&self.prefix, name, part)
     }
 
-    /// One command to the owner of a key, which is put behind the command's name.
+    /// Sends one command to the owner of a key. The key follows the command's name.
     pub(crate) fn on_key(&self, command: &str, key: &str, rest: &[&str]) -> Reply {
         let words: Vec<&str> = [command, key].into_iter().chain(rest.iter().copied()).collect();
         ask(self.servers.owner_of(key), &words)
@@ -495,7 +496,7 @@ impl ServerFixture {
         found
     }
 
-    /// How often the servers have been told a command since they started, or since `CONFIG RESETSTAT`.
+    /// Number of calls of a command at the servers since they started, or since `CONFIG RESETSTAT`.
     pub(crate) fn calls_of(&self, command: &str) -> i64 {
         let line = format!("cmdstat_{command}:calls=");
         let count = |reply: &Reply| {

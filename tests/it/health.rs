@@ -1,4 +1,4 @@
-//! What a health check says of servers that are not well, and what the counters say of it.
+//! Health checks of servers in trouble, and the counters of such checks.
 
 use std::collections::HashSet;
 use std::net::TcpListener;
@@ -17,7 +17,7 @@ fn manager(topology: impl Into<Topology>) -> RedisManager {
     builder.unreachable_after(Duration::from_secs(2)).build().expect("valid")
 }
 
-/// Four response timeouts, and what a busy machine adds.
+/// Checks the health, and asserts that this takes at most four response timeouts and what a busy machine adds.
 async fn in_time(manager: &RedisManager) -> Health {
     let asked = Instant::now();
     let health = manager.health().await.expect("that nobody answers is no error");
@@ -107,7 +107,7 @@ async fn cluster_is_ready_without_a_replica_and_not_without_a_primary() {
     let cluster = Cluster::builder(Server::Valkey91).primaries(3).replicas(1).start().expect("the cluster starts");
     let manager = manager(Topology::cluster([cluster.urls()[0].clone()]));
     let count = |health: &Health, role| health.nodes.iter().filter(|node| node.role == role).count();
-    // A replica is listed when the others have heard of it.
+    // The members list a replica when they have heard of it.
     until("all members are known", async || {
         let health = in_time(&manager).await;
         (count(&health, NodeRole::Primary), count(&health, NodeRole::Replica)) == (3, 3)

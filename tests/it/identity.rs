@@ -1,7 +1,8 @@
-//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken: they change nothing more.
+//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken: they change nothing
+//! more.
 //!
-//! A proxy holds them in place, and a copy of one arrives when the case says so. What a case looks at is what the server
-//! has stored, and whether the guards of others are held to their end.
+//! A proxy holds the requests, and a copy of one arrives when the case orders it. A case looks at the server's stored
+//! state, and at the guards of others, which must be held to their end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,14 +40,14 @@ proxied_on_every_server![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// A lease that is not renewed while a case lasts: what the server has stored stays as it is.
+/// Lease that needs no renewal while a case runs, so that the server's stored state stays as it is.
 const LONG: Duration = Duration::from_secs(60);
-/// A lease that a release with a lost first copy does not outlast, though the machine is busy.
+/// Lease that outlasts a release with a lost first copy, even on a busy machine.
 const RENEWED: Duration = Duration::from_secs(4);
-/// A response timeout, and so a limit, within which a case can let a copy arrive.
+/// Response timeout, and so time limit of a request, within which a case can let a copy arrive.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// An acquisition that goes on by itself.
+/// Acquires the lock in a task of its own.
 fn taking(manager: &Manager, name: &str, mode: Mode) -> tokio::task::JoinHandle<AnyGuard> {
     let (manager, name) = (Arc::clone(manager), name.to_owned());
     tokio::spawn(async move { take(&manager, &name, mode).await })
@@ -56,12 +57,12 @@ async fn holder(f: &ServerFixture, label: &str) -> Manager {
     f.manager_with(Settings { label: label.to_owned(), max_handoffs: 1, ..Settings::lease(LONG) }).await
 }
 
-/// Waits until the fault has done what it was to do.
+/// Waits until the proxy has carried the fault out.
 async fn has_happened(fault: &Fault) {
     until("a fault of the network", async || fault.wait_applied(Duration::ZERO).is_ok()).await;
 }
 
-/// A manager whose limits are so far away that a case can do something before.
+/// A manager with time limits so late that a case can act before them.
 async fn patient(f: &ServerFixture) -> Manager {
     let settings =
         Settings { response_timeout: PATIENT, label: "one".to_owned(), max_handoffs: 1, ..Settings::lease(LONG) };
@@ -72,7 +73,7 @@ async fn holders(f: &ServerFixture, name: &str) -> Vec<String> {
     f.view(name).await.holders.into_iter().map(|holder| holder.label).collect()
 }
 
-/// The lock comes free, and its next token is higher than these, which are in order.
+/// Asserts that the lock becomes free, and that these tokens and the next one grow.
 async fn tokens_go_on(f: &ServerFixture, name: &str, tokens: &[FencingToken]) {
     f.becomes_free(name).await;
     let next = take(&f.manager().await, name, Mode::Write).await;
@@ -135,7 +136,7 @@ async fn copy_of_an_acquire_within_its_limit_is_the_same_hold(f: &ServerFixture)
 async fn late_copy_of_an_acquire_extends_nothing(f: &ServerFixture) {
     for mode in MODES {
         let (manager, name, copy) = (holder(f, "one").await, f.name(), Copied::default());
-        // Nothing but a look at the request.
+        // The duplicate is only a way to copy the request.
         let twice = f.proxy(&name).duplicate_request(copy.first_of(f.requests(Script::Acquire, &name)));
         let guard = take(&manager, &name, mode).await;
         has_happened(&twice).await;
@@ -183,7 +184,7 @@ async fn copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_
         held.cut(); // so that this copy is unaccounted for, and another one is granted
         let guard = taking.await.expect("no panic");
         let mut tokens = vec![guard.token()];
-        // The release itself, what goes on in the background at once, and again past the limit.
+        // Three releases come: the caller's, one of the background at once, and one after the time limit.
         let leaves = || f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name).and(".one"));
         let (_release, at_once) = (leaves(), leaves());
         guard.release_unharmed().await;
@@ -198,7 +199,7 @@ async fn copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_
             let view = f.view(&name).await;
             assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
             tokens.extend(view.last_token);
-            // Far sooner than its lease ends.
+            // The last release frees the lock far sooner than its lease ends.
             until("the last leave", async || f.view(&name).await.is_free()).await;
         }
         tokens_go_on(f, &name, &tokens).await;
@@ -209,12 +210,13 @@ async fn copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_
 
 // Cancellations.
 
-/// A waiter whose first copy did not arrive is cancelled, and the server has been told. Returns who it waited for.
+/// Cancels a waiter whose first request did not arrive, and waits for its release at the server. Returns the guard that
+/// it waited for.
 async fn cancelled_waiter(f: &ServerFixture, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
     let (proxy, requests) = (f.proxy(name), f.requests(Script::Acquire, name).and(".one"));
     let holder = take(&holder(f, "two").await, name, Mode::Write).await;
     let waiting = taking(manager, name, mode);
-    // The second copy and the third: one of them was answered.
+    // The second and the third request have come, so one of them was answered.
     until("a denial", async || proxy.requests_seen(requests.clone()) >= 3).await;
     let told = proxy.duplicate_request(f.requests(Script::Leave, name).and(".one"));
     waiting.abort();
@@ -223,7 +225,7 @@ async fn cancelled_waiter(f: &ServerFixture, manager: &Manager, name: &str, mode
     holder
 }
 
-/// The same where the first copy seems to be lost with its connection, at once.
+/// A cancelled waiter whose first copy seems to be lost with its connection, at once.
 async fn cancelled_waiter_with_a_lost_copy(
     f: &ServerFixture,
     manager: &Manager,
@@ -353,7 +355,7 @@ async fn release_retried_after_a_lost_reply_spares_the_next_holder(f: &ServerFix
     join_all(MODES.map(case)).await;
 }
 
-/// Who holds the lock when a late copy arrives.
+/// Holder of the lock when a late copy arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Next {
     Nobody,
@@ -361,7 +363,7 @@ enum Next {
     OtherManager,
 }
 
-/// Arms a copy of a request of a hold that is held back, lets it arrive after the hold's release, and looks.
+/// Holds a request of a hold back, lets it arrive after the hold's release, and asserts that it changes nothing.
 async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode, next: Next) {
     let settings = Settings { label: "one".to_owned(), max_handoffs: 1, ..Settings::lease(LONG) };
     let (manager, other, name) = (f.manager_with(settings).await, holder(f, "two").await, f.name());
@@ -375,13 +377,13 @@ async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode
         is_held(&held).await;
     }
     let mut tokens = vec![first.token()];
-    // The first copy of the release is held back too: it is that one, or comes after it on the same connection.
+    // The proxy holds the first release back too: it is that request, or it follows it on the same connection.
     first.release().await.expect("a second copy has arrived");
     is_held(&held).await;
     assert!(f.view(&name).await.is_free());
     let second = match next {
         Next::Nobody => None,
-        // For less than a renewal of the first would last.
+        // The lease is shorter than a renewal of the first hold would last.
         Next::SameManager => Some(take_for(lease * 3 / 4, &manager, &name, mode).await),
         Next::OtherManager => Some(take_for(lease * 3 / 4, &other, &name, mode).await),
     };

@@ -1,4 +1,4 @@
-//! Holds that stay when their last guard has left, and those who call for them.
+//! Cached holds, and the processes that recall them.
 
 use std::time::{Duration, Instant};
 
@@ -48,14 +48,14 @@ where_holds_stay![
 ];
 
 const IDLE: Duration = Duration::from_secs(60);
-/// Before the first heartbeat of a waiter: whoever is served by then was called, or heard.
+/// Time that is shorter than the first heartbeat of a waiter: a waiter that is in by then did not need one.
 const BEFORE_A_HEARTBEAT: Duration = Duration::from_millis(900);
 
 fn keeps() -> Settings {
     Settings { cache_for: IDLE, ..Settings::default() }
 }
 
-/// Uses the lock until its hold stays. On any runtime, which a future with a closure of its own could not be sent to.
+/// Uses the lock until its hold is cached. The future has no closure of its own, so it can be sent to any runtime.
 async fn idle(manager: &Manager, name: &str, mode: Mode) {
     let began = Instant::now();
     loop {
@@ -102,7 +102,7 @@ async fn not_kept_waiting(f: &Fixture, idle_side: Mode, wanted: Mode) {
         assert!(began.elapsed() < BEFORE_A_HEARTBEAT, "after {:?}", began.elapsed());
         until("it has been given up", async || keeper.stats().holds == 0).await;
         guard.release_unharmed().await;
-        // It has been called before it was used again: for a while it does not stay.
+        // A waiter has recalled the hold before it was used again, so for a while it is not cached.
         for _ in 0..20 {
             take(&keeper, &name, idle_side).await.release_unharmed().await;
         }
@@ -119,7 +119,7 @@ async fn reader_elsewhere_is_not_kept_waiting_by_an_idle_writer(f: &Fixture) {
 }
 
 async fn who_tries_gets_what_nobody_uses(f: &Fixture) {
-    // Who keeps holds calls at once, who does not when it is told that others may.
+    // A manager that caches holds recalls at once. Another one does so when the server answers that others may cache.
     for settings in [Settings::default(), keeps()] {
         let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
         idle(&keeper, &name, Mode::Read).await;
@@ -147,22 +147,22 @@ async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
     }
 }
 
-/// The wait for a word is longer than a node may be silent here.
+/// The recall timeout is longer here than a node may be silent.
 async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
     let (keeper, plain, other, name) =
         (f.manager_with(keeps()).await, f.manager().await, f.manager_with(keeps()).await, f.name());
     idle(&keeper, &name, Mode::Read).await;
-    // It joins the phase, and whose hold may not stay does not listen to calls.
+    // The reader joins the phase. A process whose hold may not be cached does not listen for recalls.
     let guard = plain.read(&name).await.expect("granted");
     assert!(other.try_write(&name).await.expect("the server answers").is_none(), "a guard is inside");
-    // Its place is given back in the background; a release that comes before would grant the lock to it.
+    // The background gives the try's place back. A release that comes before would grant the lock to it.
     until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
     guard.release().await.expect("released");
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
 
-/// The first has the process's idle hold turned. The second finds that hold at the server, on its way, and its own process says the
-/// word.
+/// The first try converts the process's cached hold. The second try finds that hold at the server, in use by now, and
+/// its own process answers the recall.
 async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
     let (keeper, name) = (f.manager_with(keeps()).await, f.name());
     idle(&keeper, &name, Mode::Read).await;
@@ -176,7 +176,7 @@ async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
     }
 }
 
-/// Shorter than a call and a release take.
+/// Time limits that are shorter than a recall and a release take.
 const SHORT: [Duration; 2] = [Duration::ZERO, Duration::from_millis(1)];
 
 async fn short_wait_gets_what_nobody_uses(f: &Fixture) {
@@ -221,7 +221,7 @@ async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
 async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
     let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
     let mut last = keeper.write(&name).await.expect("granted").fencing_token();
-    // Beyond several blocks, and with others in between.
+    // More grants than several blocks of tokens have, with another process in between.
     for n in 0..300 {
         let manager = if n % 100 == 99 { &other } else { &keeper };
         let guard = manager.write(&name).await.expect("granted");
@@ -236,11 +236,11 @@ async fn what_nobody_uses_for_long_is_given_back(f: &Fixture) {
     let (manager, name) = (f.manager_with(settings).await, f.name());
     idle(&manager, &name, Mode::Write).await;
     f.becomes_free(&name).await;
-    // The server has let go before the process hears of that.
+    // The server ends the hold before the process gets the answer.
     until("the process knows", async || manager.stats().holds == 0).await;
 }
 
-/// Beyond the second for which the last word of the node counts.
+/// The hold stays cached for longer than the second for which an answer of the node counts.
 async fn hold_stays_while_its_node_answers(f: &Fixture) {
     let (manager, name) = (f.manager_with(keeps()).await, f.name());
     idle(&manager, &name, Mode::Read).await;

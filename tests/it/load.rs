@@ -1,4 +1,4 @@
-//! Much at once: what is sent for it, counted by the proxy in front of the server.
+//! Many calls at once: their requests, counted by the proxy in front of the server.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -17,7 +17,7 @@ mod crowd;
 mod full;
 mod outage;
 
-/// Renewals come long after a case is over.
+/// Lease whose renewals are due long after a case is over.
 const LONG: Duration = Duration::from_secs(300);
 
 /// A server of the case's own, behind a proxy.
@@ -54,14 +54,14 @@ impl Calls {
         Self(Matcher::new(move |request| request.is_script() && !renews(request)))
     }
 
-    /// How many have come to the proxy: one count, so that a renewal which comes meanwhile is in none.
+    /// Number of calls that have come to the proxy. One count, because a renewal could come between two of them.
     fn without_renewals(&self, proxy: &Proxy) -> usize {
         proxy.requests_seen(self.0.clone())
     }
 }
 
-/// Makes sure that the server knows the scripts, so that none is sent twice for that, and that there are the connections that
-/// each kind of call needs.
+/// Loads the scripts, so that the manager sends none of them twice, and opens the connections that each kind of call
+/// needs.
 async fn warm(manager: &Manager) {
     manager.write("warm").await.expect("granted").release().await.expect("released");
     drop(manager.write("warm").await.expect("granted"));
@@ -69,7 +69,7 @@ async fn warm(manager: &Manager) {
         .await;
 }
 
-/// Acquisitions of locks of their own, all at once.
+/// Starts `count` acquisitions at once, each of a lock of its own.
 fn acquire_at_once(manager: &Manager, count: usize) -> JoinSet<Result<WriteGuard, redis_rwlock::Error>> {
     let mut tasks = JoinSet::new();
     for lock in 0..count {

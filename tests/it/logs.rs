@@ -1,4 +1,4 @@
-//! What an operator sees of an outage, and that the documents have it.
+//! Log lines of an outage, as an operator sees them and as the documents show them.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::fixture::{Fixture, Manager, Settings};
 use crate::record::Recorder;
 use crate::wait::{bounded, soon, until};
 
-/// Long enough to be renewed in time whatever the machine does.
+/// Lease that is long enough for a renewal in time on a busy machine.
 const LEASE: Duration = Duration::from_secs(9);
 
-/// A manager of a service whose background work is seen, too.
+/// A manager of a service. The recorder sees its background work, too.
 async fn service(f: &Fixture) -> Manager {
     let background = Some(Handle::current());
     // A machine that stands still for a moment is no outage.
@@ -22,7 +22,7 @@ async fn service(f: &Fixture) -> Manager {
     f.manager_with(Settings { background, response_timeout, unreachable_after, ..Settings::label("billing-1") }).await
 }
 
-/// Puts names for what is different each time: addresses, times and tokens.
+/// Replaces what differs in each run by names: addresses, times and tokens.
 fn masked(lines: &[String], nodes: &[(&Node, &str)]) -> String {
     let mut text = String::new();
     for line in lines {
@@ -46,13 +46,13 @@ fn masked(lines: &[String], nodes: &[(&Node, &str)]) -> String {
     text
 }
 
-/// `4.81s`, or `512ms`.
+/// Returns true for a time such as `4.81s` or `512ms`.
 fn is_time(word: &str) -> bool {
     let number = word.strip_suffix("ms").or_else(|| word.strip_suffix('s')).unwrap_or_default();
     !number.is_empty() && number.parse::<f64>().is_ok()
 }
 
-/// A holder dies, its lock is waited for; then the server is gone and comes back empty.
+/// A holder dies while another process waits for its lock. Then the server is gone, and comes back empty.
 async fn one_server(recorder: &Recorder, node: &Node) {
     let told = |what: &str| recorder.lines().iter().any(|line| line.contains(what));
     let f = Fixture::hash(Topology::node(node.url()));
@@ -98,7 +98,7 @@ async fn operator_sees_each_change_once() {
     let recorder = Recorder::at(Level::INFO);
     bounded(one_server(&recorder, &node)).await;
     bounded(failover(&recorder, &cluster, dies)).await;
-    // Which member of a cluster is met first is chance.
+    // The manager meets a member of the cluster by chance, so the line that names it differs.
     let lines: Vec<_> = recorder.lines().into_iter().filter(|line| !line.contains("servers=\"cluster")).collect();
     let seen = masked(&lines, &[(&node, "NODE"), (dies, "OLD"), (heir, "NEW")]);
     assert_eq!(seen, include_str!("logs/outage.txt"), "\n{seen}");
@@ -120,7 +120,7 @@ async fn name_with_a_line_break_breaks_no_line() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     drop(next);
     for what in ["lost the write hold", "waited", "by force", "not answered", "span rwlock.hold"] {
-        // The recorder looks for control characters in each.
+        // The recorder refuses control characters in each line.
         assert!(recorder.lines().iter().any(|line| line.contains(what)), "{what}: {:#?}", recorder.lines());
     }
 }
@@ -142,7 +142,7 @@ async fn conversion_that_ends_in_a_loss_is_told_once() {
     );
 }
 
-/// Each target and each line of the documents is in the source, and the other way round.
+/// Compares targets and lines of the documents with those of the source: each is in both.
 #[test]
 fn documents_name_every_target() {
     let (source, told) = (include_str!("../../src/base/events.rs"), include_str!("../../docs/LOGS.md"));

@@ -1,4 +1,4 @@
-//! What the crate promises, case by case, on every manager, topology and server.
+//! Promises of the crate, case by case, on every manager, topology and server.
 #![allow(
     missing_docs, // a test binary has no public face
     clippy::missing_panics_doc, // tests panic to fail

@@ -1,4 +1,4 @@
-//! The faults that users' tests make in memory.
+//! Faults that users' tests cause in memory.
 
 use std::error::Error as _;
 use std::io;

@@ -1,4 +1,4 @@
-//! Which names can be locked, and where their keys lie.
+//! Names of locks: the valid ones, and the slots of their keys.
 
 use cluster_testenv::{Reply, Server};
 use proptest::strategy::Strategy;
@@ -60,7 +60,7 @@ async fn locks_with_a_hash_tag_are_different_locks(f: &Fixture) {
     f.becomes_free("{user}:1").await;
 }
 
-/// Empty, or longer than 1 KiB.
+/// Names that are empty, or longer than 1 KiB.
 fn bad_names() -> [String; 3] {
     [String::new(), "x".repeat(1025), "🔒".repeat(257)]
 }
@@ -88,7 +88,7 @@ async fn bad_names_are_refused(f: &Fixture) {
     refuses_bad_names(&*f.manager().await).await;
 }
 
-/// Nothing listens there: whatever was sent would be an error of another kind.
+/// The manager refuses the names before it sends anything: no server listens, so a request would be another error.
 #[tokio::test]
 async fn bad_names_are_refused_before_anything_is_sent() {
     let nowhere = || Topology::node("redis://127.0.0.1:1");
@@ -122,7 +122,7 @@ fn keys_share_their_slot(server: Server) {
         Ok(())
     });
     checked.expect("every name");
-    // A manager that computed another slot than the server would have been sent elsewhere.
+    // A manager that computed another slot than the server's would have been redirected.
     for reply in f.servers.everywhere(&["INFO", "errorstats"]) {
         let errors = reply.text().expect("text").into_owned();
         assert!(!errors.contains("MOVED") && !errors.contains("CROSSSLOT"), "{errors}");

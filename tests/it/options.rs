@@ -1,4 +1,4 @@
-//! Options that cannot work are refused where they are given, and nothing is sent.
+//! Options that cannot work: the builder refuses them, and the manager sends nothing.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! A client that runs the four published scripts on the key of our locks, with its own clock and limits.
+//! A timestamp client, which runs the four published scripts on the key of our locks, with its own clock and limits.
 //!
-//! Where a case is not about a limit, limits are so long that none passes while it lasts. Where it is, each answer is
-//! compared with the clock, so it does not matter how long the machine takes.
+//! Most cases have limits so long that none passes while they run. A case about a limit compares each answer with the
+//! clock, so it does not matter how long the machine takes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,26 +33,26 @@ hash_on_every_server![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// A lease that is not renewed, and a limit that does not pass, while a case lasts.
+/// Lease that needs no renewal, and limit that does not pass, while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
 const fn millis(d: Duration) -> u64 {
     d.as_millis() as u64
 }
 
-/// The published scheme as its users have it.
+/// A client of the timestamp scheme.
 struct Foreign {
     client: Client,
     key: String,
     limits: TimestampClients,
     ttl: Duration,
-    /// How far its clock is ahead of the server's.
+    /// Time by which the client's clock is ahead of the server's.
     ahead: Duration,
-    /// How far it is behind.
+    /// Time by which the client's clock is behind.
     behind: Duration,
 }
 
-/// A grant of the published scheme: nothing but the time it was given.
+/// A grant of the timestamp scheme, which is only its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stamp {
     mode: Mode,
@@ -60,7 +60,7 @@ struct Stamp {
 }
 
 impl Foreign {
-    /// With the published limits: reads of 1 s, writes of 3 s, and 10 s for the key.
+    /// A client with the limits of the article: reads of 1 s, writes of 3 s, and 10 s for the key.
     fn on(f: &ServerFixture, name: &str) -> Self {
         Self::at(f, f.key_of(name, "lock"))
     }
@@ -111,7 +111,8 @@ impl Foreign {
         self.eval(script, &[stamp.ms]);
     }
 
-    /// Whatever their limits are: without any they take every stamp of the past for dead.
+    /// Asserts that the client is refused, with its own limits and with none. Without limits it takes every stamp of
+    /// the past for dead.
     fn is_refused(&mut self, mode: Mode) {
         let limits = self.limits;
         for limits in [limits, TimestampClients::new(Duration::ZERO, Duration::ZERO)] {
@@ -122,7 +123,7 @@ impl Foreign {
     }
 }
 
-/// Managers that believe in their stamps for as long as a case lasts.
+/// A manager that counts the clients' stamps for as long as a case runs.
 async fn manager(f: &ServerFixture) -> Manager {
     let timestamp_clients = TimestampClients::new(LONG, LONG);
     f.manager_with(Settings { timestamp_clients, ..Settings::lease(LONG) }).await
@@ -144,7 +145,7 @@ async fn is_gone(guard: AnyGuard) {
 
 fn field_ms(f: &ServerFixture, name: &str, field: &str) -> u64 {
     let value = f.on_key("HGET", &f.key_of(name, "lock"), &[field]);
-    // However it is written: `1700000000000` or `1700000000000.0`.
+    // The number may be written as `1700000000000` or as `1700000000000.0`.
     let whole = value.text().and_then(|text| text.split('.').next()?.parse().ok());
     whole.expect("a number")
 }
@@ -184,7 +185,7 @@ async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
                 take(&manager, &name, ours).await.release_unharmed().await;
                 foreign.unlock(stamp);
             }
-            // Nothing of them is left either.
+            // No stamp of the clients is left either.
             take(&manager, &name, Mode::Write).await.release_unharmed().await;
         }
     }
@@ -214,7 +215,7 @@ async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixt
             true
         })
         .await;
-        // One that waits gets in as well.
+        // A waiter of ours gets in as well, after the client's limit.
         let stamp = foreign.lock(theirs);
         take(&manager, &name, ours).await.release_unharmed().await;
         assert!(f.server_ms(&name) > stamp.ms + millis(limit), "{ours} beside their {theirs}");
@@ -223,13 +224,13 @@ async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixt
     join_all(cases.map(|(theirs, ours)| case(theirs, ours))).await;
 }
 
-/// A process of ours that dies while it holds the lock. Returns the stamp that it leaves.
+/// Lets a process of ours die while it holds the lock, and returns the stamp that it leaves.
 async fn dies_inside(f: &ServerFixture, name: &str, mode: Mode, lease: Duration) -> u64 {
     let mut process = f.process(Settings::lease(lease)).await;
     let taken = name.to_owned();
     let guard = process.run(move |manager| Box::pin(async move { take(&manager, &taken, mode).await })).await;
     process.die().await;
-    // Away from this runtime, which would give the hold back.
+    // Dropped on a thread without a runtime. On this one the drop would give the hold back.
     std::thread::spawn(move || drop((guard, process))).join().expect("no panic");
     field_ms(f, name, if mode == Mode::Read { "read" } else { "write" })
 }
@@ -243,7 +244,7 @@ async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_l
         until("their own limit", async || {
             let asked_ms = foreign.now_ms();
             let stamp = foreign.try_lock(theirs);
-            // Their clock was read in between.
+            // The client has read its clock again since `asked_ms`.
             assert!(stamp.is_none_or(|stamp| stamp.ms >= ends_ms), "{theirs} beside our {ours}");
             assert!(stamp.is_some() || asked_ms < ends_ms, "{theirs}: {} ms after our {ours}", asked_ms - ends_ms);
             stamp.is_some()
@@ -261,7 +262,7 @@ async fn renewals_keep_them_out(f: &ServerFixture) {
         let guard = take(&manager, &name, ours).await;
         let field = if ours == Mode::Read { "read" } else { "write" };
         let granted_ms = field_ms(f, &name, field);
-        // Refused all the time, of which the last part is covered by renewals alone.
+        // The client is refused all the time. Renewals alone cover the last part of it.
         until("two leases", async || {
             foreign.is_refused(theirs);
             f.server_ms(&name) > granted_ms + millis(RENEWED)
@@ -275,7 +276,7 @@ async fn renewals_keep_them_out(f: &ServerFixture) {
     join_all(cases.map(|(ours, theirs)| case(ours, theirs))).await;
 }
 
-/// The published flaw: the second of two readers takes the stamp of both along.
+/// The flaw of the article's scheme: the second of two readers takes the stamp of both along.
 async fn two_of_our_readers_exclude_their_writer_to_the_last(f: &ServerFixture) {
     for first_leaves_first in [true, false] {
         let (one, two, name) = (manager(f).await, manager(f).await, f.name());
@@ -293,7 +294,7 @@ async fn two_of_our_readers_exclude_their_writer_to_the_last(f: &ServerFixture) 
     }
 }
 
-/// Who reads in a case of three.
+/// Reader in a case of three readers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reader {
     One,
@@ -335,7 +336,7 @@ async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], come
         is_denied(managers[2], &name, Mode::Write).await;
         foreign.is_refused_as_published(Mode::Write);
     }
-    // When theirs came last and leaves, it takes our stamp along: the gap that is not protected.
+    // A client's reader that came last and leaves takes our stamp along: this gap is not protected.
     let has_gap = comes[2] == Reader::Theirs;
     let mut is_open = false;
     for (left, reader) in leaves.into_iter().enumerate() {
@@ -361,7 +362,7 @@ async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], come
 }
 
 impl Foreign {
-    /// With a limit that does not pass while the case lasts: their own stamps count too.
+    /// Asserts that the client is refused with a limit that does not pass, so that the clients' own stamps count too.
     fn is_refused_as_published(&mut self, mode: Mode) {
         self.limits = TimestampClients::new(LONG, LONG);
         assert_eq!(self.try_lock(mode), None);
@@ -392,7 +393,7 @@ async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
             Mode::Write => (limited(short, long).await, limited(long, short).await),
         };
         let name = f.name();
-        // It came a while ago.
+        // The client's grant is some seconds old, by its clock.
         let mut foreign = Foreign { behind: Duration::from_secs(5), ..Foreign::on(f, &name) };
         let stamp = foreign.lock(theirs);
         is_denied(&patient, &name, ours).await;
@@ -418,7 +419,7 @@ async fn their_ttl_does_not_cut_a_hold_that_is_renewed_before(f: &ServerFixture)
     const LEASE: Duration = Duration::from_secs(3);
     let (manager, name) = (f.manager_with(Settings::lease(LEASE)).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
-    // Longer than from one renewal to the next, shorter than the hold lasts.
+    // The client's ttl is longer than from one renewal to the next, and shorter than the hold lasts.
     let mut foreign = Foreign { ttl: LEASE, ..Foreign::on(f, &name) };
     let stamp = foreign.lock(Mode::Read);
     assert!(f.ttls()[0].1 <= millis(LEASE) as i64);
@@ -442,7 +443,7 @@ async fn overrun_reader_is_told_though_the_evidence_is_gone(f: &ServerFixture) {
         let stamp = foreign.lock(Mode::Read);
         foreign.unlock(stamp);
         foreign.lock(Mode::Write);
-        // As soon as the intruder is dead.
+        // This reader gets in as soon as the client's writer is dead.
         let newer = take(&two, &name, Mode::Read).await;
         assert_eq!(f.on_key("HEXISTS", &f.key_of(&name, "lock"), &["write"]), Reply::Int(0));
         if is_renewed {

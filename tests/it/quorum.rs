@@ -13,7 +13,7 @@ use redis_rwlock::{Mode, QuorumManager, RwLockManager, TwoKeyManager};
 
 use crate::fixture::Manager;
 
-/// Masters of a case's own, and what is put before its keys.
+/// Masters for one case alone.
 struct Field {
     masters: Masters,
 }
@@ -33,13 +33,13 @@ impl Field {
         manager(&self.masters.urls(), lease).await
     }
 
-    /// Somebody who holds a lock at some of the masters only.
+    /// A manager of one master, for a hold that only some of the masters have.
     async fn at(&self, master: usize) -> TwoKeyManager {
         at(&self.nodes()[master].url()).await
     }
 }
 
-/// They have been started just now.
+/// A manager of these masters. They have just been started, so it does not let them wait before they vote.
 async fn manager(urls: &[String], lease: Duration) -> Manager {
     let builder = QuorumManager::builder(urls.to_vec()).restarts_are_delayed();
     let builder = builder.key_prefix(PREFIX).lease(lease).max_clock_skew(Duration::from_millis(5));
@@ -50,12 +50,12 @@ async fn at(url: &str) -> TwoKeyManager {
     TwoKeyManager::builder(url).key_prefix(PREFIX).connect().await.expect("the master answers")
 }
 
-/// Whether anybody holds the lock there.
+/// Returns true if the lock has no holder at that master.
 async fn is_free(there: &TwoKeyManager, name: &str) -> bool {
     there.inspect(name).await.expect("inspected").is_free()
 }
 
-/// Who holds it, in which mode.
+/// Modes of the lock's holders at that master.
 async fn holders(there: &TwoKeyManager, name: &str) -> Vec<Mode> {
     let view = there.inspect(name).await.expect("inspected");
     view.holders.iter().map(|holder| holder.mode).collect()

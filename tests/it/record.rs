@@ -1,4 +1,4 @@
-//! What the crate says by `tracing`, as text.
+//! Events and spans of the crate by `tracing`, as text.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, OnceLock};
@@ -9,8 +9,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-/// All events of this thread and, where all levels are asked for, all spans, as long as it is there. A test whose runtime has one
-/// thread sees everything.
+/// Record of all events of this thread while it lives, and of all spans if it wants all levels. A test whose runtime
+/// has one thread sees everything.
 pub(crate) struct Recorder {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
@@ -21,7 +21,7 @@ impl Recorder {
         Self::at(Level::TRACE)
     }
 
-    /// What somebody sees who asked for this level.
+    /// Records the events up to this level.
     pub(crate) fn at(level: Level) -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         asks_all_subscribers();
@@ -34,8 +34,9 @@ impl Recorder {
     }
 }
 
-/// `tracing` asks once what becomes of an event. While there is one subscriber it asks that of the thread which comes to the event first,
-/// which may be one of another test that has none. Two more that want nothing, as long as the process lives, have it ask all.
+/// Makes `tracing` ask all subscribers about each event. It asks once, and remembers the answer. While there is one
+/// subscriber, it asks the one of the thread that comes to the event first. That thread may belong to another test,
+/// which has none. Two more subscribers, which want nothing and live as long as the process, make it ask all.
 pub(crate) fn asks_all_subscribers() {
     static OTHERS: OnceLock<[Dispatch; 2]> = OnceLock::new();
     OTHERS.get_or_init(|| [(); 2].map(|()| Dispatch::new(NoSubscriber::new())));
@@ -79,7 +80,7 @@ impl Subscriber for Lines {
 
 struct Line(String);
 
-/// As the usual formats have it: the message as it is, texts in quotes.
+/// Writes fields as the usual formats do: the message as it is, texts in quotes.
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let text = format!("{value:?}");

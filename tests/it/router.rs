@@ -1,8 +1,11 @@
-//! The way of a request to its server, and what may happen to it there: each module has one reason to fail.
+//! The way of a request to its server, and the faults on it: each module has one reason to fail.
 //!
-//! The hazards are those that were measured on the client library's own cluster connection: requests that were run again
-//! behind the caller's back, a shard's trouble that stalled all others, replies that went to the wrong caller, a frozen
-//! primary that was talked to although another had taken its place, requests that failed while a slot moved.
+//! The hazards were measured on the client library's own cluster connection:
+//! * the library ran a request again, and the caller did not know;
+//! * the trouble of one shard stalled all others;
+//! * a reply went to the wrong caller;
+//! * the library still asked a frozen primary after another had taken its place;
+//! * requests failed while a slot moved.
 
 pub(crate) mod field;
 mod pretender;

@@ -1,4 +1,4 @@
-//! Work under a lock: taken, done, given back, and dropped when the hold is lost.
+//! Work under a lock, which `run` takes and gives back. A lost hold drops the work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use redis_rwlock::{Error, FencingToken, LossReason, MemoryManager, RwLockManager
 
 use crate::wait::{soon, stays_pending};
 
-/// Marks that the work was dropped.
+/// Value that notes the drop of the work.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -26,7 +26,7 @@ async fn token_of(guard: &WriteGuard) -> FencingToken {
     guard.fencing_token()
 }
 
-/// That it compiles is the case: the future is as fit for other threads as the work is.
+/// Compiles, which is the whole case: the future is `Send` if the work is.
 #[tokio::test]
 async fn work_can_be_sent_where_its_own_future_can() {
     let manager: Arc<dyn RwLockManager> = Arc::new(MemoryManager::new());
@@ -73,7 +73,7 @@ async fn work_is_dropped_when_its_hold_is_lost() {
     assert!(dropped.load(Ordering::SeqCst));
 }
 
-/// What ends at the same moment counts as lost: others may have been inside.
+/// Work that ends at the moment of its hold counts as lost: others may have been inside.
 #[tokio::test(start_paused = true)]
 async fn work_that_ends_after_its_hold_is_lost() {
     let manager = MemoryManager::new();

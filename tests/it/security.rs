@@ -1,4 +1,4 @@
-//! What names, labels and URLs must not do, and what a user must be allowed to do.
+//! Harm that names, labels and URLs must not do, and rights that a user needs.
 
 mod names;
 mod rights;

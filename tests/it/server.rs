@@ -1,4 +1,4 @@
-//! What is on the servers, and what is asked of them.
+//! Keys on the servers, and the commands that managers send.
 
 use std::time::{Duration, Instant};
 
@@ -21,14 +21,14 @@ alone_on_every_server![uncontended_lock_costs_one_command_each_way, many_holds_a
 
 /// The longest lease in these cases.
 const LEASE_MS: i64 = 10_000;
-/// How long a key of ours may stay beyond its longest lease.
+/// Longest time in milliseconds that a key of ours may stay beyond its longest lease.
 const RETENTION_MS: i64 = 60_000;
 
 fn assert_all_have_ttls(f: &ServerFixture, after: &str) {
     ttls_are_within(f, after, RETENTION_MS);
 }
 
-/// All keys of the case have a ttl, which goes no further beyond a lease.
+/// Asserts that all keys of the case have a ttl, at most `beyond_ms` longer than the lease.
 fn ttls_are_within(f: &ServerFixture, after: &str, beyond_ms: i64) {
     for (key, ttl_ms) in f.ttls() {
         assert!(ttl_ms > 0, "after {after}: {key} has the ttl {ttl_ms}");
@@ -80,10 +80,10 @@ async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
     let writer = manager.write(&name).await.expect("granted");
     persist(f, &name);
     assert!(other.try_write(&name).await.expect("answered").is_none());
-    // Who does not know the lease makes it long enough.
+    // A denied request does not know the lease, so it sets a ttl that is long enough for any.
     ttls_are_within(f, "a denied write", 2 * RETENTION_MS);
     persist(f, &name);
-    // The last one to leave a hash lets its ttl stand.
+    // The last release of a hash does not change its ttl.
     writer.release().await.expect("released");
     let reader = manager.read(&name).lease(RENEWED).await.expect("granted");
     assert_all_have_ttls(f, "a read");
@@ -127,7 +127,7 @@ async fn foreign_value_is_a_clear_error_and_stays_untouched(f: &ServerFixture) {
     }
 }
 
-/// A lock's keys are all that the servers know of it.
+/// Deletes the keys of a lock, which are all that the servers know of it.
 fn delete(f: &ServerFixture, name: &str) {
     for key in f.keys_of(name) {
         f.on_key("DEL", &key, &[]);
@@ -202,7 +202,7 @@ async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) {
     // A busy machine answers late; what is asked again then would be counted too.
     let settings = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
     let (manager, name) = (f.manager_with(settings).await, f.name());
-    // The first of each kind loads the scripts.
+    // The first request of each kind loads its script.
     manager.write(&name).await.expect("granted").release().await.expect("released");
     reset_counts(f);
     for turn in 0..TURNS {
@@ -236,7 +236,7 @@ async fn many_holds_are_renewed_in_few_commands(f: &ServerFixture) {
     let started = Instant::now();
     tokio::time::sleep(lease * 11 / 10).await;
     let calls = f.calls_of("evalsha") + f.calls_of("eval");
-    // One at a third of the lease, at the earliest at a quarter.
+    // A renewal comes at a third of the lease, and at a quarter at the earliest.
     let most = started.elapsed().as_secs_f64() / (lease.as_secs_f64() / 4.0) + 1.0;
     let each = calls as f64 / HOLDS as f64;
     assert!(each >= 2.0 && each <= most, "{each} renewals per hold");
@@ -262,7 +262,7 @@ async fn old_servers_are_refused() {
     assert_eq!(refusal_of(single).await, Refusal::UnsupportedServer);
     let hash = async { RedisManager::connect(node.url()).await.map(drop) };
     assert_eq!(refusal_of(hash).await, Refusal::UnsupportedServer);
-    // A manager that connects at first use says it then.
+    // A manager that connects at first use reports the error then.
     let lazy = RedisManager::builder(node.url()).build().expect("built");
     let used = async { lazy.write("cfg").await.map(drop) };
     assert_eq!(refusal_of(used).await, Refusal::UnsupportedServer);
@@ -305,7 +305,7 @@ async fn wrong_passwords_are_refused_and_not_shown() {
 
 hash_on_every_server![hand_over_to_another_process_costs_one_script];
 
-/// The waiter starts on notice: it need not ask, and claims the hold with a later renewal.
+/// The waiter starts by a notification. It sends no request, and claims the hold with a later renewal.
 async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
     let f = ServerFixture::alone(f.kind, f.servers.primaries()[0].server()).await;
     let (here, there, name) = (f.manager().await, f.manager().await, f.name());
@@ -314,7 +314,7 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
         let waits_since = Instant::now();
         let waiting = tokio::spawn(there.write(&name).into_future());
         until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
-        // The first time it subscribes, and asks once more when that is certain.
+        // At the first wait it subscribes, and repeats its request when the subscription is confirmed.
         let settled = async || {
             let before = f.calls_of("evalsha");
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -325,7 +325,7 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
         guard.release().await.expect("ours to the end");
         let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
         let scripts = f.calls_of("evalsha");
-        // Unless the machine stalled for so long that a heartbeat was due, or a renewal, which loads its script first.
+        // A machine that stalls adds more: a heartbeat is due, or a renewal, which loads its script first.
         let stalls = i64::try_from(waits_since.elapsed().as_millis() / 800).expect("a short time");
         assert!((1..=1 + 3 * stalls).contains(&scripts), "turn {turn}: {scripts}");
         guard.release().await.expect("ours to the end");

@@ -1,5 +1,5 @@
-//! The servers of this test binary: one node and one cluster per kind, shared by all cases that hurt nobody; and others
-//! for those that do.
+//! Servers of this test binary. All cases that do no harm share one node and one cluster of each kind. The other cases
+//! have servers of their own.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Masters, Node, NodeBuilder, Reply, Server};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Longer than any stall of a busy machine, so that no replica takes over where no case asks for it.
+/// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// One environment of each kind of server.
+/// Environments, one for each kind of server.
 struct PerServer<T> {
     redis: LazyLock<T>,
     valkey: LazyLock<T>,
@@ -34,12 +34,12 @@ static CLUSTERS: PerServer<Cluster> = PerServer {
     redis: LazyLock::new(|| start_cluster(Server::Redis70)),
     valkey: LazyLock::new(|| start_cluster(Server::Valkey91)),
 };
-/// For cases that are alone with their cluster, one after the other: a cluster takes seconds to start.
+/// Clusters for cases that need one alone. They use it one after the other, because a cluster takes seconds to start.
 static LONE_CLUSTERS: PerServer<Mutex<Cluster>> = PerServer {
     redis: LazyLock::new(|| Mutex::new(start_cluster(Server::Redis70))),
     valkey: LazyLock::new(|| Mutex::new(start_cluster(Server::Valkey91))),
 };
-/// The same with a proxy in front of each node, for cases that do something to single requests of their own locks.
+/// Nodes with a proxy in front, for cases that do something to single requests of their own locks.
 static PROXIED_NODES: PerServer<Node> = PerServer {
     redis: LazyLock::new(|| start_proxied_node(Server::Redis70)),
     valkey: LazyLock::new(|| start_proxied_node(Server::Valkey91)),
@@ -82,7 +82,7 @@ impl Pair {
         Self::of(Node::builder(server))
     }
 
-    /// With a proxy before each. The replica follows past that of the primary.
+    /// A pair with a proxy in front of each. The replica follows the primary past its proxy.
     pub(crate) fn proxied(server: Server) -> Self {
         Self::of(Node::builder(server).proxied())
     }
@@ -97,8 +97,8 @@ impl Pair {
         pair
     }
 
-    /// Returns when the replica follows what is written from now on. One that has just been attached acknowledges what it got
-    /// with the copy, and is sent the rest up to a second later.
+    /// Waits until the replica follows new writes. A replica that was just attached acknowledges its first copy, and
+    /// gets the rest up to a second later.
     pub(crate) fn wait_until_it_follows(&self) {
         let mut client = self.primary.client().expect("connected");
         for _ in 0..3 {
@@ -110,20 +110,20 @@ impl Pair {
         }
     }
 
-    /// So many wait for the replica at this moment.
+    /// Number of clients that wait for the replica at this moment.
     pub(crate) fn waiting(&self) -> usize {
         waiting_at(&self.primary)
     }
 }
 
-/// So many clients wait for the replicas of a primary at this moment.
+/// Number of clients that wait for the replicas of a primary at this moment.
 pub(crate) fn waiting_at(primary: &Node) -> usize {
     let info = ask(primary, &["INFO", "clients"]).text().expect("a text").into_owned();
     let blocked = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
     blocked.and_then(|count| count.parse().ok()).expect("a number")
 }
 
-/// How many of five independent masters live.
+/// Number of five independent masters that are alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Voters {
     FiveOfFive,
@@ -149,7 +149,7 @@ fn start_masters(server: Server) -> Masters {
     Masters::start(server, 5).expect("the masters start")
 }
 
-/// What a fixture's managers connect to.
+/// Servers that a fixture's managers connect to.
 pub(crate) enum Servers {
     Node(&'static Node),
     OwnNode(Box<Node>),
@@ -181,12 +181,12 @@ impl Servers {
     /// A cluster that no other case uses until this is dropped.
     pub(crate) async fn own_cluster(server: Server) -> Self {
         let cluster = LONE_CLUSTERS.of(server).lock().await;
-        // Whatever the case before did to it.
+        // The case before may have left the cluster in trouble.
         cluster.wait_ok().expect("the cluster is well again");
         Self::OwnCluster(cluster)
     }
 
-    /// The cluster, where it is one.
+    /// The cluster, if there is one.
     pub(crate) fn cluster(&self) -> Option<&Cluster> {
         match self {
             Self::Node(_) | Self::OwnNode(_) => None,
@@ -226,12 +226,12 @@ impl Servers {
         }
     }
 
-    /// One command to every node that owns keys.
+    /// Sends one command to every node that owns keys.
     pub(crate) fn everywhere(&self, command: &[&str]) -> Vec<Reply> {
         self.primaries().into_iter().map(|node| ask(node, command)).collect()
     }
 
-    /// Nothing answers any more.
+    /// Stops all servers, so that none answers any more.
     pub(crate) fn pause(&self) {
         self.all().into_iter().for_each(Node::pause);
     }
@@ -242,7 +242,7 @@ impl Servers {
 }
 
 impl Drop for Servers {
-    /// The next case finds an own cluster awake.
+    /// Resumes a cluster of the case's own, so that the next case finds it awake.
     fn drop(&mut self) {
         if matches!(self, Self::OwnCluster(_)) {
             self.resume();
@@ -250,7 +250,7 @@ impl Drop for Servers {
     }
 }
 
-/// One command to one node, which must not refuse it.
+/// Sends one command to one node, which must not refuse it.
 pub(crate) fn ask(node: &Node, command: &[&str]) -> Reply {
     let reply = node.command(command).and_then(Reply::into_result);
     reply.unwrap_or_else(|error| panic!("{command:?}: {error}"))

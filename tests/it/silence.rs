@@ -1,4 +1,4 @@
-//! A server that accepts and never answers is not a denial, and one that answers is asked at least once.
+//! Silence: a server that accepts and never answers is no denial, and one that answers is asked at least once.
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -14,7 +14,7 @@ const ROUND_TRIPS: [Duration; 3] = [Duration::from_millis(100), Duration::from_m
 /// A round trip that is too long for the defaults.
 const TOO_LONG: Duration = Duration::from_secs(3);
 
-/// Fails as a user does who sets nothing, and names the step and the setting.
+/// Asserts that a connection with default options fails, and that the error names the step and the setting.
 async fn fails_at(step: &str, builder: Builder<RedisManager>) {
     let error = soon("the end of connecting", builder.connect()).await.map(drop).expect_err("it is too far");
     let Error::Unreachable { source: Some(source), .. } = &error else { panic!("{error:?}") };
@@ -23,7 +23,7 @@ async fn fails_at(step: &str, builder: Builder<RedisManager>) {
     assert!(words.contains(&format!("{step}: no answer within")) && words.contains("`response_timeout`"), "{words}");
 }
 
-/// Connects as a user does who sets nothing, and locks.
+/// Connects with default options, and locks.
 async fn connects(what: &str, round_trip: Duration, builder: Builder<RedisManager>) {
     let began = Instant::now();
     let connected = soon("the connection", builder.connect()).await;
@@ -35,7 +35,7 @@ async fn connects(what: &str, round_trip: Duration, builder: Builder<RedisManage
     granted.expect("granted").release().await.expect("ours to the end");
 }
 
-/// A proxy in front of the port that a node's URL names, which is another one with TLS, and the URL that leads there.
+/// A proxy in front of the port in a node's URL, and the URL that leads to it. With TLS that is another port.
 fn behind_proxy(node: &Node) -> (Proxy, String) {
     let url = node.url();
     let (scheme, address) = url.split_once("://").expect("a URL");

@@ -1,4 +1,4 @@
-//! Where servers are and how they are reached: TLS, Sentinels, URLs. Cases have servers of their own.
+//! Ways to the servers: TLS, Sentinels, URLs, addresses that change. Cases have servers of their own.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,12 @@ mod sentinels;
 mod tls;
 mod urls;
 
-/// How long a manager tries that is to find nobody.
+/// Time that a manager tries where it is to find no server.
 const PATIENCE: Duration = Duration::from_millis(1200);
-/// Far more than it may need beyond that, on a machine that is busy with other tests.
+/// Allowance beyond the patience, for a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(5);
-/// How long one tries that is to find somebody: longer than any case waits, so that a refusal does not come from impatience.
+/// Time that a manager tries where it is to find a server. Longer than any case waits, so a refusal does not come from
+/// impatience.
 const FOR_EVER: Duration = Duration::from_secs(300);
 
 fn patient<M: Build>(builder: Builder<M>) -> Builder<M> {
@@ -29,14 +30,14 @@ fn impatient<M: Build>(builder: Builder<M>) -> Builder<M> {
     patient(builder).unreachable_after(PATIENCE)
 }
 
-/// What a manager is told that connects, before its patience ends.
+/// Error of a manager that connects. It comes before the patience ends.
 async fn refused<M: Build>(builder: Builder<M>) -> Error {
     let error = soon("the refusal", patient(builder).connect()).await.expect_err("no");
     assert!(!matches!(error, Error::Unreachable { .. }), "{error:?}");
     error
 }
 
-/// Fails when its patience ends, and in its time, as a manager that connects now and as one that connects at first use.
+/// Asserts that a manager fails in time when its patience ends, both at connect and at first use.
 async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
     let asked = Instant::now();
     let now = soon("the end of connecting", impatient(builder()).connect()).await.expect_err("nobody");
@@ -61,7 +62,7 @@ fn option_of(error: &Error) -> &'static str {
     }
 }
 
-/// An error as a log would show it: all of its words, and those of its sources.
+/// Text of an error as a log would show it, with its sources.
 fn shown(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut source = std::error::Error::source(error);
@@ -84,7 +85,7 @@ fn mentions(reply: &Reply, host: &str) -> usize {
     }
 }
 
-/// One name for each primary of a cluster, whose lock lies there.
+/// Names of locks, one on each primary of a cluster.
 fn names_on_every_primary(cluster: &Cluster) -> Vec<String> {
     let owns = |port: u16, name: &str| cluster.primary_of_slot(cluster.keyslot(name)).port() == port;
     let ports: Vec<u16> = cluster.primaries().into_iter().map(Node::port).collect();

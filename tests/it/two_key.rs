@@ -1,4 +1,4 @@
-//! What only the two-key scheme has: a release wakes who is next, and nobody else.
+//! A property of the two-key scheme alone: a release wakes the next waiter, and no other.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use crate::fixture::{Kind, Manager, ServerFixture, Settings};
 
-/// Independent writers on one lock for a while: hand-overs, scripts, and how often each was served.
+/// Result of independent writers on one lock: the time, the scripts, and the grants of each writer.
 struct Crowd {
     span: Duration,
     scripts: i64,
@@ -18,7 +18,7 @@ impl Crowd {
     async fn run(f: &ServerFixture, writers: &[Manager], span: Duration) -> Self {
         let name = f.name();
         let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
-        // Everybody has its connection, its script and its channel, and waits its turn.
+        // After this every writer has its connection, its script and its channel, and waits in the queue.
         write_until(writers, &name, Instant::now() + span / 4).await;
         let (before, began) = (scripts(), Instant::now());
         let served = write_until(writers, &name, began + span).await;
@@ -38,7 +38,7 @@ impl Crowd {
         self.hand_overs() as f64 / self.span.as_secs_f64()
     }
 
-    /// The least, the middle and the most.
+    /// Least, median and greatest number of grants of a writer.
     fn least_median_most(&self) -> [u64; 3] {
         let mut served = self.served.clone();
         served.sort_unstable();
@@ -56,7 +56,7 @@ impl Crowd {
     }
 }
 
-/// All write again and again, each for itself. Returns how often each did.
+/// Lets all writers write again and again until `end`. Returns the number of grants of each.
 async fn write_until(writers: &[Manager], name: &str, end: Instant) -> Vec<u64> {
     let tasks = writers.iter().map(|writer| {
         let (writer, name) = (Manager::clone(writer), name.to_owned());

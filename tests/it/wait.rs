@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Far longer than anything takes that a case waits for.
+/// Time limit that is far longer than anything a case waits for.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
-/// Between two looks at a condition.
+/// Pause between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Far less than any renewal adds.
+/// Time that is far less than any renewal adds.
 const MORE: Duration = Duration::from_millis(100);
 
 /// Runs a case, which must not hang.
@@ -30,7 +30,7 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
     }
 }
 
-/// Waits until a hold is renewed: what is left of it then is for longer than what is left now, whenever one looks.
+/// Waits until a hold is renewed: its deadline is later then than it is now.
 pub(crate) async fn until_renewed(what: &str, remaining: impl Fn() -> Duration + Send + Sync) {
     let end = || Instant::now() + remaining();
     let before = end() + MORE;
@@ -51,13 +51,13 @@ pub(crate) fn start<F: Future + Unpin>(future: &mut F) {
     assert!(Pin::new(future).poll(&mut context).is_pending(), "the future is ready at its first poll");
 }
 
-/// Asserts that a future stays pending for a while. A look, not a synchronisation: nothing depends on its length.
+/// Asserts that a future stays pending for a while. This synchronises nothing, so no case depends on its length.
 pub(crate) async fn stays_pending<F: Future + Unpin>(what: &str, future: &mut F) {
     let early = tokio::time::timeout(Duration::from_millis(30), future).await;
     assert!(early.is_err(), "{what} happened");
 }
 
-/// Measures for how long a busy machine let nothing of this process run.
+/// Measures the time for which a busy machine did not run this process.
 pub(crate) struct Stalls {
     watching: tokio::task::JoinHandle<()>,
     nanos: Arc<AtomicU64>,
@@ -88,12 +88,12 @@ impl Stalls {
     }
 }
 
-/// When a future is dropped that was polled often enough.
+/// Moment at which a future is dropped that was polled often enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Dropped {
-    /// Within its last poll: what it sent may not have left this process.
+    /// Dropped at once after its last poll: its requests may not have left this process.
     AtOnce,
-    /// When it is woken again: what it waited for has come, and is not looked at.
+    /// Dropped at its next wake-up: the event that it waited for has come, and the future does not look at it.
     WhenWoken,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Polled<F> {
     wakes: Arc<Wakes>,
 }
 
-/// Tells wake-ups of one future from those of the task that polls it, which come for nothing at times.
+/// Waker of one future. The task that polls it also wakes for other reasons, which do not count.
 struct Wakes {
     woken: AtomicBool,
     task: Mutex<Waker>,
@@ -138,7 +138,7 @@ impl<F: Future> Future for Polled<F> {
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // Before the look, so that a wake-up between the two is not missed.
+        // Stored before the look at `woken`, so that no wake-up between the two is missed.
         self.wakes.task.lock().clone_from(context.waker());
         if !self.wakes.woken.swap(false, Ordering::SeqCst) {
             return Poll::Pending;

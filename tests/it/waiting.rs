@@ -1,5 +1,5 @@
-//! Waiting as a service has it: many processes with many tasks each, what that costs, faults while they wait, and waits that end
-//! early.
+//! Waiting as in a service, with many processes and many tasks each: its costs, faults while they wait, and waits that
+//! end early.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,12 +20,12 @@ mod faults;
 mod notices;
 mod process;
 
-/// A waiter is heard of at least so often.
+/// Longest pause between two requests of a waiter.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
-/// What a busy machine may add to anything.
+/// Time that a busy machine may add to any wait.
 pub(crate) const MACHINE: Duration = Duration::from_secs(1);
 
-/// Nothing that is left behind goes away by itself while a case looks.
+/// Settings with a lease so long that no hold or waiter goes away by itself while a case looks.
 fn patient(label: &str) -> Settings {
     Settings { lease: Duration::from_secs(300), ..Settings::label(label) }
 }
@@ -44,7 +44,7 @@ async fn managers<const N: usize>(f: &Fixture) -> [Manager; N] {
     all.try_into().unwrap_or_else(|_| panic!("as many as asked for"))
 }
 
-/// Waits in the background, and in the queue when this returns.
+/// Starts a waiter in a task, and returns when it is in the queue.
 async fn queued<G: Guard>(f: &Fixture, name: &str, acquiring: Acquiring<G>) -> JoinHandle<Result<G, Error>> {
     let before = f.view(name).await.waiters.len();
     let waiting = tokio::spawn(acquiring);
@@ -56,12 +56,12 @@ async fn got<G>(what: &str, waiting: JoinHandle<Result<G, Error>>) -> G {
     soon(what, waiting).await.expect("no panic").expect("granted")
 }
 
-/// How many scripts the servers were told to run. Looks by [`recorded`] are none.
+/// Number of scripts that the servers were asked to run. Looks by [`recorded`] are no scripts.
 fn scripts(f: &ServerFixture) -> i64 {
     f.calls_of("evalsha") + f.calls_of("eval")
 }
 
-/// How many waiters a lock has on its server, dead or alive.
+/// Number of waiters that a lock has on its server, dead or alive.
 fn recorded(f: &ServerFixture, name: &str) -> usize {
     let fields = f.on_key("HKEYS", &f.hash_key(name), &[]);
     let fields = fields.array().expect("a list").iter();

@@ -1,4 +1,4 @@
-//! Single requests of a case: which they are, copies of them, and what they leave on the server.
+//! Single requests of a case: matchers and copies of them, and the state that they leave on the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,20 +41,22 @@ impl ServerFixture {
         self.servers.owner_of(&self.keys_of(name)[0]).proxy()
     }
 
-    /// The requests of one script for a lock. It is loaded first, so that all of them name it by its digest.
+    /// Matches the requests of one script for a lock. Loads the script first, so that all requests name it by its
+    /// digest.
     pub(crate) fn requests(&self, script: Script, name: &str) -> Matcher {
         let loaded = self.servers.everywhere(&["SCRIPT", "LOAD", script.text(self.kind)]);
         let digest = loaded[0].text().expect("a digest").into_owned();
         Matcher::containing(digest).and(&self.keys_of(name)[0])
     }
 
-    /// All that the servers know of a lock, ends of ttls included.
+    /// All stored state of a lock, with the ends of its ttls.
     pub(crate) fn stored(&self, name: &str) -> Vec<(Reply, Reply)> {
         let keys = self.keys_of(name);
         keys.iter().map(|key| (self.value_of(key), self.on_key("PEXPIRETIME", key, &[]))).collect()
     }
 
-    /// The fields of a hash in their order, since a table moves them about when it is read; else what the server dumps.
+    /// Fields of a hash in order, because a read moves them about in the server's table. Other keys as the server dumps
+    /// them.
     fn value_of(&self, key: &str) -> Reply {
         if self.on_key("TYPE", key, &[]).text().is_none_or(|kind| kind != "hash") {
             return self.on_key("DUMP", key, &[]);
@@ -78,7 +80,7 @@ impl ServerFixture {
 pub(crate) struct Copied(Arc<Mutex<Option<Vec<Vec<u8>>>>>);
 
 impl Copied {
-    /// The same requests, of which the first one that comes is copied.
+    /// Matches the same requests, and copies the first one that comes.
     pub(crate) fn first_of(&self, requests: Matcher) -> Matcher {
         let copy = Arc::clone(&self.0);
         requests.and(Matcher::new(move |request| {
@@ -91,7 +93,7 @@ impl Copied {
         self.0.lock().clone().expect("a request came")
     }
 
-    /// Arrives once more. Returns the code of the reply.
+    /// Sends the copy once more, and returns the code of the reply.
     pub(crate) fn arrives(&self, f: &ServerFixture, name: &str) -> String {
         let node = f.servers.owner_of(&f.keys_of(name)[0]);
         let reply = node.command(&self.args()).and_then(Reply::into_result).expect("the server answers");
@@ -113,7 +115,7 @@ pub(crate) async fn is_held(request: &HeldRequest) {
     until("the request is held", async || request.wait_held(Duration::ZERO).is_ok()).await;
 }
 
-/// The same for a reply.
+/// Waits until the server has applied the request, without keeping the thread.
 pub(crate) async fn is_applied(reply: &HeldReply) {
     until("the request is applied", async || reply.wait_applied(Duration::ZERO).is_ok()).await;
 }

@@ -1,4 +1,4 @@
-//! The documents keep their own rules: what they link to is there, in the repository and in the package, and examples are whole.
+//! Rules of the documents: the targets of links exist, in the repository and in the package, and examples are whole.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -41,7 +41,7 @@ fn prose_and_code(text: &str) -> (String, String) {
     (prose, code)
 }
 
-/// Where links go that stay in the repository: the file, and the heading.
+/// Targets of the links that stay in the repository: the file, and the heading.
 fn links(text: &str) -> Vec<(String, Option<String>)> {
     let (prose, _) = prose_and_code(text);
     let targets =
@@ -54,7 +54,7 @@ fn links(text: &str) -> Vec<(String, Option<String>)> {
     parts.collect()
 }
 
-/// How a heading is called in links.
+/// Anchors of the headings, as links write them.
 fn anchors(text: &str) -> Vec<String> {
     let (prose, _) = prose_and_code(text);
     let headings = prose.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
@@ -62,7 +62,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(|line| line.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
 }
 
-/// Without `..`.
+/// Path of a link's target, without `..`.
 fn resolved(from: &Path, target: &str) -> PathBuf {
     let mut path = from.parent().expect("a folder").to_owned();
     for part in Path::new(target).components() {
@@ -74,7 +74,7 @@ fn resolved(from: &Path, target: &str) -> PathBuf {
     path
 }
 
-/// What `Cargo.toml` puts into the package.
+/// Patterns of the files that `Cargo.toml` puts into the package.
 fn packaged() -> Vec<String> {
     let manifest = read(&root().join("Cargo.toml"));
     let (_, rest) = manifest.split_once("\ninclude = [").expect("a list");
@@ -85,7 +85,7 @@ fn packaged() -> Vec<String> {
 fn is_packaged(path: &Path, patterns: &[String]) -> bool {
     let path = format!("/{}", path.display());
     patterns.iter().any(|pattern| match pattern.split_once('*') {
-        // A folder that is linked stands for what is in it.
+        // A link to a folder stands for the files in it.
         Some((start, end)) => path.starts_with(start) && path.ends_with(end) || path == start.trim_end_matches('/'),
         None => path == *pattern || path.starts_with(&format!("{pattern}/")),
     })

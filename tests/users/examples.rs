@@ -1,5 +1,5 @@
-//! The examples run on real servers and print what a user is told that they print. `cargo test` builds them first; with
-//! `--test users` alone say `cargo build --examples` before, with the same features.
+//! The examples run on real servers and print what their documentation says. `cargo test` builds them first. Before
+//! `--test users` alone, run `cargo build --examples` with the same features.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ pub(crate) fn example(name: &str) -> Command {
     command
 }
 
-/// What it has printed when it ended, which it does well.
+/// Output of a command, which must end with success.
 fn printed(command: &mut Command) -> String {
     let child = command.spawn().expect("it starts");
     let Output { status, stdout, .. } = child.wait_with_output().expect("it ends");
@@ -33,7 +33,7 @@ fn printed(command: &mut Command) -> String {
     text
 }
 
-/// Each part is in the text, behind the one before.
+/// Asserts that all parts are in the text, in this order.
 fn assert_tells(text: &str, parts: &[&str]) {
     let mut rest = text;
     for part in parts {
@@ -95,7 +95,7 @@ fn blocking_and_reentrancy_nest_and_exclude() {
     );
 }
 
-/// Answers one request, as a client that closes after it would see it.
+/// Sends one HTTP request, and returns the whole answer.
 pub(crate) fn http(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
     stream.set_read_timeout(Some(BOUND)).expect("a timeout");
@@ -126,12 +126,12 @@ fn service_answers_is_ready_and_closes_what_it_holds() {
     assert!(service.0.wait().expect("it ends").success());
 }
 
-/// Does not outlive a test that fails.
+/// A program that ends with the test, even if the test fails.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The kill fails if the program has ended by itself.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -158,7 +158,8 @@ fn tls_acl_works_with_little_and_no_more() {
     assert!(!text.contains("secret"), "{text}");
 }
 
-/// Until the replicas have what was written so far. `WAIT` speaks for what its own connection has written.
+/// Waits until the replicas have all writes so far. `WAIT` counts what its own connection has written, so this writes
+/// first.
 fn everybody_has_it(primary: &Node) {
     let mut client = primary.client().expect("connected");
     wait_for("the replicas", BOUND, || {

@@ -1,5 +1,5 @@
-//! Every public item has an example, or a link to an item that has one. An example in the documentation of a type counts for the
-//! methods that it calls.
+//! Every public item has an example, or a link to an item that has one. An example in the documentation of a type
+//! counts for the methods that it calls.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 #[derive(Debug)]
 struct Item {
     file: String,
-    /// Of a method: its type or trait.
+    /// Type or trait of a method.
     owner: Option<String>,
     name: String,
     docs: String,
@@ -20,7 +20,7 @@ impl Item {
         self.docs.split("```").skip(1).step_by(2).collect()
     }
 
-    /// The names of what its documentation links to.
+    /// Names of the items that the documentation links to.
     fn links(&self) -> Vec<String> {
         let mut found = Vec::new();
         for rest in self.docs.split("[`").skip(1) {
@@ -44,7 +44,7 @@ fn read(path: &str) -> String {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The files of what `lib.rs` gives to users.
+/// Files of the items that `lib.rs` exports.
 fn files() -> Vec<String> {
     let lib = read("src/lib.rs");
     let used = lib.lines().filter_map(|line| line.strip_prefix("pub use ")?.rsplit_once("::"));
@@ -52,13 +52,13 @@ fn files() -> Vec<String> {
     paths.chain(["src/face/blocking.rs".to_owned(), "src/face/manager/quorum.rs".to_owned()]).collect()
 }
 
-/// The word after one of these.
+/// Word after one of these beginnings of a line.
 fn word_after<'a>(line: &'a str, starts: &[&str]) -> Option<&'a str> {
     let rest = starts.iter().find_map(|start| line.strip_prefix(start))?;
     rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().filter(|word| !word.is_empty())
 }
 
-/// Of a type.
+/// Returns true if the text is the name of a type.
 fn is_name(text: &str) -> bool {
     text.starts_with(char::is_uppercase) && text.chars().all(char::is_alphanumeric)
 }
@@ -98,7 +98,7 @@ fn items() -> Vec<Item> {
             if bare.starts_with("pub trait ") {
                 owner = named.map(str::to_owned);
             }
-            // Made by a macro: the documentation, the name, and what else the macro takes.
+            // Items that a macro makes: its call has the documentation, the name, and more.
             let made = || line.strip_prefix("    ")?.split_once(", ").filter(|(name, _)| is_name(name));
             let (name, of) = match (named, word_after(bare, &functions)) {
                 (Some(name), _) => (Some(name), None),
@@ -123,7 +123,7 @@ fn every_public_item_has_an_example_or_a_link_to_one() {
     assert!(items.len() > 150, "{} items", items.len());
     let shown_by_its_type = |item: &Item| {
         let owner = item.owner.as_ref()?;
-        // Guards are made by one macro, whose two types share an example.
+        // One macro makes both guards, and the two types share an example.
         let of_type = items.iter().filter(|other| {
             other.owner.is_none() && (other.name == *owner || owner == "name" && other.name.ends_with("Guard"))
         });

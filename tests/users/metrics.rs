@@ -1,5 +1,5 @@
-//! The service of the example `metrics` in an outage: what docs/alerts.yml and docs/dashboard.json ask for is exported, and the
-//! rules on it tell of the outage, as `promtool` sees them.
+//! The service of the example `metrics` in an outage. It exports all metrics of docs/alerts.yml and
+//! docs/dashboard.json, and the rules report the outage, as `promtool` sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,10 +15,10 @@ use redis_rwlock::blocking;
 
 use crate::examples::{BOUND, Running, example, http};
 
-/// Longer than the rule for long waits allows.
+/// Wait that is longer than the rule for long waits allows.
 const LONG_WAIT: Duration = Duration::from_millis(10_100);
 
-/// What a service exports at one time: by series, with its labels.
+/// Metrics that a service exports at one time, by series with its labels.
 #[derive(Clone, Debug)]
 struct Scrape(BTreeMap<String, f64>);
 
@@ -40,15 +40,15 @@ impl Scrape {
     }
 }
 
-/// A metric that an expression asks for, and what it asks of its labels.
+/// Metric that an expression selects, with its conditions on labels.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Selector {
     metric: String,
-    /// Each with the values that it may have.
+    /// Labels, each with the values that it may have.
     labels: Vec<(String, Vec<String>)>,
 }
 
-/// Those of a file of rules, or of a dashboard.
+/// Selectors in a file of rules or in a dashboard.
 fn selectors(text: &str) -> BTreeSet<Selector> {
     let text = text.replace("\\\"", "\"");
     let mut found = BTreeSet::new();
@@ -60,14 +60,14 @@ fn selectors(text: &str) -> BTreeSet<Selector> {
             let values = values.trim_start_matches('~').trim_matches('"').split('|').map(str::to_owned);
             Some((label.to_owned(), values.collect::<Vec<_>>()))
         });
-        // Prometheus gives the job itself.
+        // Prometheus adds the label `job` itself.
         let labels = matchers.filter(|(label, _)| label != "job").collect();
         found.insert(Selector { metric: format!("rwlock_{}", &rest[..end]), labels });
     }
     found
 }
 
-/// The labels by which expressions on a metric are added up, those of Prometheus left out.
+/// Labels by which expressions group a metric, without those of Prometheus.
 fn groupings(text: &str) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for rest in text.split(" by (").skip(1) {
@@ -84,12 +84,12 @@ fn document(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)).expect("it is there")
 }
 
-/// Whatever a rule or a panel selects is there, under the names that it uses.
+/// Asserts that the service exports all metrics and labels that rules and panels select.
 fn assert_exports_what_is_asked_for(scrape: &Scrape) {
     for name in ["alerts.yml", "dashboard.json"] {
         let text = document(name);
         let mut selectors = selectors(&text);
-        // Of one node nobody asks who owns what.
+        // A single node has no map, so this metric is missing here.
         selectors.retain(|selector| selector.metric != "rwlock_map_refreshes_total");
         assert!(selectors.len() >= 8, "{name}: {selectors:?}");
         for Selector { metric, labels } in &selectors {
@@ -110,10 +110,10 @@ fn assert_exports_what_is_asked_for(scrape: &Scrape) {
     }
 }
 
-/// What to see for five minutes, and the rules that are true meanwhile, if that is looked at.
+/// Metrics for five minutes, and the rules that fire meanwhile, if the test checks them.
 type Phase<'a> = (&'a Scrape, Option<&'a [&'a str]>);
 
-/// A test for promtool.
+/// Text of a test for promtool.
 fn promtool_test(phases: &[Phase<'_>]) -> String {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/alerts.yml");
     let mut text = format!("rule_files: [{}]\nevaluation_interval: 30s\ntests:\n  - interval: 30s\n", rules.display());

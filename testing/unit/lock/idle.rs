@@ -1,4 +1,4 @@
-//! Holds that stay when their last guard has left.
+//! Cached holds: holds that stay when their last guard has left.
 
 use super::*;
 use crate::base::attempt::NodeId;
@@ -8,7 +8,7 @@ use crate::lock::wait::CachedCell;
 
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Passes calls on to the cell, as the engine does.
+/// Passes recalls on to the cell, as the engine does.
 struct Ear(CachedCell);
 
 impl OnRecall for Ear {
@@ -33,7 +33,7 @@ fn token(n: u64) -> FencingToken {
     FencingToken::from_wire(n).expect("small")
 }
 
-/// A process that keeps one lock.
+/// A process with a hold that it may cache.
 struct Keeper {
     table: Arc<Table>,
     calls: Arc<Recalls>,
@@ -45,12 +45,12 @@ fn wants() -> ShareRequest {
     ShareRequest { cache_for: IDLE, ..want() }
 }
 
-/// What the answer to a request says that was sent then, while the subscription stood, and said that the hold may stay.
+/// Answer to a request that was sent at `sent` and offered caching while the subscription was live. It allows caching.
 fn word(calls: &Recalls, sent: Moment) -> CacheAnswer {
     CacheAnswer { offered_on: calls.subscription(), sent, node: node(), is_waited_for: false }
 }
 
-/// It is granted the lock. `tell` makes the word that comes with the grant.
+/// Grants the lock to a waiter. `tell` makes the answer about caching that comes with the grant.
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> Keeper {
     let (table, sent) = (table(), now());
     let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
@@ -77,12 +77,12 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
 
 const FIRST: u64 = 5;
 
-/// The same, and nothing stands against its staying.
+/// A hold that is granted, and that may be cached.
 fn kept(mode: Mode, tokens: u64) -> Keeper {
     granted_with(mode, tokens, |calls, sent| Some(word(calls, sent)))
 }
 
-/// One that nobody is inside of.
+/// A cached hold: its last guard has left.
 fn idle(mode: Mode, tokens: u64) -> Keeper {
     let keeper = kept(mode, tokens);
     assert_eq!(remove(&keeper.hold, keeper.share_id), ShareRemoved::Kept);
@@ -138,7 +138,7 @@ fn idle_write_hold_serves_the_next_writers_each_with_a_token_of_its_own() {
     assert!(keeper.take().is_none(), "there is no token left");
 }
 
-/// The next writer, who finds no token left in a hold that is idle.
+/// The next writer takes a cached hold that has no token left.
 fn tokenless() -> (Keeper, ShareId) {
     let keeper = idle(Mode::Write, 1);
     let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
@@ -193,7 +193,7 @@ fn hold_without_a_token_left_is_handed_on_as_long_as_nobody_calls() {
     }
 }
 
-/// Whoever asks for the other side finds a hold that is idle.
+/// A waiter of the other side takes a cached hold to convert it.
 fn turned(mode: Mode) -> (Keeper, ShareId) {
     let keeper = idle(other(mode), 8);
     let mut entry = keeper.table.enter(&key(), mode, wants(), GRACE, now()).0;
@@ -242,7 +242,7 @@ fn tokens_of_a_renewal_are_used_if_they_are_newer_than_those_that_were_handed_ou
     drop(keeper.hold.on_cache_answer(told.clone(), Some((token(90), 64)), now()));
     let share_id = keeper.take().expect("there is a token");
     assert_eq!(share_id.token, token(90));
-    // The answer to an earlier renewal crosses it.
+    // The answer to an earlier renewal comes after the newer one.
     drop(keeper.hold.on_cache_answer(told, Some((token(40), 64)), now()));
     assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
     assert_eq!(keeper.take().expect("there is a token").token, token(91));
@@ -417,7 +417,7 @@ fn whoever_joins_what_was_not_to_be_renewed_has_a_renewal_in_time() {
     let brief = ShareRequest { cache_for: LEASE * 9 / 10, ..wants() };
     let (hold, last) = keeper.table.join(key().hashed_name(), brief, began).expect("it is open");
     assert_eq!((keeper.leaves(), remove(&hold, last)), (ShareRemoved::Shared, ShareRemoved::Kept));
-    // Its lease outlasts its stay: nothing is asked of the server, however often the agenda looks.
+    // The lease outlasts the time in the cache. So the process asks for no renewal, however often the queue looks.
     let mut at = began;
     while at < began.after(LEASE * 7 / 10) {
         let Next::At(due) = hold.next(at) else { panic!("it stays") };

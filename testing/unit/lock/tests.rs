@@ -72,12 +72,12 @@ fn id(n: u64) -> AcquisitionId {
     AcquisitionId::new("m", n, "l")
 }
 
-/// What the server has left of a hold, as its answer says.
+/// Grant of which the server has `remaining` left, by its answer.
 fn answer(sent: Moment, remaining: Duration, asked: Duration) -> Grant {
     answer_at(sent, remaining, asked, ServerTime::default())
 }
 
-/// The same with the server's time.
+/// Grant with the server's time.
 fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerTime) -> Grant {
     Grant { sent, remaining, asked, server }
 }
@@ -89,14 +89,14 @@ impl CountOperations for Nobody {
     fn on_end(&self) {}
 }
 
-/// It sends a copy of its request.
+/// Sends a copy of the waiter's request.
 fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
     entry
         .begin_attempt(now(), OpenOperation::counted_by(Arc::new(Nobody)), || Pending::new(id(n)))
         .map(|begun| begun.id)
 }
 
-/// The server grants what this one asks for.
+/// Grants a waiter's request, as the server would.
 fn grant(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc<Hold>, ShareId) {
     match granted(entry, n, mode, token, tokens) {
         Installed::Hold(hold, share_id) => (hold, share_id),
@@ -124,7 +124,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
     installed
 }
 
-/// Answers what has been under way and is to be taken back.
+/// Lets a waiter leave, and returns what is to be taken back.
 fn leave(entry: WaitEntry) -> Leaving {
     entry.leave(LeaderState::default(), now()).0
 }
@@ -133,7 +133,7 @@ fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
     hold.remove_share(share_id, now()).0
 }
 
-/// What a waiter has been called for, if it has been.
+/// Signal that a waiter has got, if there is one.
 fn called(entry: &mut WaitEntry) -> Option<Wake> {
     let mut called = std::pin::pin!(entry.signalled());
     match called.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -225,7 +225,7 @@ fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
     assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
     assert!(first.waits_again(later).0);
     assert!(called(&mut first).is_none());
-    // What the first one had sent may yet arrive.
+    // The first waiter's request may yet arrive.
     assert!(leave(second).pending.is_none());
     assert!(asks(&mut first), "it is polled again");
     assert!(leave(first).pending.is_some_and(|pending| pending.copies.arrives_until().is_some()));
@@ -423,7 +423,7 @@ fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
     let table = table();
     let (mut first, tries) = (enter(&table, Mode::Write), try_enter(&table, Mode::Write));
     assert!(asks(&mut first));
-    // Both ask, and who tries is the first to be heard.
+    // Both ask, and the server answers the try first.
     let (hold, share_id) = grant(&tries.expect("nobody waits"), 1, Mode::Write, 5, 64);
     let mut later = enter(&table, Mode::Write);
     assert!(called(&mut later).is_none());
@@ -445,7 +445,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     assert!(called(&mut second).is_none());
 }
 
-/// One that wants the lock for longer than it was granted to the one before, and has been handed it.
+/// Hands a hold to a writer that wants a longer lease than the hold was granted for.
 fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
     let long = ShareRequest { lease: LEASE * 6, ..want() };
     let first = enter(table, Mode::Write);
@@ -493,7 +493,7 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     );
 }
 
-/// A new primary may not know the last renewal. What it says to a shorter one is what is left then.
+/// A new primary may not know the last renewal. Its answer to a shorter renewal sets the deadline then.
 #[tokio::test]
 async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     let table = table();
@@ -516,7 +516,7 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
 }
 
-/// A hold that the server has renewed for long, when that was, and until when it may be trusted.
+/// A hold that the server has renewed for long, and the time of that renewal.
 fn renewed_for_long(server: ServerTime) -> (Arc<Hold>, Moment) {
     let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
     let sent = now();
@@ -524,8 +524,8 @@ fn renewed_for_long(server: ServerTime) -> (Arc<Hold>, Moment) {
     (hold, sent)
 }
 
-/// What the server says to a shorter renewal, which was long on its way: nobody can tell by the local clock whether that is less than
-/// it had granted.
+/// Applies the answer to a shorter renewal, which took long. By the local clock alone it is open whether the server
+/// grants less than before.
 fn renewed_slowly(hold: &Hold, renewed: Moment, server: ServerTime) -> Moment {
     const LEFT: Duration = LEASE.saturating_mul(5);
     let sent = renewed.after(secs(1));
@@ -539,7 +539,7 @@ fn renewed_slowly(hold: &Hold, renewed: Moment, server: ServerTime) -> Moment {
 fn deadline_moves_back_when_the_server_names_an_earlier_one_however_long_its_answer_took() {
     let server = ServerTime::from_micros(1_000_000_000);
     let (hold, renewed) = renewed_for_long(server);
-    // Its clock was read soon after the request: others may be let in eight seconds sooner than was granted.
+    // The server read its clock soon after the request. It may let others in eight seconds sooner than it had granted.
     let is_over = renewed_slowly(&hold, renewed, server.after(secs(2)));
     assert!(hold.deadline() <= is_over, "it may be over on the server, and another process inside");
 }
@@ -577,7 +577,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
     let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     let sent = now();
     assert!(hold.begin_recheck(want().from(sent), sent).is_some());
-    // The server has lost what it had granted, and was slow to say what is left.
+    // The server has lost its last renewal, and was slow to answer with the rest.
     let ((is_held, _), _) =
         hold.on_rechecked(answer(sent, secs(1), secs(1)), Some(sent.after(LEASE)), sent.after(secs(2)));
     assert!(!is_held);
@@ -604,7 +604,7 @@ fn no_answer_counts_for_more_than_was_asked_for() {
     assert!(hold.deadline() <= sent.after(LEASE), "the server's clock has gone back");
 }
 
-/// It counts from an answer of before, so that more than the claim may be left from then on.
+/// A claim counts from an earlier answer, so the server may have more left from then on than the claim's length.
 #[test]
 fn claim_counts_from_when_it_was_granted() {
     let table = table();
@@ -703,7 +703,7 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");
 }
 
-/// Counts ends, and as very many one under the mutex of the cell.
+/// Counts its drops. A drop under the mutex of the cell counts as very many.
 struct Ends(Weak<Cell<Hold>>, Arc<AtomicUsize>);
 
 impl Drop for Ends {
@@ -729,7 +729,7 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     let [mine, others, last] = [&first, &second, &third].map(asking);
     sends(&first, 1);
     assert!(first.leave(mine, now()).0.pending.is_none());
-    // It never looked at what it was left.
+    // The second waiter never looked at the request that was left to it.
     assert!(second.leave(others, now()).0.pending.is_none());
     assert_eq!(ended.load(Ordering::Relaxed), 1);
     let left = third.leave(last, now()).0;
@@ -810,7 +810,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let Some(Wake::Handed(_, share_id)) = called(&mut second) else { panic!("it has the lock") };
-    // Before it looks, all is over.
+    // The hold ends before the waiter looks.
     hold.lose(LossReason::Gone);
     remove(&hold, share_id);
     table.on_end(&hold);
@@ -818,7 +818,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     assert!(!second.waits_again(now()).0, "nobody would call it here");
 }
 
-/// What this costs the thread, in the best of three runs.
+/// CPU time that `run` costs the thread, in the best of three runs.
 #[cfg(unix)]
 fn cpu(mut run: impl FnMut()) -> Duration {
     let now = || {
@@ -833,7 +833,7 @@ fn cpu(mut run: impl FnMut()) -> Duration {
     runs.min().expect("three")
 }
 
-/// Eight times as much costs no more than sixteen times as much: four times that would be as the square.
+/// Asserts that eight times the work costs less than 24 times the time. A quadratic cost would be 64 times.
 #[cfg(unix)]
 fn is_linear(what: &str, run: impl Fn(usize)) {
     let (few, many) = (cpu(|| run(2_000)), cpu(|| run(16_000)));

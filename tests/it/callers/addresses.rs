@@ -1,4 +1,5 @@
-//! Addresses at which no lock server is. (Those that are no URLs: `options::bad_topologies_are_refused_without_their_passwords`.)
+//! Addresses without a lock server. Texts that are no URLs:
+//! `options::bad_topologies_are_refused_without_their_passwords`.
 
 use std::error::Error as _;
 use std::io::{Read, Write};
@@ -11,7 +12,7 @@ use crate::wait::soon;
 
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Asserts that nobody is found there, neither at connect nor at first use, and that it does not take long to say so.
+/// Asserts that a manager fails as unreachable, at connect and at first use, and that this does not take long.
 async fn is_unreachable(topology: Topology) {
     let single = || TwoKeyManager::builder(topology.clone()).unreachable_after(PATIENCE);
     let hash = || RedisManager::builder(topology.clone()).unreachable_after(PATIENCE);
@@ -22,7 +23,7 @@ async fn is_unreachable(topology: Topology) {
         soon("the word", hash().build().expect("built").write("cfg").into_future()).await.expect_err("nor here"),
         soon("the word", hash().build().expect("built").inspect("cfg")).await.expect_err("nor here"),
     ];
-    // Each its patience and a last try of one response timeout for the connection and one for the answer.
+    // Each call takes its patience and a last try: a response timeout for the connection, and one for the answer.
     let most = (PATIENCE + 2 * Duration::from_millis(500)) * 4 + Duration::from_secs(2);
     assert!(asked.elapsed() < most, "{:?}", asked.elapsed());
     for error in errors {

@@ -1,4 +1,4 @@
-//! Durations that nobody should ask for, and that are allowed all the same.
+//! Durations that are of little use, and that are allowed all the same.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ async fn no_patience_asks_once(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-/// The renewal of such a hold has one try. It is lost by the local clock, no later than with any other timeout.
+/// The renewal of such a hold has one try. The hold is lost by the local clock, no later than with any other timeout.
 async fn response_timeout_beyond_the_lease_loses_a_hold_in_time(f: &ServerFixture) {
     let settings = Settings { response_timeout: SHORT * 4, ..Settings::lease(RENEWED) };
     let (manager, name) = (f.manager_with(settings).await, f.name());
@@ -54,7 +54,7 @@ async fn response_timeout_beyond_the_lease_loses_a_hold_in_time(f: &ServerFixtur
     f.becomes_free(&name).await;
 }
 
-/// Nothing listens there.
+/// No server listens at this address.
 #[tokio::test]
 async fn endless_patience_with_servers_ends_with_the_wait() {
     let builder = RedisManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::MAX);

@@ -1,4 +1,4 @@
-//! What errors tell people.
+//! Messages of errors.
 
 use std::error::Error as StdError;
 use std::io;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Node, Sentinels, Server, TlsClients};
 use redis_rwlock::{Build, Builder, Error, RedisManager, Refusal, RwLockManager, Topology};
 
-/// Nothing listens there.
+/// Address at which no server listens.
 const NOWHERE: &str = "redis://127.0.0.1:1";
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn connects_not(topology: impl Into<Topology>) -> Error {
     patience(RedisManager::builder(topology)).connect().await.expect_err("it cannot be used so")
 }
 
-/// What is below an error, and that nothing is told twice.
+/// Messages of an error and of its sources. Asserts that no message contains one of a source below it.
 fn chain(error: &Error) -> Vec<String> {
     let mut told = vec![error.to_string()];
     let mut below = error.source();
@@ -55,7 +55,7 @@ fn chain(error: &Error) -> Vec<String> {
     told
 }
 
-/// Error of each of four writers of one lock, of which one asks the server and the others wait for what it hears.
+/// Error of each of four writers of one lock, of which one asks the server and the others wait for its answer.
 async fn errors_of_four_writers(limit: Option<Duration>) -> Vec<Error> {
     let manager = RedisManager::builder(NOWHERE).unreachable_after(Duration::from_millis(300)).build().expect("built");
     let write = || async {

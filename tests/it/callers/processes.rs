@@ -16,22 +16,23 @@ on_every_server![
 ];
 
 const LEASE: Duration = Duration::from_secs(2);
-/// What a busy machine may take for a try, and a waiter at most sleeps between two.
+/// Longest time of a try on a busy machine, with the longest pause of a waiter between two tries.
 const A_TRY: Duration = Duration::from_millis(1500);
 
-/// Set for the process that holds a lock: what to do, the kind of manager, its lock, and the servers.
+/// Environment variable of the process that holds a lock: its end, the kind of manager, the lock, and the servers.
 const ORDER: &str = "CALLERS_HOLDER";
 
-/// How the process ends.
+/// End of the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// It is killed.
+    /// A signal kills the process.
     Killed,
-    /// Its main thread returns with the guard.
+    /// The main thread returns while it has the guard.
     Returns,
 }
 
-/// Not a case: this program again, as a process that takes a lock, says its token, and ends as it is told.
+/// Takes a lock, prints its token, and ends as the order says. A test process that a case starts runs this; it is no
+/// case itself.
 #[test]
 fn holder() {
     let Ok(order) = env::var(ORDER) else {
@@ -60,7 +61,7 @@ fn hold<M: Build>(end: &str, builder: Builder<M>, name: &str) {
     }
 }
 
-/// A process that is gone with the test, and its output: without a reader it could not end in peace.
+/// A process that ends with the test, and its output. Without a reader of its output it would fail at the end.
 struct Holder {
     child: Child,
     output: Lines<BufReader<ChildStdout>>,
@@ -68,7 +69,7 @@ struct Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // Fails if it has ended, as it should have.
+        // The kill fails if the process has ended, as it should have.
         drop(self.child.kill());
         drop(self.child.wait());
     }

@@ -1,4 +1,4 @@
-//! One owner that asks twice at the same time.
+//! Owners that acquire a lock twice at the same time.
 
 use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
 
@@ -24,7 +24,7 @@ async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() 
     let (manager, owner) = (MemoryManager::new(), OwnerId::new());
     let mut first = manager.write("cfg").owner(owner).into_future();
     let mut second = manager.write("cfg").owner(owner).into_future();
-    // A stranger holds the lock, so both stand in the queue.
+    // Another owner holds the lock, so both wait in the queue.
     let stranger = manager.write("cfg").await.expect("granted");
     stays_pending("the first", &mut first).await;
     stays_pending("the second", &mut second).await;
@@ -33,7 +33,7 @@ async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() 
     warned(&recorder, &mut second).await;
     let [warning] = <[String; 1]>::try_from(warnings(&recorder)).expect("one warning");
     assert!(warning.contains("asked twice at the same time") && !warning.contains("opt in"), "{warning}");
-    // One that comes now nests; the one in the queue gets the lock when both are gone.
+    // An acquisition that comes now nests. The one in the queue gets the lock when both are gone.
     let nested = soon("a nested one", manager.write("cfg").owner(owner).into_future()).await.expect("nested");
     guard.release().await.expect("still held");
     nested.release().await.expect("released");

@@ -1,4 +1,4 @@
-//! Runtimes that are not there, or not any more.
+//! Calls without a runtime, and on runtimes that end, stand still or are blocked.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,30 +15,30 @@ on_every_fixture![
     runtime_that_is_not_driven_keeps_nobody_from_its_answer,
 ];
 
-// They look at who waits.
+// These cases look at the waiters.
 on_every_queue![
     runtimes_that_end_stand_or_are_blocked_take_no_hold_along,
     waiter_goes_on_where_another_runtime_waited_before,
 ];
 
-/// A thread with a runtime, on which one thing is done; then nobody drives it until the end.
+/// A thread with a runtime. The runtime does one work, and then no thread drives it until the end.
 pub(crate) struct Elsewhere {
-    /// Dropped, it lets the runtime end.
+    /// Signal for the end: the runtime ends when this is dropped.
     end: Option<std::sync::mpsc::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What a runtime does when its work is done.
+/// State of a runtime after its work is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Then {
-    /// Nothing: nobody drives it.
+    /// No thread drives the runtime.
     Stands,
-    /// A computation keeps its only thread.
+    /// A computation keeps the only thread of the runtime.
     IsBlocked,
 }
 
 impl Elsewhere {
-    /// Returns what came of the work.
+    /// Does the work on the runtime, and returns its result.
     pub(crate) async fn after<T: Send + 'static>(
         then: Then,
         work: impl Future<Output = T> + Send + 'static,
@@ -75,7 +75,7 @@ impl Drop for Elsewhere {
 
 async fn runtimes_that_end_stand_or_are_blocked_take_no_hold_along(f: &Fixture) {
     let names: Vec<String> = (0..4).map(|_| f.name()).collect();
-    // The first to use the manager is the one that ends.
+    // The runtime that uses the manager first is the one that ends.
     let mut ends = f.elsewhere(Settings::lease(RENEWED)).await;
     let name = names[0].clone();
     let mut guards = vec![ends.run(|manager| Box::pin(async move { manager.write(&name).await })).await];
@@ -115,7 +115,7 @@ async fn runtimes_that_end_stand_or_are_blocked_take_no_hold_along(f: &Fixture) 
 async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     let manager = f.lazy_manager(Settings::default()).await;
     let (other, name) = (manager.write(&f.name()).into_future(), f.name());
-    // It has begun to connect, and to ask who owns the lock.
+    // The acquisition on the runtime that stands has begun to connect and to ask for the owner of the slot.
     let (standing, begun) = Elsewhere::after(Then::Stands, async move {
         let mut other = Box::pin(other);
         futures_util::FutureExt::now_or_never(&mut other).is_some().then_some(()).map_or(Some(other), |()| None)
@@ -173,7 +173,7 @@ async fn loss_is_told_though_the_runtime_has_ended(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-/// Polls by hand: a plain thread.
+/// Polls a future on a plain thread, without a runtime.
 fn outside<T>(future: impl Future<Output = T>) -> T {
     futures_util::FutureExt::now_or_never(future).expect("ready at once")
 }

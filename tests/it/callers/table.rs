@@ -13,8 +13,8 @@ fn last_cells(text: &str) -> Vec<&str> {
     rows.filter_map(|row| row.rsplit_once(" | ")).map(|(_, last)| last).filter(|last| *last != "test").collect()
 }
 
-/// Whether `module::…::name` is a function of these tests, one in the sources, or with `fork-test::` one of that package. The last
-/// module may be within the file of the one above it.
+/// Returns true if `module::…::name` is a function of these tests or of the sources. With `fork-test::` in front it is
+/// one of that package. The last module may be within the file of the one above it.
 fn exists(test: &str) -> bool {
     let Some((module, name)) = test.rsplit_once("::") else {
         return false;
@@ -32,7 +32,7 @@ fn exists(test: &str) -> bool {
 #[test]
 fn every_row_names_tests_that_exist() {
     let text = fs::read_to_string(root().join("docs/RELIABILITY.md")).expect("it is there");
-    // Below are figures.
+    // The section below has figures, and names no tests.
     let (rows, _) = text.split_once("\n## Torture\n").expect("a section with figures at the end");
     let cells = last_cells(rows);
     assert!(cells.len() > 50, "{} rows", cells.len());

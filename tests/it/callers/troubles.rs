@@ -11,7 +11,7 @@ use crate::wait::{bounded, soon, stays_pending, until};
 
 alone_on_every_server![full_memory_refuses_grants_and_nothing_else, paused_clients_are_waited_for];
 
-/// Refusals come with the server's answer, not after some patience.
+/// Time limit of a refusal, which comes with the server's answer and does not wait for the patience.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 async fn refused_at_once<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>) -> Refusal {
@@ -31,7 +31,7 @@ async fn refused_in_the_end<T: std::fmt::Debug>(attempt: impl Future<Output = Re
     }
 }
 
-/// Servers without memory, as long as this is there.
+/// Servers without free memory, as long as this value lives.
 struct FullMemory<'a>(&'a ServerFixture);
 
 impl<'a> FullMemory<'a> {
@@ -78,7 +78,7 @@ async fn paused_clients_are_waited_for(f: &ServerFixture) {
     for node in f.servers.primaries() {
         node.pause_clients(Duration::from_millis(900)).expect("paused");
     }
-    // Longer than an answer is waited for, shorter than the patience.
+    // The pause is longer than a response timeout, and shorter than the patience.
     soon("a grant", manager.write(&f.name()).into_future()).await.expect("granted").release().await.expect("released");
     assert_eq!(guard.state(), HoldState::Held);
     guard.release().await.expect("ours to the end");
@@ -92,7 +92,7 @@ fn impatient() -> Settings {
     }
 }
 
-/// The server says BUSY to everybody until somebody ends the script.
+/// The server answers BUSY to every client until the test ends the script.
 async fn busy_server_is_unreachable_until_it_is_not(f: &ServerFixture) {
     let (manager, held) = (f.manager_with(impatient()).await, f.name());
     let guard = manager.write(&held).await.expect("granted");
@@ -113,7 +113,7 @@ fn is_busy(node: &Node) -> bool {
     node.command(&["PING"]).is_ok_and(|reply| reply.error().is_some_and(|error| error.starts_with("BUSY")))
 }
 
-/// Its last snapshot failed, so it refuses all writes.
+/// The server's last snapshot failed, so it refuses all writes.
 async fn server_that_cannot_save_refuses_writes(f: &ServerFixture) {
     let (manager, held) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
     let guard = manager.write(&held).await.expect("granted");
@@ -153,7 +153,7 @@ async fn restarted_empty_server_has_no_holds(f: &ServerFixture) {
     heir.release().await.expect("ours to the end");
 }
 
-/// A replica that is taken for a node.
+/// The manager uses a replica as a single node: grants are refused, and looks work.
 async fn replica_refuses_grants(f: &ServerFixture) {
     let manager = f.manager().await;
     let primary = Node::start(f.servers.primaries()[0].server()).expect("the server starts");
@@ -171,11 +171,11 @@ async fn replica_refuses_grants(f: &ServerFixture) {
     assert!(f.ttls().is_empty());
 }
 
-/// No new connections, and the old one is cut.
+/// The server takes no new connections, and the proxy cuts the old one.
 async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Result<Manager, Error>, server: Server) {
     let node = Node::builder(server).proxied().start().expect("the server starts");
     let url = || format!("redis://{}", node.proxy().addr());
-    // An answer that came late would close the connection for which there is no other.
+    // A late answer would close the connection, and the manager could make no other.
     let settings = || Settings { response_timeout: RENEWED, ..Settings::lease(RENEWED * 2) };
     let patient = make(url(), settings()).await.expect("connected");
     let guard = patient.write("held").await.expect("granted");

@@ -15,7 +15,7 @@ use crate::wait::{BOUND, soon, until};
 on_a_pair![grant_that_waits_for_a_replica_does_not_count, grant_that_is_still_to_wait_does_not_count];
 on_both_servers![grant_counts_when_replicas_of_the_new_primary_have_it];
 
-/// The replica hears of nothing from now on. It takes the primary's place, later.
+/// Parts the replica from the primary: it gets no more writes. Later it takes the primary's place.
 fn part(f: &Field) {
     ask(&f.pair.replica, &["REPLICAOF", "NO", "ONE"]);
 }
@@ -25,7 +25,7 @@ fn demote(f: &Field) {
     ask(&f.pair.primary, &["REPLICAOF", &new.ip().to_string(), &new.port().to_string()]);
 }
 
-/// The old primary takes no writes any more, and the new one knows nothing.
+/// Asserts that the old primary refuses writes and that the new one knows no grant.
 async fn nobody_is_inside(f: &Field, result: Result<redis_rwlock::WriteGuard, Error>, name: &str) {
     let error = result.map(drop).expect_err("no replica has it");
     assert!(matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. }), "{error:?}");
@@ -57,7 +57,8 @@ async fn grant_that_is_still_to_wait_does_not_count(f: &Field) {
     nobody_is_inside(f, soon("the answer", asking).await.expect("no panic"), &name).await;
 }
 
-/// Where its successor is found it is asked again there, and what it says counts as always.
+/// The manager finds the new primary and repeats its request there. The grant counts as always when a replica of it
+/// answers.
 async fn grant_counts_when_replicas_of_the_new_primary_have_it(server: Server) {
     let f = field::Field::with_replicas(server);
     let manager = f.manager_with(settings(LONG_WAIT)).await;
@@ -75,7 +76,7 @@ async fn grant_counts_when_replicas_of_the_new_primary_have_it(server: Server) {
     let wait_of_the_new = new.proxy().hold_request(Matcher::command("WAIT"));
     let promoted = block_in_place(|| f.cluster.failover(old)).expect("another primary");
     assert_eq!(promoted.port(), new.port());
-    // Until it knows, it speaks for its replica, which has the grant and is the primary.
+    // Before the old primary knows, it would count its replica, which has the grant and is the primary now.
     until("the old one knows", async || {
         ask(old, &["ROLE"]).array().and_then(|role| role[0].text()).as_deref() == Some("slave")
     })

@@ -1,4 +1,4 @@
-//! The reply to `WAIT` is lost: the primary has granted, and nobody knows whether a replica has it.
+//! The reply to `WAIT` is lost: the primary has granted, and the manager does not know whether a replica has the grant.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -17,17 +17,17 @@ on_a_pair![
     grant_of_who_dies_meanwhile_ends_with_its_lease,
 ];
 
-/// How long a primary waits for its replica, of which the answers come at once here; silence lasts twice as long.
+/// Time that a primary waits for its replica. The replica answers at once here, and silence lasts twice as long.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Nothing of this length is over while a case runs: what is gone was given back.
+/// Lease that no case outlasts: a hold that is gone was given back.
 const LONG_LEASE: Duration = Duration::from_secs(300);
 
-/// How a reply is lost.
+/// Way in which a reply is lost.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
     /// The connection breaks.
     Cut,
-    /// Silence.
+    /// The reply never comes, and the connection stays.
     Dropped,
 }
 
@@ -40,7 +40,7 @@ impl Lost {
     }
 }
 
-/// The servers' word is on its way back, and that of the script before it was passed on.
+/// Waits until a replica has acknowledged. The proxy holds the reply to `WAIT`, and has passed on that to the script.
 fn acknowledged(reply: &HeldReply) {
     block_in_place(|| reply.wait_applied(BOUND)).expect("a replica has it");
 }
@@ -50,7 +50,7 @@ impl Field {
         self.pair.primary.proxy()
     }
 
-    /// One that sees the servers whatever the proxy does.
+    /// A manager past the proxy: it sees the servers whatever the proxy does.
     async fn bystander(&self) -> Manager {
         self.fixture.manager_elsewhere(Topology::node(format!("redis://{}", self.pair.primary.addr()))).await
     }
@@ -65,7 +65,7 @@ async fn grant_counts_only_when_it_was_asked_for_again_and_acknowledged(f: &Fiel
         let asking = tokio::spawn(manager.write(&name).into_future());
         acknowledged(&reply);
         let again = f.proxy().hold_request(Matcher::command("EVALSHA").and(name.as_str()));
-        // Also before it is asked for again: the one that follows may come with it.
+        // Armed before the request is repeated, because its `WAIT` may come together with it.
         let next_reply = f.proxy().hold_reply(Matcher::command("WAIT"));
         lost.befalls(reply);
         block_in_place(|| again.wait_held(BOUND)).expect("it is asked for again");

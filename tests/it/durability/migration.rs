@@ -1,4 +1,4 @@
-//! A slot that moves: what is granted where it goes counts when replicas of that node have it.
+//! A slot that moves: a grant at the importing node counts when replicas of that node have it.
 
 use cluster_testenv::{Matcher, Node, Server, SlotMigration};
 use redis_rwlock::{Error, HoldState};
@@ -11,7 +11,7 @@ use crate::wait::until_renewed;
 
 on_both_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
 
-/// Whether a node has a key, also of a slot that is not its own.
+/// Returns true if a node has a key, also of a slot that is not its own.
 fn has(node: &Node, key: &str) -> bool {
     ask(node, &["KEYS", key]).array().is_some_and(|found| !found.is_empty())
 }

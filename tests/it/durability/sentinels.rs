@@ -1,4 +1,4 @@
-//! Behind Sentinels: after a failover it is the replicas of the new primary that count.
+//! Replicated grants behind Sentinels: after a failover the replicas of the new primary count.
 
 use std::num::NonZeroU8;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::wait::{BOUND, soon, until};
 
 on_both_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
 
-/// How long a primary waits for its replicas.
+/// Time that a primary waits for its replicas.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn of(replicas: u8) -> Settings {

@@ -1,4 +1,4 @@
-//! Where a connection has to encrypt it is one of the library's, and `WAIT` follows its scripts there as well.
+//! Replicated grants over TLS: `WAIT` follows the scripts on encrypted connections as well.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use crate::fixture::Fixture;
 use crate::servers::waiting_at;
 use crate::wait::{bounded, soon, until};
 
-/// More than there are lanes, so that scripts of several callers share a pipeline.
+/// Number of callers: more than there are connections, so that scripts of several callers share a pipeline.
 const CALLERS: usize = 100;
-/// Longer than any stall of a busy machine.
+/// Node timeout that is longer than any stall of a busy machine, so that no replica takes over.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

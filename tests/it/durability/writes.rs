@@ -1,4 +1,5 @@
-//! What gives a hold, or more of one, writes, also when nothing changes: `WAIT` speaks of what its connection has written.
+//! Scripts that grant or extend a hold write something, even when nothing changes. `WAIT` counts only what its own
+//! connection has written.
 
 use cluster_testenv::{Client, Reply, Server};
 
@@ -9,13 +10,13 @@ const NEVER_LATE: &str = "9000000000000";
 const LEASE_MS: &str = "60000";
 const LIMITS: &str = "1000 3000";
 
-/// The scripts of one scheme, and what they are called with.
+/// Scripts of one scheme, with their keys and arguments.
 struct Scheme {
     acquire: &'static str,
     renew: &'static str,
     convert: &'static str,
     keys: &'static [&'static str],
-    /// Behind the arguments that both schemes have.
+    /// Arguments that follow those of both schemes.
     tail: &'static [&'static str],
 }
 
@@ -35,7 +36,7 @@ const TWO_KEY: Scheme = Scheme {
 };
 
 impl Scheme {
-    /// The first word of the answer.
+    /// Calls a script, and returns the first word of the answer.
     fn call(&self, client: &mut Client, script: &str, args: &[&str]) -> String {
         let count = self.keys.len().to_string();
         let words = [&["EVAL", script, &count], self.keys, args].concat();
@@ -57,7 +58,8 @@ impl Scheme {
         self.twice(pair, self.convert, &args)
     }
 
-    /// Calls a script, and again from elsewhere, as somebody does whose answer was lost. No replica has either.
+    /// Calls a script, and repeats it on another connection, as a process does whose answer was lost. No replica has
+    /// either write.
     fn twice(&self, pair: &Pair, script: &str, args: &[&str]) -> String {
         let mut clients = [0, 1].map(|_| pair.primary.client().expect("connected"));
         let [first, again] = clients.each_mut().map(|client| self.call(client, script, args));

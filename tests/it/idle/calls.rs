@@ -1,4 +1,4 @@
-//! How often those who wait call, many as they are.
+//! Recalls of many waiters: their rate stays low.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use crate::wait::{soon, until};
 
 hash_on_every_server![waiters_of_many_processes_call_twice_a_second];
 
-/// Processes that keep a hold without a guard, and processes that wait: all of them have a heartbeat each second.
+/// Number of processes with a cached hold, and of processes that wait. All of them have a heartbeat each second.
 const PROCESSES: usize = 50;
 const TASKS: usize = 3;
-/// How many calls are timed.
+/// Number of recalls that the case times.
 const CALLS: u32 = 7;
-/// The server counts whole milliseconds.
+/// Least time between two recalls. One millisecond is off, because the server counts whole ones.
 const BETWEEN_CALLS: Duration = Duration::from_millis(499);
 
-/// Hears who calls for a lock.
+/// Listener for the recalls of a lock.
 struct Calls {
     hears: Client,
     channel: String,
@@ -43,7 +43,7 @@ impl Calls {
         text.expect("a text").into_owned()
     }
 
-    /// What comes after this was published after it.
+    /// Skips all messages that were published before this call.
     fn skip_the_past(&mut self, f: &ServerFixture) {
         const NOW: &str = "now";
         let mut tells = f.servers.owner_of(&self.channel).client().expect("connected");

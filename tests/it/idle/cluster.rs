@@ -1,4 +1,4 @@
-//! Slots that move and primaries that are replaced while holds stay.
+//! Slots that move and primaries that are replaced while holds are cached.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,10 +25,10 @@ on_both_servers![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// Until an old primary is not asked any more, and whoever waits has found the new one.
+/// Time until managers ask the old primary no more and the waiter has found the new one.
 const FAILED_OVER: Duration = SOON.saturating_add(Duration::from_secs(2));
 
-/// A cluster, a lock at its first node, and two processes of which the first keeps it.
+/// A cluster, a lock at its first node, and two processes. The first of them caches holds.
 struct Scene {
     f: Field,
     tag: String,
@@ -116,7 +116,7 @@ async fn writer_is_in_soon_after_a_primary_was_killed(server: Server) {
     writer_is_in_after(server, failover).await;
 }
 
-/// Locks of which several processes keep holds, and whoever is inside of them.
+/// Locks of which several processes cache holds, and the guards that are inside of them.
 #[derive(Debug, Default)]
 struct Crowd {
     inside: Mutex<Vec<(usize, String, Mode, HoldWatch)>>,
@@ -125,7 +125,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Nobody is inside whom it excludes, and who may believe that.
+    /// Notes a guard, and asserts that no guard which it excludes is still valid.
     fn enters(&self, name: &str, mode: Mode, watch: HoldWatch) -> usize {
         let number = self.grants.fetch_add(1, Ordering::SeqCst);
         let mut inside = self.inside.lock();
@@ -141,7 +141,7 @@ impl Crowd {
         self.inside.lock().retain(|(of, ..)| *of != number);
     }
 
-    /// Uses the lock, if it can be had: while a primary is replaced it may not.
+    /// Uses the lock if it is granted in time. While a primary is replaced, it may not be.
     async fn turn(&self, manager: &Manager, name: &str, mode: Mode) {
         let wait = Duration::from_secs(2);
         let guard = match mode {
@@ -181,7 +181,7 @@ async fn failovers_let_no_two_in_where_replicas_know(server: Server) {
             let mut turns = task..;
             while !crowd.is_over.load(Ordering::SeqCst) {
                 let turn = turns.next().expect("there are always more");
-                // Each lock is one process's nearly always, so that its hold stays, and at times the other's.
+                // One process uses each lock nearly always, so that it caches the hold. At times the other one does.
                 let lock = task % 4;
                 let manager = &managers[if turn % 50 == 0 { lock % 2 } else { (lock + 1) % 2 }];
                 let mode = if turn % 5 == 0 { Mode::Write } else { Mode::Read };

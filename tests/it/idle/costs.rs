@@ -1,4 +1,4 @@
-//! What holds that stay cost, counted at the server.
+//! Costs of cached holds, counted at the server.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn scripts_of(node: &Node) -> usize {
 async fn try_asks_and_calls_at_once(server: Server) {
     let node = Node::builder(server).proxied().start().expect("the server starts");
     let f = Fixture::hash(Topology::node(node.url()));
-    // A busy machine answers late; what is asked again then would be counted too.
+    // A busy machine answers late. Requests that the managers repeat then would be counted too.
     let patient = Settings { response_timeout: Duration::from_secs(5), lease: Duration::from_secs(60), ..keeps() };
     let (keeper, other, name) = (f.manager_with(patient.clone()).await, f.manager_with(patient).await, f.name());
     let beside = f.manager_elsewhere(Topology::node(format!("redis://{}", node.addr()))).await;
@@ -31,7 +31,7 @@ async fn try_asks_and_calls_at_once(server: Server) {
         assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
         let nobody_waits = async || beside.inspect(&name).await.expect("answered").waiters.is_empty();
         until("its place is given back", nobody_waits).await;
-        // The first time it is not subscribed yet.
+        // The manager is not subscribed yet at the first try.
         assert!(is_first || scripts_of(&node) == 3, "the try, the word that it is used, the end of its place");
         inside.release().await.expect("released");
         node.proxy().forget_requests();
@@ -48,7 +48,8 @@ async fn as_many_stay_as_may_though_they_are_used_in_turn(server: Server) {
     let f = Fixture::hash(Topology::node(node.url()));
     let manager = f.manager_with(Settings { lease: Duration::from_secs(60), ..keeps() }).await;
     let names: Vec<String> = (0..NAMES).map(|_| f.name()).collect();
-    // The first use is noted, with the second its calls are listened for, and what is asked for then stays.
+    // The manager notes the first use of a name, and listens for recalls from the second on. Holds that it requests
+    // while it listens may be cached.
     until("all stay", async || {
         for some in names.chunks(100) {
             let uses = some.iter().map(async |name| manager.read(name).await.expect("granted").release().await);

@@ -1,5 +1,5 @@
-//! Faults of calls, connections and runtimes while holds stay: what whoever waits elsewhere loses by them, and that nothing is
-//! relied on that would not be heard of.
+//! Faults of recalls, connections and runtimes while holds are cached. Cases measure the time that they cost a waiter
+//! elsewhere. They also show that no hold stays cached when its process would miss a recall.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -42,22 +42,23 @@ on_both_servers![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// Its holds end, and are renewed, when a case has long been over.
+/// Lease of holds that need no renewal while a case runs.
 const LONG: Duration = Duration::from_secs(30);
-/// A heartbeat, and some.
+/// Time in which a waiter is in by a heartbeat at the latest, with an allowance.
 pub(super) const SOON: Duration = HEARTBEAT.saturating_add(MACHINE).saturating_add(Duration::from_millis(500));
-/// The lease where a renewal is waited for.
+/// Lease of holds in cases that wait for a renewal.
 pub(super) const LEASE: Duration = Duration::from_secs(6);
-/// 0.375 of it, a response timeout, and some. It ends sooner than the lease.
+/// Time until a renewal is over: 0.375 of the lease, a response timeout, and an allowance. It is shorter than the
+/// lease.
 pub(super) const RENEWAL: Duration = Duration::from_millis(2250 + 500).saturating_add(MACHINE);
-/// For so long the last answer of a node counts.
+/// Time for which the last answer of a node counts.
 const FRESH: Duration = Duration::from_secs(1);
 
 pub(super) fn keeps_for(lease: Duration) -> Settings {
     Settings { lease, ..keeps() }
 }
 
-/// A writer elsewhere is inside within this.
+/// Asserts that a writer elsewhere is granted the lock within `bound`.
 pub(super) async fn writer_is_in_within(bound: Duration, other: &Manager, name: &str) {
     let began = Instant::now();
     take(other, name, Mode::Write).await.release_unharmed().await;
@@ -96,7 +97,7 @@ async fn lost_word_costs_a_try_its_wait(f: &ServerFixture) {
     for settings in [Settings::default(), keeps()] {
         let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager_with(settings).await, f.name());
         let words = f.hash_key(&name) + ":wake:";
-        // The first one subscribes.
+        // The first try subscribes.
         for lost in [0, usize::MAX] {
             idle(&keeper, &name, Mode::Read).await;
             proxy_of(f, &name).lose_messages(words.clone(), lost);
@@ -107,7 +108,7 @@ async fn lost_word_costs_a_try_its_wait(f: &ServerFixture) {
     }
 }
 
-/// A node behind a proxy, which the case has to itself. Some go past the proxy.
+/// A node behind a proxy, for one case alone. Some managers go past the proxy.
 struct Alone {
     fixture: Fixture,
     node: Node,
@@ -131,7 +132,7 @@ impl Alone {
         self.manager_elsewhere(Topology::node(format!("redis://{}", self.node.addr()))).await
     }
 
-    /// A manager of a user who may do everything but publish: for want of the command, or of any channel.
+    /// A manager of a user without the right to publish: the command is missing, or all channels.
     async fn without_publishing(&self, without: &str) -> Manager {
         let rights = ["on", ">secret", "~*", "&*", "+@all", without];
         self.node.acl_set_user("mute", &["reset"]).expect("a user");
@@ -140,7 +141,7 @@ impl Alone {
     }
 }
 
-/// The main connection works.
+/// The subscriptions' connection falls silent, and the main connection works.
 async fn silent_link_costs_no_more_than_its_next_ping(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
@@ -195,7 +196,7 @@ async fn killed_subscription_is_not_relied_on(server: Server) {
     }
 }
 
-/// What takes the right to publish from a user.
+/// Rules that take the right to publish from a user.
 const MUTE: [&str; 2] = ["-spublish", "resetchannels"];
 
 async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
@@ -211,7 +212,7 @@ async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
     }
 }
 
-/// A call that was not made is in no other one's place.
+/// A recall that the server refused does not count as one, so other waiters still recall.
 async fn waiter_that_may_not_publish_keeps_nobody_else_from_calling(server: Server) {
     let f = Alone::start(server);
     for (mode, without) in MODES.into_iter().zip(MUTE) {
@@ -240,7 +241,7 @@ async fn hold_of_a_runtime_that_ends_or_is_blocked_is_given_up(f: &ServerFixture
             let (keeper, used) = (Arc::clone(&manager), name.clone());
             let (runtime, ()) = Elsewhere::after(then, async move { idle(&keeper, &used, mode).await }).await;
             writer_is_in_within(SOON, &other, &name).await;
-            // Also where it was used again since.
+            // The same holds after another use of the lock.
             idle(&manager, &name, mode).await;
             drop(runtime);
             writer_is_in_within(SOON, &other, &name).await;

@@ -1,4 +1,4 @@
-//! However many acquisitions start, or guards are dropped, at once: a server that answers is asked once for each.
+//! Bursts of acquisitions and of dropped guards: a server that answers gets one request for each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,8 +7,9 @@ use redis_rwlock::HoldState;
 use super::*;
 use crate::wait::bounded;
 
-/// Acquires so many locks at once and drops all guards at once, behind a proxy that lets 5,000 scripts pass in a second, and
-/// asserts that each took two scripts, but for one in a hundred, and no connection, while somebody else's hold stays.
+/// Acquires `locks` locks at once and drops all guards at once, behind a proxy that lets 5,000 scripts pass in a
+/// second. Asserts that each lock took two scripts, with 1 % more at most. No connection is made, and an unrelated hold
+/// stays held.
 async fn burst(locks: usize, response_timeout: Duration) {
     let (node, fixture) = proxied_node();
     let manager = fixture.manager_with(Settings { response_timeout, ..Settings::default() }).await;
@@ -34,7 +35,7 @@ async fn burst(locks: usize, response_timeout: Duration) {
     })
     .await;
     all_have_passed(proxy).await;
-    // Each is one script, and each look is one. On a machine that is late a few releases may be told twice.
+    // Each release is one script, and each look is one. A late machine may send a few releases twice.
     let more = calls.without_renewals(proxy) - sent - (2 * locks + looks.into_inner());
     assert!(more <= locks / 100, "{more} scripts more than needed");
     assert_eq!(proxy.connections_made(), connections, "connections");

@@ -21,7 +21,7 @@ async fn local_waiters_behind_one_that_asks_come_and_go_without_a_script() {
             waiters.iter_mut().for_each(start);
         }
         let asked = calls.without_renewals(proxy) - sent;
-        // One behind the subscription, and a heartbeat a second.
+        // One request follows the subscription, and a heartbeat comes each second.
         let most = 2 + began.elapsed().as_secs() as usize;
         assert!(asked <= most, "{asked} scripts, and {most} are enough");
         let before = proxy.requests_seen(leaves.clone());

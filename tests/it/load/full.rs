@@ -1,4 +1,4 @@
-//! Behind a connection that is full: limits of waiting end all the same, and who asks once is answered or told.
+//! Calls behind a full connection: limits of waiting end all the same, and a try gets an answer or an error.
 
 use redis_rwlock::Error;
 
@@ -7,7 +7,8 @@ use crate::wait::{bounded, soon};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A manager that waits for a server for ever, and more acquisitions on their way than its server passes in ten seconds.
+/// A manager that waits for ever for a server, with as many acquisitions on their way as its proxy passes in ten
+/// seconds.
 async fn full() -> (Node, Manager, JoinSet<Result<WriteGuard, Error>>) {
     let (node, fixture) = proxied_node();
     let settings = Settings { response_timeout: RESPONSE_TIMEOUT, unreachable_after: LONG, ..Settings::lease(LONG) };
@@ -16,7 +17,7 @@ async fn full() -> (Node, Manager, JoinSet<Result<WriteGuard, Error>>) {
     limit(node.proxy(), 100);
     let burst = acquire_at_once(&manager, 1_000);
     until("the connection is full", async || node.proxy().scripts_waiting() > 8).await;
-    // Who comes now comes behind these.
+    // A call that comes after this waits behind these.
     until("most of them wait for room", async || manager.stats().in_flight > 500).await;
     (node, manager, burst)
 }
@@ -39,7 +40,7 @@ async fn who_asks_once_is_answered_in_its_turn() {
     bounded(async {
         let (node, manager, _burst) = full().await;
         let trying = tokio::spawn(async move { manager.try_write("late").await });
-        // A few response timeouts of waiting, in which others are answered.
+        // The try waits for a few response timeouts, in which others are answered.
         tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
         assert!(!trying.is_finished(), "it has no room yet");
         limit(node.proxy(), 5_000);

@@ -1,4 +1,4 @@
-//! While no server answers, one asks for all.
+//! Outages: while no server answers, one connection attempt serves all waiters.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ async fn silent_server_is_dialed_once_in_a_response_timeout_however_many_wait() 
         let waiters = acquire_at_once(&manager, 500);
         until("some have been tried", async || proxy.connections_made() - connections >= 4).await;
         let made = proxy.connections_made() - connections;
-        // The first may come at once, and one may have begun.
+        // The first connection may come at once, and one more may have begun.
         let most = 2 + (began.elapsed().as_millis() / RESPONSE_TIMEOUT.as_millis()) as u64;
         assert!(made <= most, "{made} connections, and {most} are enough");
         let sent = calls.without_renewals(proxy);

@@ -1,4 +1,4 @@
-//! Keys that published clients have used all along, whatever they are called.
+//! Keys that timestamp clients use already, with any name.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,11 +16,12 @@ hash_on_every_server![
     join_with_a_lease_beyond_their_ttl_is_refused,
 ];
 
-/// Keys with and without a hash tag, which is in the template or in the name: what is behind the case's prefix, and a name.
+/// Keys with and without a hash tag, which is in the template or in the name. Each is a template, without the case's
+/// prefix, and a name.
 const KEYS: [(&str, &str); 5] =
     [(":*", "cfg"), (":*", "{user}:1"), (":{*}", "cfg"), (":{shop}:*", "cfg"), (":*:rw", "a{b")];
 
-/// Their stamps count, and their keys live, for as long as a case lasts.
+/// Settings with which the clients' stamps count, and their keys live, for as long as a case runs.
 fn adopting(template: &str) -> Settings {
     let timestamp_clients = TimestampClients::new(LONG, LONG).key_ttl(LONG);
     Settings { timestamp_keys: Some(template.to_owned()), timestamp_clients, ..Settings::lease(LONG) }
@@ -42,7 +43,7 @@ async fn our_hold_and_theirs_exclude_each_other(f: &ServerFixture) {
                 take(&manager, name, ours).await.release_unharmed().await;
             }
         }
-        // Readers are no hindrance to each other.
+        // Readers of both kinds do not exclude each other.
         let (guard, stamp) = (take(&manager, name, Mode::Read).await, foreign.lock(Mode::Read));
         foreign.unlock(stamp);
         guard.release_unharmed().await;
@@ -84,7 +85,7 @@ fn refused<T: Debug>(outcome: Result<T, Error>) -> &'static str {
     }
 }
 
-/// Nobody listens there: whatever was sent would not be answered.
+/// A builder for an address where no server listens: a request would get no answer.
 fn nowhere() -> Builder<RedisManager> {
     RedisManager::builder("redis://127.0.0.1:1")
 }

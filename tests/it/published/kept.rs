@@ -1,4 +1,4 @@
-//! Holds that stay beside clients of the published scheme, who cannot call for them.
+//! Cached holds beside timestamp clients, which cannot recall them.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::wait::until;
 
 hash_on_every_server![they_starve_beside_steady_use_and_get_in_when_nobody_has_used_it_for_long];
 
-/// For how long holds stay here.
+/// Time that the manager caches a hold.
 const IDLE: Duration = Duration::from_millis(800);
 
 async fn they_starve_beside_steady_use_and_get_in_when_nobody_has_used_it_for_long(f: &ServerFixture) {

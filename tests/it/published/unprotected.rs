@@ -1,5 +1,6 @@
-//! What published clients cannot be protected against, nor we from them: each line of the list in `docs/PROTOCOL.md`.
-//! (That their readers starve our writers is shown in `tests/lua/published.rs`, where no time has to pass.)
+//! Conflicts between timestamp clients and this crate that neither side can prevent: each line of the list in
+//! `lua/README.md`. Their readers starve our writers, too. `tests/lua/published.rs` shows that, because no time has to
+//! pass there.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ hash_on_every_server![
     the_older_of_their_readers_is_nobodys,
 ];
 
-/// Opens the gap: a foreign reader has overwritten our reader's stamp, and is gone.
+/// Opens the gap: a client's reader overwrites our reader's stamp, and leaves.
 fn open_gap(foreign: &mut Foreign) {
     let stamp = foreign.lock(Mode::Read);
     foreign.unlock(stamp);
@@ -76,7 +77,7 @@ async fn their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerF
         let beyond = LONG + limit + Duration::from_millis(1);
         Foreign { ahead: beyond, ..Foreign::on(f, &name) }.lock(theirs);
         match theirs {
-            // Our writer finds its own stamp untouched.
+            // Our hold to write finds its own stamp untouched.
             Mode::Read => guard.release_unharmed().await,
             Mode::Write => is_gone(guard).await,
         }
@@ -107,7 +108,7 @@ async fn the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
     newer.lock(Mode::Write);
 }
 
-/// Two readers of one process, the second of which asks nobody.
+/// Two readers of one process: the second joins the first without a request to the server.
 async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &ServerFixture) {
     let (manager, name) = (f.manager_with(Settings { join_window: LONG, ..Settings::lease(LONG) }).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
@@ -116,7 +117,7 @@ async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &
     foreign.lock(Mode::Write);
     let joined = take(&manager, &name, Mode::Read).await;
     assert_eq!(joined.state(), HoldState::Held, "beside their writer");
-    // Another process does ask.
+    // A reader of another process asks the server, and is denied.
     is_denied(&f.manager().await, &name, Mode::Read).await;
     joined.release_unharmed().await;
     is_gone(guard).await;
@@ -127,7 +128,7 @@ async fn their_writer_enters_when_the_limit_of_their_reader_beside_ours_passes(f
     let guard = take(&manager, &name, Mode::Read).await;
     let (mut reader, mut writer) = (Foreign::on(f, &name), Foreign::on(f, &name));
     let stamp = reader.lock(Mode::Read);
-    // It stays, and its stamp stands where ours was.
+    // The client's reader stays inside, and its stamp is in the place of ours.
     until("its limit", async || writer.try_lock(Mode::Write).is_some()).await;
     assert!(f.server_ms(&name) > stamp.ms + millis(reader.limits.read));
     assert_eq!(guard.state(), HoldState::Held, "beside their writer");
@@ -141,7 +142,7 @@ async fn their_clock_is_behind_by_more_than_their_limit(f: &ServerFixture) {
         let limit = if theirs == Mode::Read { limits.read } else { limits.write };
         let mut foreign = Foreign { behind: limit + Duration::from_millis(1), ..Foreign::on(f, &name) };
         foreign.lock(theirs);
-        // Their grant is dead the moment that it is given, for us as for those of them whose clocks are right.
+        // The client's grant is dead at once, for us and for clients whose clocks are right.
         take(&manager, &name, ours).await.release_unharmed().await;
         foreign.lock(theirs);
         Foreign::on(f, &name).lock(ours);
@@ -167,7 +168,7 @@ async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) 
         let limit = Duration::from_millis(50);
         let settings = Settings { timestamp_clients: TimestampClients::new(limit, limit), ..Settings::default() };
         let (manager, name) = (f.manager_with(settings).await, f.name());
-        // Whatever it is set to itself, and though it has not left.
+        // Our limit ends the client's grant, whatever its own limit is and though it has not left.
         let mut foreign = Foreign::on(f, &name);
         foreign.lock(theirs);
         take(&manager, &name, ours).await.release_unharmed().await;

@@ -1,4 +1,4 @@
-//! Many want one lock, and divide the masters among them.
+//! Many contenders for one lock, each of which gets the votes of some masters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,10 +12,10 @@ use crate::wait::bounded;
 
 const CONTENDERS: usize = 10;
 const LEASE: Duration = Duration::from_secs(10);
-/// Everybody has a turn in each of these.
+/// Time in which every contender gets the lock at least once.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// How many turns each of them has had in each window.
+/// Number of grants of each contender in each window.
 async fn contend(windows: u32) -> Vec<Vec<u32>> {
     let field = Field::start(5);
     let inside = Arc::new(AtomicU32::new(0));

@@ -37,7 +37,7 @@ async fn grant_that_comes_after_the_decision_is_given_back() {
         let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
         assert!(manager.try_write("cfg").await.expect("answered").is_none(), "two of three say no");
         late.wait_held(BOUND).expect("it was sent");
-        // The decision is made, and nothing was given back at this master: it had nothing.
+        // The decision is made. No release was due at this master, because it had granted nothing.
         late.release_and_wait(BOUND).expect("it is carried out");
         let third = at(&nodes[2].url()).await;
         until("the late grant is given back", async || is_free(&third, "cfg").await).await;
@@ -74,7 +74,7 @@ async fn two_of_five_that_do_not_answer_delay_nobody() {
                 let manager = if turn % 2 == 0 { &a } else { &b };
                 manager.write("cfg").await.expect("granted").release().await.expect("ours to the end");
             }
-            // Each would cost a response timeout of 500 ms if it was waited for.
+            // Each would cost a response timeout of 500 ms if the manager waited for the two masters.
             assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
             tokio::time::sleep(RENEWED * 2).await;
             assert_eq!(kept.state(), HoldState::Held, "it is renewed by three");
@@ -102,7 +102,7 @@ async fn without_a_majority_there_is_no_quorum() {
         assert!(matches!(error, Error::NoQuorum { masters: 3, needed: 2, .. }), "{error:?}");
         assert!(!manager.health().await.expect("asked").is_ready());
         assert!(matches!(guard.state(), HoldState::Lost(_)), "{:?}", guard.state());
-        // What the one had granted was given back.
+        // The grant of the one master was given back.
         let first = field.at(0).await;
         until("nothing is left", async || is_free(&first, "cfg").await).await;
         field.nodes()[1].restart().expect("it comes back");
@@ -122,7 +122,7 @@ async fn release_reaches_a_master_that_was_silent_for_a_while() {
         nodes[2].proxy().black_hole();
         guard.release().await.expect("two of three know");
         nodes[2].proxy().heal();
-        // Long before its lease is over.
+        // The release arrives long before the lease ends.
         until("it was told", async || is_free(&third, "cfg").await).await;
     })
     .await;

@@ -1,4 +1,4 @@
-//! Others hold the lock at some of five masters: all patterns of that, for both modes.
+//! All patterns of other holders at some of five masters, for both modes.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn majority_decides_whoever_holds_the_others() {
                 assert_eq!(granted.is_some(), expected, "{name}");
                 let has_others = |master| if is_taken(master) { vec![held] } else { vec![] };
                 if !expected {
-                    // What less than a majority has granted is given back.
+                    // A grant of less than a majority is given back.
                     for (master, there) in there.iter().enumerate() {
                         until("only the others", async || holders(there, &name).await == has_others(master)).await;
                     }
@@ -73,7 +73,7 @@ async fn tokens_grow_whichever_majority_grants() {
         let (a, b) = (field.manager(LEASE).await, field.manager(LEASE).await);
         let mut last = None;
         for turn in 0..20 {
-            // Two of the five belong to somebody else, each time two others.
+            // Two of the five masters have other holders, two other masters each time.
             let mut others = Vec::new();
             for master in [turn % 5, (turn + 1 + turn / 5) % 5] {
                 others.push(field.at(master).await.try_write("cfg").await.expect("answered"));

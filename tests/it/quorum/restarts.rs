@@ -9,7 +9,7 @@ use super::{Field, PREFIX};
 use crate::fixture::Manager;
 use crate::wait::{bounded, until};
 
-/// Uptimes are whole seconds, so this is what it takes to tell.
+/// Lease of all holds. Shorter ones could not show the delay, because uptimes are whole seconds.
 const LEASE: Duration = Duration::from_secs(3);
 
 async fn manager_of(field: &Field, with: impl Fn(Builder<QuorumManager>) -> Builder<QuorumManager> + Sync) -> Manager {
@@ -17,7 +17,8 @@ async fn manager_of(field: &Field, with: impl Fn(Builder<QuorumManager>) -> Buil
     Arc::new(with(builder).connect().await.expect("a majority answers"))
 }
 
-/// Three of five hold a lock for one manager, and one of them restarts. Whether another one is granted it beside that.
+/// Lets three of five masters grant a lock to one manager, and restarts one of them. Returns true if another manager is
+/// granted the lock beside that.
 async fn second_majority(with: impl Fn(Builder<QuorumManager>) -> Builder<QuorumManager> + Sync) -> bool {
     let field = Field::start(5);
     let (first, second) = (manager_of(&field, &with).await, manager_of(&field, &with).await);
@@ -30,13 +31,13 @@ async fn second_majority(with: impl Fn(Builder<QuorumManager>) -> Builder<Quorum
     for other in others {
         other.release().await.expect("released");
     }
-    // Two of five have not heard of the hold.
+    // Two of five masters have not granted the hold.
     assert!(second.try_write("cfg").await.expect("answered").is_none());
     field.nodes()[2].restart().expect("it comes back");
     assert!(guard.remaining() > Duration::ZERO, "it is valid still");
     let mut is_granted = false;
     while guard.remaining() > Duration::from_millis(500) && !is_granted {
-        // As long as the restarted one may not be reached there is no majority either.
+        // While the restarted master cannot be reached, there is no majority either.
         let granted = second.try_write("cfg").await;
         // A try goes on for two response timeouts. A grant counts here only if it came while the first one was valid.
         is_granted = granted.is_ok_and(|guard| guard.is_some()) && guard.remaining() > Duration::ZERO;
@@ -56,7 +57,7 @@ async fn restarted_master_does_not_vote_before_what_it_forgot_is_over() {
     .await;
 }
 
-/// That the case above can see it.
+/// Counter-check: without the delay, the case above sees a second majority.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restart_that_nobody_delays_lets_a_second_one_in() {
     bounded(async {
@@ -65,7 +66,7 @@ async fn restart_that_nobody_delays_lets_a_second_one_in() {
     .await;
 }
 
-/// Far longer than the masters of a case have been running.
+/// Lease that is far longer than the masters of a case have been running.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Answers that are none: "not now", "not me", and replies that belong to somebody else.
+//! Answers that are none: "not now", "not me", and replies that belong to another caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ on_both_servers![
     hold_follows_the_primary_that_sentinels_name,
 ];
 
-/// A server, and somebody in front of it who may answer in its stead.
+/// A server, and a pretender in front of it that may answer in its stead.
 fn start(server: Server) -> (Node, Pretender, Fixture) {
     let node = Node::start(server).expect("the server starts");
     let pretender = Pretender::before(node.addr());
@@ -51,7 +51,7 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
         let asked = Instant::now();
         let error = soon("the answer", impatient.write(&name).into_future()).await.expect_err("not now");
         assert!(matches!(error, Error::Unreachable { source: Some(_), .. }), "{answer}: {error:?}");
-        // One attempt goes on for a response timeout; the rest is for a busy machine.
+        // One attempt goes on for a response timeout. The rest is for a busy machine.
         let most = unreachable_after + Duration::from_millis(500) + Duration::from_secs(3);
         assert!(asked.elapsed() >= unreachable_after && asked.elapsed() < most, "{answer}: {:?}", asked.elapsed());
         pretender.tells_the_truth();
@@ -79,7 +79,8 @@ async fn read_only_server_is_a_refusal(server: Server) {
     ask(&node, &["REPLICAOF", "NO", "ONE"]);
     let guard = soon("a grant", manager.write(&name).into_future()).await.expect("it takes writes again");
     guard.release().await.expect("released");
-    // The other server's data has taken the place of its own, or not yet: a hold is never kept on a guess.
+    // The other server's data may have replaced the node's own. The manager renews or loses the hold, and does not
+    // guess.
     until("the hold's fate", async || kept.state() != HoldState::Unconfirmed).await;
 }
 
@@ -105,13 +106,13 @@ async fn reply_of_somebody_else_is_never_believed(server: Server) {
             assert_eq!(ask(&node, &["HGET", &key, "t"]).text().expect("a token"), token, "after {extra:?}");
             guard.release().await.expect("ours to the end");
         }
-        // The background may have got it, which tells releases again whose acquisition went unanswered once.
+        // The background may have got the wrong reply: it repeats releases whose acquisition once had no answer.
         until("another connection than the one with a stranger's reply", async || pretender.connections() > before)
             .await;
     }
 }
 
-/// An error carries no id, so one caller takes it for its own. What that one left behind is taken back.
+/// An error carries no id, so one caller takes it for its own. The grant that this caller leaves behind is given back.
 async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
     let (_node, pretender, fixture) = start(server);
     let manager = fixture.manager().await;
@@ -119,7 +120,8 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
     let (first, second) = (fixture.name(), fixture.name());
     match manager.write(&first).await {
         Err(error) => assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "{error:?}"),
-        // Read together with the answer behind it, which nobody asked for: then neither is believed, and it asked again.
+        // The manager may read the error together with the surplus answer behind it. Then it believes neither, and
+        // asks again.
         Ok(guard) => guard.release().await.expect("ours to the end"),
     }
     let guard = soon("the next caller's grant", manager.write(&second).into_future()).await.expect("granted");
@@ -127,8 +129,8 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
     fixture.becomes_free(&first).await;
 }
 
-/// The lease is longer than the old primary goes on after another has taken its place, which Sentinels allow: what it takes
-/// meanwhile is lost with it.
+/// Sentinels allow an old primary to go on for a while after another has taken its place, and its writes are lost then.
+/// The lease here is longer than that.
 async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     let sentinels = Sentinels::start(server).expect("Sentinels start");
     let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
@@ -147,7 +149,7 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     assert_ne!(new.port(), old.port());
     let before_ms = deadline_ms(new);
     sentinels.wait_ok().expect("the old one is a replica");
-    // It says READONLY now.
+    // The old primary answers READONLY now.
     let guard = soon("a grant", manager.write(&fixture.name()).into_future()).await.expect("the new one is found");
     guard.release().await.expect("released");
     until("it is renewed where it is now", async || deadline_ms(new) > before_ms).await;

@@ -14,7 +14,7 @@ on_both_servers![others_go_on_while_one_node_is_silent_and_cut, connections_are_
 const TASKS: usize = 256;
 const TURNS: usize = 4;
 
-/// Nothing but a cut wakes a caller of a silent node.
+/// Settings with which only a cut wakes a caller of a silent node.
 fn patient() -> Settings {
     Settings {
         response_timeout: Duration::from_secs(15),
@@ -31,7 +31,7 @@ async fn others_go_on_while_one_node_is_silent_and_cut(server: Server) {
         manager.write(&name_of(tag, TASKS)).await.expect("granted").release().await.expect("released");
     }
     let hurt = field.owner(&tags[0]);
-    // The reply to the first one, and so all that follow on the connection that all share.
+    // The proxy holds the reply to the first script, and so all later ones on the shared connection.
     let held = hurt.proxy().hold_reply(Matcher::command("EVALSHA"));
     let (mut stuck, mut others) = (JoinSet::new(), JoinSet::new());
     for n in 0..TASKS {

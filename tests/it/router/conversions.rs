@@ -1,4 +1,4 @@
-//! Conversions that nobody answers: what is not known is not told, and nobody else is let in.
+//! Conversions without an answer: the caller learns no outcome that is not known, and no other holder is let in.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ on_both_servers![
     downgrade_that_nobody_answers_ends_the_guard,
 ];
 
-/// A server behind a proxy, one of the schemes, and whoever converts there: it tries once.
+/// A server behind a proxy, one of the schemes, and a manager that converts there and tries once.
 struct Stage {
     node: Node,
     fixture: Fixture,
@@ -37,7 +37,7 @@ impl Stage {
             let convert = Matcher::command("EVALSHA").and(redis::Script::new(script).get_hash().to_owned());
             let fixture = fixture(Topology::node(node.url()));
             let settings = Settings {
-                // Each conversion is asked once: a server that is silent for a response timeout is given no second one.
+                // Each conversion is sent once: a server that is silent for a response timeout gets no second request.
                 unreachable_after: Duration::from_millis(500),
                 response_timeout: Duration::from_secs(1),
                 ..Settings::default()

@@ -1,4 +1,4 @@
-//! A proxied cluster that a case has to itself, and load on it that is judged.
+//! A proxied cluster for one case alone, and load on it that checks exclusion and tokens.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::fixture::{Fixture, Manager};
 use crate::servers::ask;
 use crate::wait::until;
 
-/// Longer than any stall of a busy machine: no replica takes over where no case asks for it.
+/// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
 
 /// Each case on a cluster of each kind of server.
@@ -54,7 +54,7 @@ impl Field {
         Self::on(Cluster::builder(server).replicas(0).node_timeout(NO_FAILOVER).proxied().start())
     }
 
-    /// Three primaries behind proxies, each with a replica that takes over when it is told to.
+    /// Three primaries behind proxies, each with a replica that takes over when the test orders it.
     pub(crate) fn with_replicas(server: Server) -> Self {
         Self::on(Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().start())
     }
@@ -76,7 +76,7 @@ impl Field {
         self.cluster.primary_of_slot(self.cluster.keyslot(tag))
     }
 
-    /// One hash tag for each primary.
+    /// Hash tags, one for each primary.
     pub(crate) fn tags(&self) -> Vec<String> {
         self.cluster.primaries().into_iter().map(|node| self.tag_at(node)).collect()
     }
@@ -93,14 +93,14 @@ impl Field {
         }
     }
 
-    /// How often the running nodes were told a command, such as `cluster|slots`.
+    /// Number of calls of a command, such as `cluster|slots`, at the running nodes.
     pub(crate) fn calls_of(&self, command: &str) -> u64 {
         let running = self.cluster.nodes().iter().filter(|node| node.is_running());
         running.map(|node| calls_of(node, command)).sum()
     }
 }
 
-/// How often a node was told a command since it started.
+/// Number of calls of a command at a node since it started.
 pub(crate) fn calls_of(node: &Node, command: &str) -> u64 {
     let line = format!("cmdstat_{command}:calls=");
     let stats = ask(node, &["INFO", "commandstats"]).text().expect("text").into_owned();
@@ -113,7 +113,7 @@ pub(crate) fn name_of(tag: &str, n: usize) -> String {
     format!("{{{tag}}}-{n}")
 }
 
-/// One lock that many take in turns, and what they saw of each other.
+/// A lock that many tasks write in turns, and its checks: one writer at a time, tokens that grow.
 #[derive(Debug, Default)]
 pub(crate) struct Witness {
     inside: AtomicBool,
@@ -126,7 +126,7 @@ impl Witness {
         self.turns.load(Ordering::SeqCst)
     }
 
-    /// One turn as a writer, which must find itself alone and its token greater than all before.
+    /// Takes the lock once as a writer. The writer must be alone, and its token greater than all before.
     pub(crate) async fn turn(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
         let guard = manager.write(name).await?;
         let token = guard.fencing_token();
@@ -150,13 +150,13 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// `tasks` tasks, spread over the locks and the managers.
+    /// Starts `tasks` tasks, spread over the locks and the managers.
     pub(crate) fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
         let locks: Vec<(String, Arc<Witness>)> = names.into_iter().map(|name| (name, Arc::default())).collect();
         let mut load = Self { stop: Arc::default(), tasks: JoinSet::new(), locks };
         for n in 0..tasks {
             let (name, witness) = load.locks[n % load.locks.len()].clone();
-            // So that each lock is wanted by all managers.
+            // Spread so that all managers want each lock.
             let manager = Arc::clone(&managers[n / load.locks.len() % managers.len()]);
             let stop = Arc::clone(&load.stop);
             load.tasks.spawn(async move {
@@ -169,7 +169,7 @@ impl Load {
         load
     }
 
-    /// Waits until each lock has changed hands so often from now on.
+    /// Waits until each lock has changed hands `turns` times from now on.
     pub(crate) async fn goes_on(&self, what: &str, turns: usize) {
         let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.turns()).collect();
         until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.turns() >= before + turns))

@@ -1,5 +1,5 @@
-//! A frozen primary that wakes when another has taken its place: it answers OK to what lies in its sockets, and nobody
-//! believes it.
+//! A frozen primary that wakes after another has taken its place. It answers OK to the requests in its sockets, and no
+//! manager believes it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ on_both_servers![
 
 const REPETITIONS: usize = 50;
 
-/// The cheap form, fifty times: the server grants, its reply hangs in the network, the grant is lost with the server's data
-/// (as with a primary whose successor never had it) and another process takes the lock; then the reply comes. No server is
-/// frozen here: what matters is that the reply is older than the response timeout.
+/// The cheap form, fifty times. The server grants, and its reply hangs in the network. The grant is lost with the
+/// server's data, as with a primary whose successor never had it, and another process takes the lock. Then the reply
+/// comes. No server is frozen here, because only one thing matters: the reply is older than the response timeout.
 async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) {
     let node = Node::builder(server).proxied().start().expect("the server starts");
     let fixture = Fixture::hash(Topology::node(node.url()));
@@ -40,14 +40,14 @@ async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Serv
         let first = node.proxy().hold_reply(copies.clone());
         let asking = tokio::spawn(late.write(&name).into_future());
         block_in_place(|| first.wait_applied(BOUND)).expect("granted by the server");
-        // Held as well, so that it cannot be this one that is granted next.
+        // The proxy holds the repeated request, so that it cannot be granted next.
         let second = node.proxy().hold_request(copies.clone());
         ask(&node, &["DEL", &key]);
         let guard = other.write(&name).await.expect("the lock is free");
         block_in_place(|| second.wait_held(BOUND)).expect("the first one is no longer waited for");
         first.release();
         second.release();
-        // The next one goes out when the second one's reply was read, which comes after the first one's.
+        // The next request goes out when the manager has read the second reply, which comes after the first one.
         let seen = node.proxy().requests_seen(copies.clone());
         until("more copies", async || node.proxy().requests_seen(copies.clone()) > seen).await;
         assert!(!asking.is_finished(), "repetition {repetition}: an old reply was believed");
@@ -65,7 +65,7 @@ fn quick() -> Settings {
     Settings { response_timeout: Duration::from_millis(300), ..Settings::lease(Duration::from_secs(3)) }
 }
 
-/// The old one accepts connections all the time: the kernel does, for a process that stands still.
+/// A frozen primary seems to accept connections: its kernel does, for a process that stands still.
 async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) {
     let cluster = Cluster::builder(server).node_timeout(Duration::from_secs(1)).start();
     let field = Field::on(cluster);
@@ -74,10 +74,10 @@ async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) 
     manager.write(&name_of(&tag, 0)).await.expect("granted").release().await.expect("released");
     let old = field.owner(&tag);
     old.pause();
-    // Nobody tells it to: the others find out, and elect another.
+    // The test orders no failover: the other primaries notice the failure and elect a replica.
     let guard = soon("a grant by the successor", async {
         loop {
-            // The election may outlast the time after which nobody is reachable.
+            // The election may last longer than `unreachable_after`.
             if let Ok(guard) = manager.write(&name_of(&tag, 1)).await {
                 break guard;
             }
@@ -91,12 +91,12 @@ async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) 
     manager.write(&name_of(&tag, 1)).await.expect("granted").release().await.expect("released");
 }
 
-/// Who was inside a lock when, by the local clock of each: two at once is what must not be.
+/// Guards that were inside a lock, each by its own local clock: no two of them may be valid at once.
 #[derive(Default)]
 struct History(Mutex<Vec<HoldWatch>>);
 
 impl History {
-    /// A guard was handed out: none of those before may be valid.
+    /// Notes a new guard, and asserts that none of those before is still valid.
     fn enter(&self, guard: &WriteGuard) {
         let mut entered = self.0.lock();
         let valid = entered.iter().filter(|watch| is_valid(watch)).count();
@@ -106,13 +106,13 @@ impl History {
     }
 }
 
-/// Whether its holder believes in it.
+/// Returns true if the hold is valid for its holder.
 fn is_valid(watch: &HoldWatch) -> bool {
     watch.ended().now_or_never().is_none()
 }
 
-/// The dear form: a primary is stopped with an acquisition in its socket, a replica takes its place, the lock is taken there,
-/// and the old one wakes. Returns whether it answered OK to what lay in its sockets.
+/// The dear form: a primary is stopped with an acquisition in its socket, a replica takes its place, the lock is taken
+/// there, and the old one wakes. Returns whether it answered OK to what lay in its sockets.
 async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, name: &str) -> bool {
     let old = field.owner(tag);
     let key = field.hash_key(&name.replace("-", "-witness-"));
@@ -129,7 +129,7 @@ async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, 
         tokio::spawn(async move {
             let guard = acquiring.await.expect("granted by the successor");
             history.enter(&guard);
-            // Inside for longer than the old one can take to learn of its fate.
+            // Stays inside for longer than the old primary can take to learn of its fate.
             tokio::time::sleep(Duration::from_millis(300)).await;
             guard.release().await.expect("ours to the end");
         })
@@ -137,7 +137,7 @@ async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, 
     let contenders = managers.each_ref().map(contend);
     let sent = Instant::now();
     field.cluster.failover_force(old).expect("a replica takes over");
-    // Until nobody believes a reply to what lies there.
+    // Waits until no manager believes a reply to the requests in the old primary's sockets.
     tokio::time::sleep(quick().response_timeout.saturating_sub(sent.elapsed())).await;
     old.resume();
     let answered_ok = stranger.receive().is_ok_and(|reply| reply.is_ok());
@@ -148,7 +148,7 @@ async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, 
 }
 
 async fn wake_old_primaries(server: Server, rounds: usize) -> usize {
-    // Nobody votes for the same primary's replica twice within two node timeouts, so these must not be long.
+    // A primary votes only once within two node timeouts for a replica of the same primary, so these must be short.
     let field = Field::on(Cluster::builder(server).node_timeout(Duration::from_secs(1)).start());
     let managers = [field.manager_with(quick()).await, field.manager_with(quick()).await];
     let tag = field.tag_at(&field.cluster.nodes()[0]);

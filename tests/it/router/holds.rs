@@ -1,5 +1,5 @@
-//! Holds on a primary that dies, stands still or is replaced: what is lost is told before anybody else can be let in, what
-//! need not be lost is not.
+//! Holds on a primary that dies, stands still or is replaced. A holder learns of a loss before the server can let
+//! another in, and a hold that can be kept is kept.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,7 +23,7 @@ on_both_servers![
 const HOLDS: usize = 64;
 const LEASE: Duration = Duration::from_secs(6);
 
-/// A margin that a busy machine does not eat up between a deadline and whoever looks at the clock then.
+/// Settings with a wide margin: a busy machine does not use it up between a deadline and the look at the clock.
 fn settings() -> Settings {
     Settings { max_clock_skew: Duration::from_millis(400), ..Settings::lease(LEASE) }
 }
@@ -33,7 +33,7 @@ fn now_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
 }
 
-/// When the node lets others in, in its own time: the third word of what it has recorded of a writer.
+/// Time at which the node lets others in, by its own clock: the third word of a writer's record.
 fn deadline_ms(reply: &Reply) -> Option<u128> {
     reply.text()?.split(' ').nth(2)?.parse().ok()
 }
@@ -69,13 +69,13 @@ impl Holds {
         name.starts_with(&format!("{{{}}}", self.tags[0]))
     }
 
-    /// Those on the primary that is hurt, and the others.
+    /// Splits the holds: those on the primary that is hurt, and the others.
     fn split(mut self) -> (Vec<Held>, Vec<Held>) {
         std::mem::take(&mut self.guards).into_iter().partition(|(name, _)| self.is_hurt(name))
     }
 
-    /// Nothing is renewed on the node any more. Returns what it has promised, when its replica has it too: nobody is let in
-    /// before that, wherever the lock lives on.
+    /// Pauses writes on the node that is hurt, so that it renews nothing more. Returns its deadlines when its replica
+    /// has them too: no other is let in before that, on whichever node the lock lives on.
     async fn last_deadlines_ms(&self, field: &Field) -> Vec<(String, u128)> {
         let node = self.hurt(field);
         node.pause_writes(BOUND * 10).expect("paused");
@@ -174,7 +174,7 @@ async fn pause_of_a_third_of_the_lease_loses_nothing(server: Server) {
     }
 }
 
-/// The replica does not run, and its connection is closed behind it, so nothing that the primary does now reaches it.
+/// Stops the replica and closes its connection, so that no later write of the primary reaches it.
 fn cut_off(replica: &Node, primary: &Node) {
     replica.pause();
     ask(primary, &["CLIENT", "KILL", "TYPE", "replica"]);
@@ -185,7 +185,7 @@ async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server)
     let tag = field.tag_at(&field.cluster.nodes()[0]);
     let (primary, replica) = (field.owner(&tag), field.cluster.replicas_of(field.owner(&tag))[0]);
     let (lost, later) = (name_of(&tag, 0), name_of(&tag, 1));
-    // Longer than this case runs.
+    // The lease is longer than this case runs.
     let manager = field.manager_with(Settings::lease(BOUND * 10)).await;
     let guard = manager.write(&lost).await.expect("granted");
     let key = field.hash_key(&lost);
@@ -199,7 +199,7 @@ async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server)
     replica.resume();
     let successor = field.cluster.failover_force(primary).expect("the replica takes over");
     assert!(!ask(successor, &["HGET", &key, "h"]).is_nil(), "it has not heard of the release");
-    // Whoever has nothing to say to a node does not learn of its failure.
+    // A manager that sends a node nothing does not learn of its failure, so this one sends a request.
     manager.write(&later).await.expect("granted").release().await.expect("ours to the end");
     field.nothing_is_left([lost, later]).await;
 }

@@ -20,12 +20,12 @@ on_both_servers![
     copy_that_comes_late_changes_nothing,
 ];
 
-/// How a reply is lost.
+/// Way in which a reply is lost.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
     /// The connection breaks.
     Cut,
-    /// Silence.
+    /// The reply never comes, and the connection stays.
     Dropped,
 }
 
@@ -89,7 +89,7 @@ async fn acquisition_finds_its_own_hold(server: Server) {
             let key = fixture.hash_key(&name);
             let losing = lost.next(node.proxy(), calls(ACQUIRE, &key));
             let (asking, wanted) = (Arc::clone(&manager), name.clone());
-            // Once is enough to ask, and still silence is no denial.
+            // A try, which needs one answer: silence is no denial for it either.
             let asking = tokio::spawn(async move {
                 Ok::<_, redis_rwlock::Error>(match mode {
                     Mode::Read => asking.try_read(&wanted).await?.map(|guard| (guard.fencing_token(), Ok(guard))),
@@ -119,7 +119,7 @@ async fn renewal_is_repeated_and_no_loss_is_told(server: Server) {
         let name = fixture.name();
         let guard = manager.write(&name).await.expect("granted");
         lost.next(node.proxy(), calls(RENEW, &fixture.hash_key(&name))).wait();
-        // The copy that was answered counts, from when it was sent.
+        // The lease counts from the moment at which the answered copy was sent.
         let renewed = async || guard.state() == HoldState::Held && guard.remaining() > RENEWED * 3 / 2;
         until("the repeated renewal is answered", renewed).await;
         tokio::time::sleep(RENEWED * 2).await;
@@ -137,13 +137,13 @@ async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) {
         let losing = lost.next(node.proxy(), calls(LEAVE, &fixture.hash_key(&name)));
         let releasing = tokio::spawn(guard.release());
         losing.wait();
-        // It has been applied, so the next one may enter before the repeated release comes.
+        // The server has applied the release, so the next writer may enter before the repeated release comes.
         let heir = other.write(&name).await.expect("granted");
         soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
         assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?}: the heir's");
         heir.release().await.expect("nobody else released it");
     }
-    // Success is told only of a hold that the server still had, or that one of our copies can have ended.
+    // A release succeeds only if the server still had the hold, or if a copy of this release can have ended it.
     let name = fixture.name();
     let guard = manager.write(&name).await.expect("granted");
     other.force_release(&name).await.expect("forced");
@@ -156,11 +156,11 @@ async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) {
     }
 }
 
-/// A request that hung somewhere for longer than anybody waits, and arrives after its lock was given back, before and while
-/// somebody else has it.
+/// A request hangs for longer than its caller waits. It arrives after its lock was given back, once while the lock is
+/// free and once while another process has it.
 async fn copy_that_comes_late_changes_nothing(server: Server) {
     let (node, fixture) = start(server);
-    // Long enough that what is told after the limit of a copy comes after this case has looked.
+    // Long enough that the release which follows the limit of a copy comes after this case has looked.
     let settings = Settings { response_timeout: Duration::from_secs(1), ..Settings::default() };
     let (manager, other) = (fixture.manager_with(settings).await, fixture.manager().await);
     for is_taken_by_another in [false, true] {
@@ -172,7 +172,7 @@ async fn copy_that_comes_late_changes_nothing(server: Server) {
         // The retry, on a connection of its own.
         let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
         guard.release().await.expect("released");
-        // The release, and another in the background because a copy is unaccounted for.
+        // Two releases come: the caller's, and one of the background because a request is in doubt.
         block_in_place(|| node.proxy().wait_for_requests(calls(LEAVE, &key), 2, BOUND)).expect("told twice");
         let heir = match is_taken_by_another {
             true => Some(other.write(&name).await.expect("granted")),

@@ -1,4 +1,4 @@
-//! Slots that move under load: no request fails, no hold is lost, nobody gets in beside anybody.
+//! Slots that move under load: no request fails, no hold is lost, no writer is inside beside another holder.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Traffic {
         assert!(!self.waiting.is_finished(), "{when}: the waiter got in beside the holder");
     }
 
-    /// Longer than a lease, so that the hold was renewed where it is now.
+    /// Waits for longer than a lease, so that the hold was renewed at its present node.
     async fn renews(&self, when: &str) {
         tokio::time::sleep(RENEWED).await;
         self.goes_on(when).await;
@@ -126,7 +126,7 @@ async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) {
     field.nothing_is_left([name]).await;
 }
 
-/// A node whose answers are late for one slot alone: what is renewed with it must not wait for it.
+/// A node is late with its answers for one slot alone: renewals of other slots must not wait for these.
 async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
     let field = Field::primaries(server);
     let holder = field.manager_with(Settings { response_timeout: RENEWED * 4, ..Settings::lease(RENEWED) }).await;
@@ -152,7 +152,7 @@ async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
     drop((gone, kept));
 }
 
-/// Only Valkey 9 does this.
+/// Moves a slot at once, which only Valkey 9 can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn slot_moves_at_once_there_and_back_under_load() {
     let field = Field::primaries(Server::Valkey91);

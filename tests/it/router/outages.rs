@@ -1,4 +1,4 @@
-//! Shards and clusters that are gone, and whoever wants one answer only.
+//! Shards and clusters that are gone, and callers that try once.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ alone_on_every_server![try_now_at_a_frozen_server_ends_in_time];
 
 const PATIENCE: Duration = Duration::from_millis(1500);
 const LEASE: Duration = Duration::from_secs(4);
-/// For a machine that is busy with other tests.
+/// Allowance for a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(2);
 
 fn impatient() -> Settings {
@@ -31,7 +31,7 @@ async fn works(manager: &Manager, name: &str) {
     guard.release().await.expect("ours to the end");
 }
 
-/// Not before the patience is over, and not much later.
+/// Asserts that an acquisition fails as unreachable: not before `PATIENCE` is over, and not much later.
 async fn is_unreachable(manager: &Manager, name: &str) {
     let asked = Instant::now();
     let error = soon("the error", manager.write(name).into_future()).await.expect_err("nobody can grant it");
@@ -71,7 +71,7 @@ async fn shard_that_is_gone_is_unreachable_and_the_others_work(server: Server) {
     }
     assert_eq!(soon("word of the loss", gone.lost()).await, LossReason::Expired);
     assert_eq!(stays.state(), HoldState::Held, "its shard is well");
-    // Longer than it takes the others to give it up.
+    // This wait is longer than the other nodes need to give the shard up.
     is_unreachable(&manager, &name_of(&tags[0], 2)).await;
     for node in shard {
         node.restart().expect("it starts again");
@@ -125,7 +125,7 @@ async fn cluster_that_is_gone_is_unreachable_and_found_again(server: Server) {
     }
 }
 
-/// Longer than a stall of a busy machine, and far shorter than the patience of those who wait.
+/// Time limit of an answer to a try: longer than a stall of a busy machine, and far shorter than a waiter's patience.
 const ANSWER: Duration = Duration::from_secs(1);
 
 fn asking_once() -> Settings {
@@ -163,7 +163,7 @@ async fn try_now_at_a_killed_primary_ends_in_time(server: Server) {
     let sentinels = Sentinels::start(server).expect("Sentinels start");
     let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
     let manager = fixture.manager_with(asking_once()).await;
-    // Nobody takes their place.
+    // No replica is left to take the primary's place.
     sentinels.replicas().into_iter().for_each(Node::kill);
     sentinels.primary().kill();
     one_answer_is_not_waited_for(&manager, "cfg").await;

@@ -1,5 +1,5 @@
-//! A server that answers scripts itself when it is told to, and otherwise passes everything on to a real one: for answers
-//! that no server can be made to give when a case needs them.
+//! A server that answers scripts itself when a case orders it, and otherwise passes everything on to a real one. Some
+//! answers cannot be had from a real server when a case needs them.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,13 +9,13 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-/// What is said to a script.
+/// Answer to a script.
 #[derive(Clone, Debug)]
 enum Says {
     Truth,
-    /// This instead of running it, to all of them.
+    /// Answers every script with these bytes, and the server does not run it.
     Instead(Vec<u8>),
-    /// This, and then the truth, once: all that follows on the connection is one reply late.
+    /// Answers one script with these bytes and then with the truth: all later replies on the connection are one late.
     Before(Vec<u8>),
 }
 
@@ -43,7 +43,7 @@ impl Pretender {
             connections: AtomicUsize::new(0),
         });
         let accepting = Arc::clone(&shared);
-        // Ends with the process, as its connections do with their clients.
+        // The thread ends with the process. Those of the connections end with their clients.
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 accepting.connections.fetch_add(1, Ordering::SeqCst);
@@ -58,7 +58,7 @@ impl Pretender {
         format!("redis://{}", self.addr)
     }
 
-    /// Answers every script with an error until told otherwise.
+    /// Answers every script with an error, until another order.
     pub(super) fn refuses(&self, error: &str) {
         self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
     }
@@ -76,22 +76,22 @@ impl Pretender {
         *self.shared.says.lock() = says;
     }
 
-    /// Says something to all subscribers that nobody asked for.
+    /// Sends all subscribers a push that no client asked for.
     pub(super) fn pushes(&self, push: &str) {
         for mut subscriber in self.shared.subscribers.lock().iter() {
-            // One that has gone is not told.
+            // The write fails for a subscriber that has gone, which does not matter.
             drop(subscriber.write_all(push.as_bytes()));
         }
     }
 
-    /// How many connections were made.
+    /// Number of connections that were made.
     pub(super) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 }
 
 impl Shared {
-    /// Ends when one of the two is gone.
+    /// Serves one client, until the client or the server is gone.
     fn serve(&self, client: TcpStream) {
         let pass_on = || -> io::Result<()> {
             client.set_nodelay(true)?;
@@ -128,7 +128,7 @@ impl Shared {
         server.shutdown(Shutdown::Both)
     }
 
-    /// Whether the script has its answer.
+    /// Returns true if the script has its answer.
     fn pretend(&self, mut client: &TcpStream) -> io::Result<bool> {
         let mut says = self.says.lock();
         let (reply, is_all) = match &*says {
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-/// The bytes of one request or reply.
+/// Reads the bytes of one request or reply.
 fn read_value(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut left = 1;

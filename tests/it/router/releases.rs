@@ -1,4 +1,4 @@
-//! What a release says: `Ok` only when the hold is known to have been ours to the end.
+//! Outcome of a release: `Ok` only when the hold is known to have been ours to the end.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ proxied_on_every_server![
 alone_on_every_server![hold_that_is_gone_with_its_connection_is_lost];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
-/// Not renewed while a case lasts.
+/// Lease of holds that need no renewal while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
@@ -33,7 +33,7 @@ async fn is_lost(releasing: JoinHandle<redis_rwlock::Result<()>>, what: &str) {
     }
 }
 
-/// Deletes what the server knows of a lock.
+/// Deletes all keys of a lock.
 fn delete(f: &ServerFixture, name: &str) {
     for key in f.keys_of(name) {
         f.on_key("DEL", &key, &[]);
@@ -48,7 +48,7 @@ async fn release_whose_reply_was_lost_is_a_success(f: &ServerFixture) {
             let reply = f.proxy(&name).hold_reply(f.requests(Script::Leave, &name));
             let releasing = tokio::spawn(guard.release());
             is_applied(&reply).await;
-            // More than one has been inside since.
+            // More than one writer has been inside since.
             for _ in 0..if is_taken_meanwhile { 3 } else { 0 } {
                 take(&other, &name, Mode::Write).await.release_unharmed().await;
             }
@@ -77,7 +77,7 @@ async fn release_of_a_lost_hold_whose_reply_was_lost_is_no_success(f: &ServerFix
     }
 }
 
-/// A key is deleted, another process has the lock, and the connection breaks while nobody uses it.
+/// The test deletes a key, another process takes the lock, and the connection breaks while no request uses it.
 async fn hold_that_is_gone_with_its_connection_is_lost(f: &ServerFixture) {
     for mode in MODES {
         let (manager, other, name) = (f.manager_with(settings()).await, f.manager().await, f.name());

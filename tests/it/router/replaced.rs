@@ -1,5 +1,5 @@
-//! Clusters whose nodes are replaced: a manager finds its way as long as one member that it ever saw is there, however long
-//! it did nothing; and a healthy cluster is not asked for its map.
+//! Clusters whose nodes are replaced. A manager finds its way while one member that it has seen is left, however long
+//! it was idle. And a manager asks a healthy cluster for no map.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::wait::{soon, stays_pending};
 
 on_both_servers![idle_manager_finds_the_replicas_of_all_that_it_knew, healthy_cluster_is_not_asked_for_its_map];
 
-/// Six nodes take some seconds each to be replaced.
+/// Time limit of a case: the replacement of each of six nodes takes some seconds.
 const BOUND: Duration = Duration::from_secs(240);
 
-/// A lock of each shard is taken and given back.
+/// Takes a lock of each shard and gives it back.
 async fn all_shards_work(cluster: &Cluster, field: &Field, manager: &Manager, round: usize) {
     for primary in cluster.primaries() {
         let name = name_of(&field.tag_at(primary), round);
@@ -27,7 +27,7 @@ async fn all_shards_work(cluster: &Cluster, field: &Field, manager: &Manager, ro
 
 async fn idle_manager_finds_the_replicas_of_all_that_it_knew(server: Server) {
     let field = Field::with_replicas(server);
-    // One URL, of a node that will not be there.
+    // The manager knows one URL only, and that node will be gone.
     let topology = Topology::cluster([field.cluster.nodes()[0].url()]);
     let fixture = Fixture::hash(topology);
     let manager = fixture.manager().await;
@@ -55,10 +55,10 @@ async fn healthy_cluster_is_not_asked_for_its_map(server: Server) {
         stays_pending("a grant beside a writer", waiting).await;
     }
     let waiting = tokio::spawn(futures_util::future::join_all(waiting));
-    // Until all is connected and subscribed.
+    // Waits until all managers are connected and subscribed.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let before = field.calls_of("cluster|slots");
-    // Longer than all that is done from time to time.
+    // Watches for longer than the pause of any periodic task.
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!(field.calls_of("cluster|slots"), before, "nothing was wrong, and the map was asked for");
     for guard in guards {

@@ -1,4 +1,4 @@
-//! Scripts that lack a right half way: what they may have done is not taken for nothing.
+//! Scripts that lack a right half way: the manager assumes that they may have changed something.
 
 use cluster_testenv::{Node, Server};
 use redis_rwlock::{Error, HoldState, LossReason, Refusal, Topology};
@@ -60,7 +60,7 @@ async fn conversion_that_broke_off_leaves_no_hold_that_stands(server: Server) {
     let error = refused.error().clone();
     let guard = refused.into_guard();
     assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
-    // Which of the two the server has is not known, and both are given back: it is not to be relied on from here on.
+    // The server may have either hold, and the manager gives both back. So the guard is lost from here on.
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Gone));
     nothing_is_recorded(&node, &fixture.hash_key(&name)).await;
 }

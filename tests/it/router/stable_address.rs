@@ -1,5 +1,5 @@
-//! One address that leads to another server after a failover: a virtual address, a Service, the endpoint of a managed primary. The
-//! old primary lives on as a replica, and keeps its connections, whether it answers on them or not.
+//! An address that leads to another server after a failover: a virtual address, a Service, the endpoint of a managed
+//! primary. The old primary lives on as a replica, and keeps its connections, whether it answers on them or not.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl Pair {
         Fixture::hash(Topology::node(self.address.url()))
     }
 
-    /// The replica takes over with all data. Answers when the new primary could answer first.
+    /// Lets the replica take over with all data. Returns the first moment at which the new primary could answer.
     async fn fail_over(&self) -> Instant {
         until("all data", async || offset(&self.new) == offset(&self.old)).await;
         self.address.lead_to(self.new.addr());
@@ -68,7 +68,7 @@ async fn everything_moves_to_the_new_primary(server: Server) {
     everything_moves(server, Settings::lease(Duration::from_secs(3))).await;
 }
 
-/// `WAIT` is asked by the old primary, too, and answered with an error of its own.
+/// `WAIT` also goes to the old primary, which answers with an error of its own.
 async fn everything_moves_where_a_replica_has_to_know(server: Server) {
     let (response_timeout, durability) = (Duration::from_secs(4), on_one_replica(Duration::from_secs(2)));
     let unreachable_after = Duration::from_secs(15);
@@ -76,7 +76,7 @@ async fn everything_moves_where_a_replica_has_to_know(server: Server) {
     everything_moves(server, Settings { response_timeout, durability, unreachable_after, ..lease }).await;
 }
 
-/// Guards, waiters, releases, looks and notifications.
+/// Checks guards, waiters, releases, looks and notifications after a failover behind one address.
 async fn everything_moves(server: Server, settings: Settings) {
     let pair = Pair::start(server).await;
     let fixture = pair.fixture();
@@ -102,14 +102,15 @@ async fn everything_moves(server: Server, settings: Settings) {
     assert_eq!(manager.inspect(&kept).await.expect("inspected").holders.len(), 1, "a look finds the new one");
     other.force_release(&kept).await.expect("forced");
     soon("the loss", guard.lost()).await;
-    // A notification comes by the new primary: no heartbeat is as fast.
+    // Notifications come from the new primary after this.
     let listening = |node: &Node| ask(node, &["PUBSUB", "SHARDCHANNELS"]).array().expect("channels").len();
     until("subscriptions at the new primary", async || listening(&pair.new) > 0).await;
     let fresh = manager.write(&fixture.name()).await.expect("granted");
     fresh.release().await.expect("ours to the end");
 }
 
-/// The old primary follows the new one, and stands still then: it keeps its connections, and does not say that it is a replica.
+/// The old primary follows the new one and then stands still. It keeps its connections, and does not say that it is a
+/// replica.
 async fn replica_that_stands_still_is_left_too(server: Server) {
     let pair = Pair::start(server).await;
     let fixture = pair.fixture();
@@ -137,7 +138,7 @@ async fn replica_that_stands_still_is_left_too(server: Server) {
     pair.old.resume();
 }
 
-/// The lock is free at the new primary, and nobody says so.
+/// The lock is free at the new primary, and no notification tells the waiter.
 async fn waiter_that_nobody_wakes_moves_too(server: Server) {
     let pair = Pair::start(server).await;
     let fixture = pair.fixture();
@@ -148,7 +149,7 @@ async fn waiter_that_nobody_wakes_moves_too(server: Server) {
     start(&mut waiting);
     let waiting = tokio::spawn(waiting);
     until("its place in the queue", async || other.inspect(&name).await.expect("inspected").waiters.len() == 1).await;
-    // Just behind a heartbeat: the next one, a second later, is too late.
+    // The failover comes just after a heartbeat. The next heartbeat, a second later, is too late.
     let heartbeats = || pair.address.requests_seen("EVALSHA");
     let before = heartbeats();
     until("a heartbeat", async || heartbeats() > before).await;

@@ -1,4 +1,4 @@
-//! Nodes that are silent, refuse connections, or own nothing any more: who is asked then, how often, and for how long.
+//! Nodes that are silent, refuse connections, or own nothing any more: which nodes a manager asks then, and how often.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ on_both_servers![
 ];
 
 const TASKS: usize = 256;
-/// The map is asked for at most so often while something is wrong with it.
+/// Least pause between two requests for the map while something is wrong with it.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// A node is dialled at most so often while it cannot be.
+/// Least pause between two dials of a node that cannot be reached.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
 
 fn impatient() -> Settings {
@@ -36,7 +36,7 @@ fn impatient() -> Settings {
     }
 }
 
-/// Each of so many tasks asks for a lock of its own, which is unreachable.
+/// Starts `TASKS` tasks that ask for a lock of their own. Each learns within `bound` that the lock is unreachable.
 async fn all_are_told_that_it_is_unreachable(manager: &Manager, tag: &str, bound: Duration) {
     let mut tasks = JoinSet::new();
     for n in 0..TASKS {
@@ -54,7 +54,7 @@ async fn all_are_told_that_it_is_unreachable(manager: &Manager, tag: &str, bound
     }
 }
 
-/// A wait ends after the time until nobody is reachable, and one failed try: a dial and what goes on it.
+/// Longest wait for an unreachable lock: `unreachable_after`, and one failed try with a dial and the requests on it.
 fn told_within(settings: &Settings) -> Duration {
     // The rest is for a busy machine.
     settings.unreachable_after + settings.response_timeout * 3 + Duration::from_secs(3)
@@ -72,7 +72,7 @@ async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(serv
     let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
     all_are_told_that_it_is_unreachable(&manager, &tags[0], told_within(&impatient())).await;
     let asked = field.calls_of("cluster|slots") - asked_before;
-    // Both others are asked at the same time, and the environment asks them too, for the owners of slots.
+    // The manager asks both other nodes at the same time. The environment asks them too, for the owners of slots.
     let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 2;
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
     for tag in &tags[1..] {
@@ -90,8 +90,8 @@ async fn replaced_primary_is_never_asked_for_the_map() {
     bounded(a_primary_is_replaced_that_knows_nobody()).await;
 }
 
-/// Cut off from the others, it answers, knows nobody but itself, and would say so for as long as it is asked. Newer servers
-/// tell each other whom to forget, so that none can be cut off like this.
+/// Replaces a primary that is cut off from the others. It still answers, knows only itself, and would say so as often
+/// as it is asked. Newer servers tell each other which nodes to forget, so no test can cut one off like this.
 async fn a_primary_is_replaced_that_knows_nobody() {
     let field = Field::with_replicas(Server::Redis70);
     let manager = field.manager_with(impatient()).await;
@@ -115,7 +115,7 @@ async fn a_primary_is_replaced_that_knows_nobody() {
     let probe = format!("{{{}}}", tags[0]);
     until("the new primary works", async || heir.command(&["SET", &probe, "1"]).is_ok_and(|reply| reply.is_ok())).await;
     take(&tags[0]).await;
-    // Whatever makes the map be asked for again and again.
+    // Cuts the new primary's connections, so that the manager asks for the map again and again.
     for _ in 0..20 {
         let before = field.calls_of("cluster|slots");
         until("another question", async || {
@@ -140,7 +140,7 @@ async fn slot_without_an_owner_is_asked_for_together(server: Server) {
     let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
     all_are_told_that_it_is_unreachable(&manager, &tag, told_within(&impatient())).await;
     let asked = field.calls_of("cluster|slots") - asked_before;
-    // Up to three nodes each time, by the look-out and by those who need the slot.
+    // Up to three nodes are asked each time, by the refresh loop and by callers that need the slot.
     let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 6;
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
     let patient = field.manager().await;
@@ -162,7 +162,7 @@ async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
     let load = Load::start(&managers, names.clone(), 64);
     for when in ["there", "back"] {
         load.goes_on("before", 10).await;
-        // In agreement with the old one: no write is lost, so nobody may get in beside anybody.
+        // The old primary agrees to this failover. No write is lost, so no two writers may be inside together.
         let new = field.cluster.failover(field.owner(&tag)).expect("a replica takes over");
         new.proxy().forget_requests();
         load.goes_on(when, 10).await;
@@ -183,7 +183,7 @@ async fn connections_to_nodes_that_own_nothing_are_closed(server: Server) {
     let field = Field::with_replicas(server);
     let tags = field.tags();
     let (leaving, seed) = (field.owner(&tags[0]), field.owner(&tags[1]));
-    // It knows the others from the cluster only: what its user named is kept.
+    // The manager knows the other nodes from the cluster only. It would keep the nodes that its user named.
     let fixture = Fixture::hash(Topology::cluster([seed.url()]));
     let manager = fixture.manager().await;
     let take = async || {
@@ -193,13 +193,13 @@ async fn connections_to_nodes_that_own_nothing_are_closed(server: Server) {
     take().await;
     field.cluster.failover(leaving).expect("a replica takes over");
     field.cluster.wait_ok().expect("well again");
-    // Nobody replicates from it any more, so what comes through its proxy is ours.
+    // No replica follows the node any more, so connections through its proxy are the manager's.
     take().await;
     until("the connection to the former primary is closed", async || leaving.proxy().connections() == 0).await;
     take().await;
 }
 
-/// Accepts connections and closes them. Returns its URL and how many there were.
+/// Starts a server that accepts connections and closes them. Returns its URL and the number of connections.
 fn closing_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));

@@ -1,5 +1,5 @@
-//! Wake-ups whose connection dies, or is told things that nobody asked for: waiters go on to wake by them, and without
-//! them by asking again.
+//! Notifications whose connection dies, or brings messages that no client asked for. Notifications wake waiters again
+//! afterwards, and a waiter without them repeats its request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,14 +19,14 @@ on_both_servers![
     waiter_without_wake_ups_asks_again,
 ];
 
-/// Between two requests of a waiter that has waited for a while.
+/// Least pause between two requests of a waiter that has waited for a while.
 const MIN_RETRY: Duration = Duration::from_millis(500);
 const MAX_RETRY: Duration = Duration::from_millis(1500);
-/// Until they come at this pace: the holder's, the waiter's first, and the one after it has subscribed.
+/// Requests before they come at this pace: the holder's, the waiter's first, and the one after it has subscribed.
 const REQUESTS_UNTIL_THEN: usize = 3;
 const WAITERS: usize = 8;
 
-/// Nothing but a release ends a hold.
+/// Settings with which only a release ends a hold.
 fn long() -> Settings {
     Settings::lease(Duration::from_secs(60))
 }
@@ -57,7 +57,7 @@ impl Wanted {
         }
     }
 
-    /// Releases each lock right after its waiter has asked for it, and so long before it would ask again.
+    /// Releases each lock right after a request of its waiter, so long before the next one.
     async fn wake_by_notification(self, fixture: &Fixture, proxied: &Node) {
         for ((guard, waiting), name) in self.guards.into_iter().zip(self.waiting).zip(self.names) {
             let asks = Matcher::command("EVALSHA").and(fixture.write_key(&name));

@@ -1,4 +1,4 @@
-//! Names, prefixes, labels and owners that were chosen to reach somebody else's lock.
+//! Names, prefixes, labels and owners that were chosen to reach the lock of another user.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag};
 use crate::servers::ask;
 
-/// What means something to the server, the protocol, the scripts or the keys.
+/// Texts that mean something to the server, the protocol, the scripts or the keys.
 fn hostile() -> impl Strategy<Value = String> {
     let pieces = prop_oneof![
         Just("\0"),
@@ -58,7 +58,7 @@ fn runner(cases: u32) -> TestRunner {
     TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() })
 }
 
-/// A manager of every pair, and what it puts on the server.
+/// Takes a lock with a prefix and a name, and returns the keys that the server has then.
 async fn held_keys(f: &ServerFixture, prefix: &str, name: &str) -> Vec<String> {
     let node = f.servers.primaries()[0];
     let url = node.url();
@@ -76,7 +76,7 @@ async fn held_keys(f: &ServerFixture, prefix: &str, name: &str) -> Vec<String> {
     keys
 }
 
-/// All names of up to two pieces that keys are made of, under prefixes that are too.
+/// Names of up to two pieces of which keys are made, under prefixes of such pieces.
 fn close_pairs() -> Vec<(String, String)> {
     let pieces = ["", "{", "}", "%", "%7B", "%7D", "%25", "a", ":", ":lock", "{a}"];
     let mut names: Vec<String> = pieces.iter().flat_map(|one| pieces.map(|other| format!("{one}{other}"))).collect();
@@ -89,7 +89,7 @@ fn close_pairs() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Nobody else is on the server, so what is there is the lock's. Two locks that shared a key would map it to both.
+/// Collects the keys of many locks on a server without other users. Two locks that shared a key would map it to both.
 async fn no_two_locks_share_a_key(kind: Kind, server: Server) {
     let f = ServerFixture::alone(kind, server).await;
     let mut owners: HashMap<String, (String, String)> = HashMap::new();
@@ -119,7 +119,7 @@ async fn no_two_locks_share_a_key_of_two_key() {
     no_two_locks_share_a_key(Kind::TwoKey, Server::Valkey91).await;
 }
 
-/// Names that differ in pieces that mean something, under prefixes that differ so: whatever their keys are, they differ.
+/// Checks that names and prefixes which differ only in pieces with a meaning have different keys.
 #[test]
 fn different_pairs_have_different_keys() {
     let pair = || (hostile_prefix(), hostile());
@@ -135,7 +135,7 @@ fn different_pairs_have_different_keys() {
     checked.expect("every two pairs");
 }
 
-/// The key as documented; that the crate's are the same is shown by `all_keys_lie_where_they_are_said_to`.
+/// Key of a lock as documented. `all_keys_lie_where_they_are_said_to` shows that the crate's are the same.
 fn documented_key((prefix, name): &(String, String), part: &str) -> String {
     if has_hash_tag(name) {
         return format!("{prefix}#{name}:{part}");
@@ -144,7 +144,8 @@ fn documented_key((prefix, name): &(String, String), part: &str) -> String {
     format!("{prefix}:{{{tag}}}:{part}")
 }
 
-/// All keys and the channel of a lock in one slot, by the word of the server; and the scripts touch no other.
+/// Checks that all keys and the channel of a lock are in one slot, by the server's answer. The scripts touch no other
+/// slot.
 #[test]
 fn all_keys_lie_where_they_are_said_to() {
     let runtime = Runtime::new().expect("a runtime starts");
@@ -165,7 +166,7 @@ fn all_keys_lie_where_they_are_said_to() {
     checked.expect("every name");
 }
 
-/// The scripts that servers are given are the files, whatever the names: they are found by the digests of those.
+/// Checks that managers send the files as scripts, with any names: the server finds them by the digests of the files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_are_constants() {
     let f = ServerFixture::alone(Kind::HashNode, Server::Redis70).await;
@@ -185,7 +186,7 @@ async fn scripts_are_constants() {
     assert_eq!(scripts, Some("5"), "rights, acquire, leave, inspect, force");
 }
 
-/// A label is one field of an id, and `inspect` shows it as it was given, or it is refused.
+/// A label is one field of an id. `inspect` shows it as the user gave it, or the builder refuses it.
 #[tokio::test]
 async fn label_is_shown_as_it_was_given_or_refused() {
     for f in fixtures() {
@@ -224,7 +225,7 @@ async fn shows_label(f: &ServerFixture, label: &str) {
     beside.release().await.expect("ours to the end");
 }
 
-/// Owners are numbers that a process makes: nobody can name another's.
+/// Owners are numbers that a process makes, so no user can name the owner of another.
 #[tokio::test]
 async fn owners_do_not_reach_each_other() {
     let f = Fixture::memory();

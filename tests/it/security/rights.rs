@@ -1,4 +1,4 @@
-//! The rights that `docs/OPERATIONS.md` lists: with them everything works, and none of them is too much.
+//! Rights that `docs/OPERATIONS.md` lists: with them everything works, and each of them is needed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const WAKE_UPS: &str = "All of them, for waiters";
 const QUIET: &str = "Any manager, so that";
 const QUIET_NEWER: &str = "The same on Redis 7.2";
 
-/// The rules in the document below the comment that begins so.
+/// Rules in the document, below the comment that begins with `heading`.
 fn rules_of(heading: &str) -> Vec<String> {
     let document = include_str!("../../../docs/OPERATIONS.md");
     let mut lines = document.lines().skip_while(|line| !line.starts_with(&format!("# {heading}")));
@@ -45,7 +45,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// A new user with these rights, and the servers' address for it.
+    /// A new user with these rights, and the servers' topology for it.
     fn user(&self, rules: &[String]) -> (String, Topology) {
         static USERS: AtomicU64 = AtomicU64::new(0);
         let name = format!("locks{}", USERS.fetch_add(1, Ordering::Relaxed));
@@ -65,7 +65,7 @@ impl Place<'_> {
         (name, topology)
     }
 
-    /// The servers, for a user who may do everything.
+    /// Topology of the servers, for a user with all rights.
     fn topology(&self) -> Topology {
         match self.f.servers.cluster() {
             Some(cluster) => Topology::cluster(cluster.urls()),
@@ -95,7 +95,7 @@ impl Place<'_> {
         }
     }
 
-    /// Does everything that needs a right of its own, and tells what failed, and how.
+    /// Does everything that needs a right of its own. Returns the failures with their errors.
     async fn failures(&self, topology: &Topology) -> Vec<(&'static str, Error)> {
         self.f.servers.everywhere(&["SCRIPT", "FLUSH"]);
         let connected =
@@ -148,7 +148,7 @@ async fn read_side_by_side(a: &Manager, b: &Manager, name: &str) -> Result<(), E
     other.release().await
 }
 
-/// A waiter that is recorded before the lock is released, as `observer` sees, who may do everything.
+/// Lets `b` wait for a lock of `a`. `observer` has all rights, and sees that the waiter is recorded before the release.
 async fn wait(a: &Manager, b: &Manager, observer: &Manager, name: &str) -> Result<(), Error> {
     let guard = a.read(name).await?;
     assert!(b.try_write(name).await?.is_none(), "a writer beside a reader");
@@ -159,7 +159,7 @@ async fn wait(a: &Manager, b: &Manager, observer: &Manager, name: &str) -> Resul
     .await;
     guard.release().await?;
     waiting.await.expect("no panic")?.release().await?;
-    // Behind a writer a waiter is recorded on another way.
+    // The script records a waiter behind a writer in another way.
     let guard = a.write(name).await?;
     let waiting = tokio::spawn(b.read(name).into_future());
     until("it waits, or is refused", async || {
@@ -193,7 +193,7 @@ fn is_forbidden(error: &Error) -> bool {
     matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. })
 }
 
-/// Whether a rule gives a right, rather than making the user.
+/// Returns true if a rule gives a right. Other rules make the user.
 fn is_right(rule: &str) -> bool {
     rule.starts_with(['+', '~', '&'])
 }
@@ -219,7 +219,7 @@ async fn each_listed_right_is_needed(place: &Place<'_>) {
         for (what, error) in &failures {
             assert!(is_forbidden(error), "{what} without {missing}: {error:?}");
         }
-        // What was done half way without a right is out of the way for the next.
+        // Removes what scripts did half way without the right, before the next case.
         place.f.servers.everywhere(&["FLUSHALL"]);
     }
 }
@@ -315,7 +315,7 @@ async fn waiters_subscribe_only_with_the_right(server: Server) {
     until("a subscription", async || wake_channels(node, "rwlock", "woken").len() == 1).await;
     guard.release().await.expect("released");
     soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
-    // Without any one of them all works, later.
+    // All works without any one of these rights, only later.
     for missing in rules_of(WAKE_UPS) {
         let rules: Vec<String> = with_wake_ups.iter().filter(|rule| **rule != missing).cloned().collect();
         let failures = place.failures(&place.user(&rules).1).await;
@@ -333,7 +333,7 @@ async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
     bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
 }
 
-/// For `timestamp_keys("lock:*")` the patterns are others, as the document says; all else is the same.
+/// Checks the patterns that `timestamp_keys("lock:*")` needs, as the document says. All else is the same.
 async fn adopted_keys_need_their_own_patterns(server: Server) {
     let f = ServerFixture::alone(Kind::HashCluster, server).await;
     let place = Place { f: &f, kind: Kind::HashCluster };
@@ -372,7 +372,7 @@ async fn adopted_keys_need_their_own_patterns_on_a_valkey_9_1_cluster() {
     bounded(adopted_keys_need_their_own_patterns(Server::Valkey91)).await;
 }
 
-/// On one thread, so that the recorder sees what the subscribing task says.
+/// Runs on one thread, so that the recorder sees the events of the subscribing task.
 #[tokio::test]
 async fn missing_right_to_subscribe_is_told_once() {
     let recorder = Recorder::start();
@@ -385,7 +385,7 @@ async fn missing_right_to_subscribe_is_told_once() {
     let waiting = tokio::spawn(other.write("cfg").into_future());
     let told = || recorder.lines().iter().filter(|line| line.contains("may not subscribe")).count();
     until("a warning", async || told() > 0).await;
-    // Refused again and again meanwhile, at `debug`.
+    // The server refuses again and again meanwhile, which is logged at `debug`.
     let refusals = || recorder.lines().iter().filter(|line| line.contains("refused to subscribe")).count();
     until("more refusals", async || refusals() > 1).await;
     assert_eq!(told(), 1);
@@ -393,7 +393,7 @@ async fn missing_right_to_subscribe_is_told_once() {
     soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
 }
 
-/// Commands that somebody was not allowed, as the servers remember them.
+/// Commands that the servers refused to a user, by their logs.
 fn refused_commands(place: &Place<'_>) -> BTreeSet<String> {
     let logs = place.f.servers.everywhere(&["ACL", "LOG"]);
     let entries = logs.iter().filter_map(Reply::array).flatten().filter_map(Reply::array);
@@ -415,7 +415,7 @@ async fn log_of_refusals_stays_empty_with_the_optional_rights(place: &Place<'_>)
     assert_eq!(refused_commands(place), BTreeSet::new());
 }
 
-/// What a script would be refused is refused before there is any lock to lose.
+/// Connecting fails for a user without a right that a script needs, before there is any lock to lose.
 async fn missing_right_is_told_at_connect(place: &Place<'_>) {
     let rules = rules_of(heading_of(place.kind));
     place.f.servers.everywhere(&["FLUSHALL"]);
@@ -433,7 +433,7 @@ async fn missing_right_is_told_at_connect(place: &Place<'_>) {
     assert!(sizes.iter().all(|size| size.int() == Some(0)), "it has changed something: {sizes:?}");
 }
 
-/// Sentinels whose default user may not say where the primary is, and a primary that lets only our user in.
+/// Sentinels refuse the primary's address to their default user, and the primary admits only our user.
 async fn sentinels_need_one_right(server: Server) {
     let sentinels = Sentinels::start(server).expect("they start");
     let rules = rules_of(heading_of(Kind::HashNode));

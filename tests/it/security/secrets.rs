@@ -1,4 +1,4 @@
-//! Passwords stay where they belong: in no message, in no `Debug`, in no event, whatever goes wrong.
+//! Secrecy of passwords: no message, no `Debug` and no event shows one, whatever goes wrong.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const RIGHT: &str = "c0rrect-horse";
 const CHANGED: &str = "chang3d-horse";
 const WRONG: &str = "wr0ng-horse";
 
-/// Everything that was shown, to be searched for passwords.
+/// All texts that were shown. The cases search them for passwords.
 struct Shown(String);
 
 impl Shown {
@@ -23,7 +23,7 @@ impl Shown {
         self.0.push_str(&format!("{what:?} {what:#?}\n"));
     }
 
-    /// An error with all that lies below it.
+    /// Adds an error with all its sources.
     fn add_error(&mut self, error: &Error) {
         self.add(error);
         let mut below = Some(error as &dyn std::error::Error);
@@ -44,14 +44,14 @@ impl Shown {
     }
 }
 
-/// For servers that answer, be it late: what they say is looked at.
+/// Patience with servers that answer, be it late, because the cases look at their answers.
 const PATIENT: Duration = Duration::from_secs(10);
-/// For nobody.
+/// Patience with an address where no server answers.
 const IMPATIENT: Duration = Duration::from_millis(300);
 
 fn with<M: Build>(patience: Duration, builder: Builder<M>) -> Builder<M> {
     let builder = builder.unreachable_after(patience).response_timeout(Duration::from_secs(1));
-    // What is said in the background is said on this thread, too.
+    // The background runs on this thread, so that the recorder sees its events, too.
     let builder = builder.background_on(tokio::runtime::Handle::current());
     builder.lease(Duration::from_secs(3)).max_clock_skew(Duration::from_millis(5))
 }
@@ -82,7 +82,7 @@ fn url(user: &str, password: &str, address: impl std::fmt::Display) -> String {
     format!("redis://{user}:{password}@{address}")
 }
 
-/// On one thread, so that the recorder sees what every task says.
+/// Runs on one thread, so that the recorder sees the events of every task.
 #[tokio::test]
 async fn no_fault_tells_a_password() {
     let recorder = Recorder::start();
@@ -96,7 +96,7 @@ async fn no_fault_tells_a_password() {
     fails(&Topology::sentinel("main", [url("", WRONG, address)]), IMPATIENT, &mut shown).await;
     fails(&Topology::cluster([url("", RIGHT, address)]), IMPATIENT, &mut shown).await;
 
-    // The password is changed while a hold is there.
+    // The password changes while the manager has a hold.
     let manager = with(PATIENT, RedisManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
     let waiter = with(PATIENT, TwoKeyManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
     let guard = manager.write("held").await.expect("granted");
@@ -132,7 +132,7 @@ async fn no_redirect_tells_a_password() {
     for n in 0..12 {
         manager.write(&format!("cfg{n}")).await.expect("granted").release().await.expect("released");
     }
-    // One node changes its password, so that the others send us to where we may not go.
+    // One node changes its password. The others redirect us to it, and it refuses us.
     let slot = cluster.keyslot("rwlock:{cfg0}:lock");
     let owner = cluster.primary_of_slot(slot);
     owner.acl_set_user("default", &["resetpass", &format!(">{CHANGED}")]).expect("changed");

@@ -11,7 +11,7 @@ use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-/// An address of this machine at which nobody listens.
+/// Address of this machine at which no server listens.
 const INSIDE: &str = "127.9.9.9";
 
 /// A cluster whose members announce other addresses than those at which they can be reached.
@@ -64,10 +64,10 @@ async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() {
         let words = source_of(&health, node).to_string();
         assert_eq!(words, format!("announced as {INSIDE}:{} by the cluster at {}", node.port(), seed.addr()));
     }
-    // Both redirects name an address of the inside.
+    // Both kinds of redirect name an inner address.
     let to = cluster.primary_of_slot(cluster.keyslot(&names[1]));
     let is_elsewhere = |name: &String| cluster.primary_of_slot(cluster.keyslot(name)).port() != to.port();
-    // Of a lock that was never used nothing is left where it was.
+    // A lock that was never used has no key at the old node.
     let name = &(0..).map(|n| format!("moves{n}")).find(is_elsewhere).expect("there are others");
     let key = format!("rwlock:{{{name}}}:lock");
     let migration = SlotMigration::begin(&cluster, cluster.keyslot(&key), to).expect("it begins");
@@ -79,7 +79,7 @@ async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() {
     works(&soon("another connection", builder().connect()).await.expect("connects"), name).await;
 }
 
-/// The member that was asked answers, and nothing else does: connected to that alone no lock can be had.
+/// Only the member that was asked answers. A connection to that one alone grants no lock.
 #[tokio::test]
 async fn connect_fails_where_no_primary_can_be_reached_and_tells_who_announced_it() {
     let cluster = behind_nat().await;

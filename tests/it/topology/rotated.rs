@@ -13,7 +13,7 @@ use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{bounded, soon, until_renewed};
 
-/// Outlasts a case, but for its renewals.
+/// Lease that outlasts a case, apart from its renewals.
 const LEASE: Duration = Duration::from_secs(20);
 const KEPT: &str = "a secret cannot be read again";
 
@@ -31,7 +31,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Replaces a file at once, as the documents advise.
+    /// Replaces a file in one step, as the documents advise.
     fn put(&self, name: &str, text: &str) {
         let new = self.file("new");
         std::fs::write(&new, text).expect("written");
@@ -75,7 +75,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
         let guard = manager.write("held").await.expect("granted");
         manager.inspect("held").await.expect("answered");
 
-        // Connected, and the password is another one on both sides: connections that are open stay.
+        // The password changes on both sides. Connections that are open stay.
         order(&mut operator, &["CONFIG", "SET", "requirepass", "s3cret-2"]);
         folder.put("password", "s3cret-2");
         works(&manager, "cfg").await;
@@ -83,7 +83,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
         works(&manager, "cfg").await;
         assert_eq!((guard.state(), kept()), (HoldState::Held, 0));
 
-        // It cannot be read: what was read last stays in use, and the log has it once.
+        // The file cannot be read or has no password. The last one stays in use, and the log says so once.
         for (told, text) in [(1, None), (1, Some("")), (1, Some("\n"))] {
             match text {
                 Some(text) => folder.put("password", text),
@@ -94,7 +94,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
             assert_eq!(kept(), told, "{:?}", recorder.lines());
         }
 
-        // The server is ahead of the file: nobody may log in, until the file has the new one as well.
+        // The server has the new password before the file, so no connection may log in until the file has it too.
         order(&mut operator, &["CONFIG", "SET", "requirepass", "s3cret-3"]);
         folder.put("password", "s3cret-2\r\n");
         cut(&mut operator);
@@ -116,7 +116,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
 async fn password_file_is_for_the_primary_and_for_sentinels_without_a_password_in_their_urls() {
     let servers = Sentinels::builder(Server::Redis70).password("s3cret").start().expect("they start");
     let [first, others @ ..] = servers.sentinels() else { panic!("no Sentinels") };
-    // Once the environment has started, its Sentinels answer no strangers.
+    // The environment has started, so its Sentinels need not answer clients without a password any more.
     ask(first, &["ACL", "SETUSER", "default", "resetpass", ">watch"]);
     for sentinel in others {
         ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">s3cret"]);
@@ -161,7 +161,7 @@ async fn rotated_password_counts_at_all_masters_of_a_quorum() {
         assert!(health.nodes.iter().all(|node| node.is_reachable), "each master has let us in: {health:?}");
     })
     .await;
-    // One of them has a password of its own in its URL.
+    // One of the masters has a password of its own in its URL.
     let own = masters.iter().map(|node| if node.port() == masters[1].port() { node.url() } else { url_of(node) });
     for refused in [
         builder().password_file(folder.file("missing")),
@@ -226,7 +226,8 @@ mod certificates {
             let manager = builder.lease(LEASE).background_on(Handle::current()).connect().await.expect("connects");
             let guard = manager.write("held").await.expect("granted");
 
-            // The key is new, its certificate is not yet; then an authority that is half written: the last ones stay in use.
+            // First the key is new and its certificate is not. Then the authority is half written. The last good files
+            // stay in use.
             for (name, text) in [("key", other.certificates().client_key_pem()), ("ca", "-----BEGIN CERTIFICATE-----")]
             {
                 folder.put(name, text);
@@ -235,7 +236,7 @@ mod certificates {
             }
             assert_eq!(kept(), 1, "{:?}", recorder.lines());
 
-            // Another authority for all, while connected and after a cut.
+            // All sides get another authority, while connected and after a cut.
             let dir = other.certificates_dir();
             let path = |name: &str| dir.join(name).to_str().expect("a text").to_owned();
             let (ca, certificate, key) = (path("ca.pem"), path("server.pem"), path("server.key"));

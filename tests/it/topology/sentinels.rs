@@ -12,7 +12,8 @@ use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until, until_renewed};
 
-/// Long enough for a failover whose first election fails, from any moment between two renewals on: the next one comes 5 s later.
+/// Lease that outlasts a failover whose first election fails, from any moment between two renewals. The next election
+/// comes 5 s later.
 const LEASE: Duration = Duration::from_secs(20);
 const CASE: Duration = Duration::from_secs(120);
 
@@ -36,7 +37,7 @@ impl Scheme {
         }
     }
 
-    /// The key of a written lock.
+    /// Key of a lock with a writer.
     fn key(self, name: &str) -> String {
         match self {
             Self::Hash => format!("hash:{{{name}}}:lock"),
@@ -45,7 +46,7 @@ impl Scheme {
     }
 }
 
-/// What happens to the primary.
+/// Event that befalls the primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Replaced,
@@ -54,7 +55,7 @@ enum Fate {
 }
 
 impl Fate {
-    /// Returns the new primary.
+    /// Brings the event about, and returns the new primary.
     fn befalls(self, servers: &Sentinels) -> &Node {
         let old = servers.primary();
         match self {
@@ -74,7 +75,7 @@ async fn bounded(case: impl Future<Output = ()>) {
     tokio::time::timeout(CASE, case).await.expect("the case ends within its bound");
 }
 
-/// Does what takes its time, while the managers' tasks go on.
+/// Does work that blocks, while the managers' tasks go on.
 fn meanwhile<T>(work: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(work)
 }
@@ -142,7 +143,8 @@ survives! {
     holds_survive_a_frozen_primary_on_valkey_9_1: Valkey91, Paused;
 }
 
-/// What a frozen primary answers when it wakes is not believed: another has its role, and its word counts.
+/// A frozen primary wakes and answers. Managers do not believe it: another server has its role, and that one's answer
+/// counts.
 async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes: &Barrier) {
     let topology = topology(servers);
     let (asker, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
@@ -151,13 +153,13 @@ async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes:
     works(&*idle, "warm").await;
     wakes.wait().await; // it freezes
     wakes.wait().await; // it is frozen
-    // Goes into the sockets of the frozen one, and then to its successor.
+    // The request goes into the sockets of the frozen primary, and then to its successor.
     let guard = soon("the grant of the new primary", asker.write("cfg").into_future()).await.expect("granted");
     let token = guard.fencing_token();
     wakes.wait().await; // it wakes
     wakes.wait().await; // it has become a replica
 
-    // This one has slept: it still knows the old primary, which is read-only now.
+    // The idle manager still knows the old primary, which is read-only now.
     assert!(soon("the answer", idle.try_write("cfg")).await.expect("answered").is_none(), "{scheme:?}: it is held");
     let view = idle.inspect("cfg").await.expect("shown");
     let holders: Vec<&str> = view.holders.iter().map(|holder| holder.label.as_str()).collect();
@@ -202,7 +204,7 @@ fn hash(topology: &Topology) -> Builder<RedisManager> {
     patient(RedisManager::builder(topology.clone()))
 }
 
-/// What a manager is told that connects now, and one that connects at first use.
+/// Errors of a manager that connects now, and of one that connects at first use.
 async fn refusals(topology: &Topology) -> [Error; 2] {
     let manager = hash(topology).build().expect("built");
     let later = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");
@@ -225,7 +227,7 @@ async fn some_sentinels_are_enough() {
     works(&early, "cfg").await;
     servers.sentinels()[0].pause();
     works(&hash(&all).connect().await.expect("one is silent"), "cfg").await;
-    // Two of three can still order a failover, and tell of it.
+    // Two of three Sentinels can still order a failover, and announce it.
     let old = servers.primary();
     old.kill();
     meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
@@ -279,7 +281,7 @@ async fn start_aside() -> Sentinels {
     start.await.expect("no panic").expect("they start")
 }
 
-/// With a password, and what a URL cannot hold as it is.
+/// Password with letters that a URL has to escape.
 const PASSWORD: &str = "p@ss w:/?#%é";
 const IN_URL: &str = "p%40ss%20w%3A%2F%3F%23%25%C3%A9";
 
@@ -305,7 +307,7 @@ async fn password_and_database_are_those_of_the_first_url() {
     for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
         assert!(unauthenticated(error), "the servers want a password: {error:?}");
     }
-    // From now on the Sentinels want it as well, also of us.
+    // The Sentinels ask all clients for the password from now on.
     for sentinel in servers.sentinels() {
         ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", &format!(">{PASSWORD}")]);
     }
@@ -321,14 +323,14 @@ async fn primary_with_another_user_and_password_than_the_sentinels() {
     for node in servers.nodes() {
         ask(node, &["ACL", "SETUSER", "locks", "on", ">of locks", "~*", "&*", "+@all"]);
     }
-    // As long as the Sentinels answer strangers.
+    // Asked now, while the Sentinels still answer clients without a password.
     let primary = servers.primary();
     for sentinel in servers.sentinels() {
         ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">watch"]);
     }
     let with_watch = |url: String| url.replace("redis://", "redis://:watch@") + "/3";
     let urls = Topology::sentinel(servers.primary_name(), servers.urls().into_iter().map(with_watch));
-    // The default user needs nothing percent-encoded here, and a user of another name nothing of the URLs.
+    // These credentials need no escapes, and they replace those of the URLs.
     for (user, password) in [("", PASSWORD), ("default", PASSWORD), ("locks", "of locks")] {
         let topology = urls.clone().primary_credentials(user, password);
         for scheme in Scheme::BOTH {
@@ -369,7 +371,7 @@ async fn primary_that_moves_to_another_address_is_followed() {
     let old = servers.primary();
     let port = elsewhere.port().to_string();
     for sentinel in servers.sentinels() {
-        // By name: what they announce then is no address.
+        // The Sentinels announce names instead of addresses then.
         for option in ["resolve-hostnames", "announce-hostnames"] {
             ask(sentinel, &["SENTINEL", "CONFIG", "SET", option, "yes"]);
         }

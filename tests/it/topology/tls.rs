@@ -1,4 +1,4 @@
-//! Servers that speak TLS. Of those that are installed Redis 7.0 does.
+//! Servers that speak TLS. Of the installed ones, Redis 7.0 does.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::{finds_nobody, mentions, names_on_every_primary, option_of, patient, 
 use crate::servers::ask;
 use crate::wait::{bounded, soon, until, until_renewed};
 
-/// Longer than a case may take.
+/// Time that is longer than a case may take.
 const LONG: Duration = Duration::from_secs(120);
 
 fn node(clients: TlsClients) -> Node {
@@ -30,7 +30,7 @@ fn on(node: &Node, tls: Tls) -> Topology {
     Topology::node(node.url()).tls(tls)
 }
 
-/// A reader and a writer that wait for each other, and a hold that is renewed.
+/// Checks a reader and a writer that wait for each other, and a hold that is renewed.
 async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Sync) {
     let connect = || async { patient(builder()).lease(Duration::from_secs(6)).connect().await.expect("connects") };
     let (one, other) = (connect().await, connect().await);
@@ -70,13 +70,13 @@ async fn all_nodes_of_a_cluster_are_reached_with_tls() {
         .node_timeout(Duration::from_secs(15))
         .start()
         .expect("the cluster starts");
-    // One URL: the others are what the cluster says, with the ports where they speak TLS.
+    // One URL is enough: the cluster names the other members, with their TLS ports.
     let topology = Topology::cluster(cluster.urls().into_iter().take(1)).tls(with_client(cluster.certificates()));
     let manager = patient(RedisManager::builder(topology)).connect().await.expect("connects");
     for name in names_on_every_primary(&cluster) {
         works(&manager, &name).await;
     }
-    // A slot that has moved, which the manager learns by a redirect.
+    // The slot moves, and the manager learns that by a redirect.
     let [name, elsewhere] = <[String; 2]>::try_from(names_on_every_primary(&cluster)[..2].to_vec()).expect("two");
     let guard = manager.write(&name).await.expect("granted");
     let key = format!("rwlock:{{{name}}}:lock");
@@ -143,7 +143,7 @@ async fn certificate_for_another_host_is_refused() {
     assert!(error.to_string().contains("127.0.0.2"), "{error}");
 }
 
-/// An address of this machine that is in no certificate.
+/// Address of this machine that is in no certificate.
 const UNNAMED: &str = "127.0.0.2";
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn tls_on_one_side_only_is_unreachable_in_bounded_time() {
     }
 }
 
-/// All topologies with this URL, none of which connects when it is built.
+/// All topologies with this URL. No manager of them connects when it is built.
 fn everywhere(url: &str, tls: &Tls) -> Vec<Topology> {
     let all = [Topology::node(url), Topology::cluster([url]), Topology::sentinel("mymaster", [url])];
     all.into_iter().map(|topology| topology.tls(tls.clone())).collect()
@@ -295,7 +295,7 @@ fn debug_shows_neither_keys_nor_certificates() {
     }
 }
 
-/// The provider belongs to the process, so each of these cases has one of its own.
+/// Runs a case in a process of its own, because the provider of TLS belongs to the process.
 fn in_a_process_of_its_own(case: &str) {
     let itself = std::env::current_exe().expect("a path");
     let mut child = Command::new(itself)

@@ -1,4 +1,4 @@
-//! What URLs say: who we are, which database, which socket; and that nothing tells a password.
+//! Parts of URLs: user, password, database, socket. No text shows a password.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-/// What a URL cannot hold as it is, and how it holds it.
+/// User with letters that a URL has to escape.
 const USER: &str = "svc:locks@eu";
 const USER_IN_URL: &str = "svc%3Alocks%40eu";
 const PASSWORD: &str = "p@ss/w:?#%é";
@@ -29,7 +29,7 @@ fn two_key(topology: impl Into<Topology>) -> Builder<TwoKeyManager> {
     patient(TwoKeyManager::builder(topology))
 }
 
-/// Both schemes on one node, with the key of a written lock.
+/// Managers of both schemes on one node, with the key of a written lock.
 async fn both(url: &str) -> [(Manager, &'static str); 2] {
     async fn connect<M: Build>(builder: Builder<M>) -> Manager {
         Arc::new(builder.connect().await.expect("connects"))
@@ -68,7 +68,7 @@ async fn user_with_a_password_on_a_node() {
         let error = refused(hash(url_for(&node, &wrong))).await;
         assert!(is_unauthenticated(&error), "{wrong}: {error:?}");
     }
-    // That of the user `default`, who needs none here and may do next to nothing.
+    // A URL without a user means `default`. That user needs no password here, and has next to no rights.
     refused(hash(url_for(&node, &format!(":{PASSWORD_IN_URL}")))).await;
 }
 
@@ -194,7 +194,7 @@ async fn ipv6_addresses_of_a_node_and_of_a_cluster() {
     for (manager, _) in both(&format!("redis://[::1]:{}", node.port())).await {
         works(&*manager, "cfg").await;
     }
-    // The bus stays where it was, so the nodes lose sight of each other when they use the new addresses.
+    // The cluster bus keeps its addresses, so the nodes lose each other when they use the new ones.
     let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(90)).start().expect("it starts");
     for node in cluster.nodes() {
         ask(node, &["CONFIG", "SET", "bind", "127.0.0.1 ::1"]);
@@ -228,7 +228,7 @@ async fn prefixes_on_one_server_do_not_see_each_other() {
     let mut guards = Vec::new();
     for prefix in prefixes {
         let manager = hash(node.url()).key_prefix(prefix).connect().await.expect("connects");
-        // Both forms of a key, and a name that looks like another prefix's.
+        // Both forms of a key, and names that look like those under another prefix.
         for name in ["cfg", "{cfg}", "b:cfg", ":{cfg}"] {
             let guard = manager.try_write(name).await.expect("answered");
             guards.push(guard.unwrap_or_else(|| panic!("{prefix:?} {name:?} is another's")));
@@ -245,7 +245,7 @@ async fn prefixes_on_one_server_do_not_see_each_other() {
     works(&other, "cfg").await;
 }
 
-/// Everything that events and spans say on this thread.
+/// Record of all events and spans on this thread.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 
@@ -285,7 +285,7 @@ fn everywhere(url: &str) -> [Topology; 3] {
     [Topology::node(url), Topology::cluster([url]), Topology::sentinel("mymaster", [url])]
 }
 
-/// All that can be read of a manager that does not work.
+/// All texts of a manager that does not work.
 async fn words_of(topology: Topology) -> String {
     let mut words = format!("{topology:?} {:?}", hash(topology.clone()));
     match hash(topology).unreachable_after(Duration::from_millis(200)).build() {
@@ -314,11 +314,11 @@ async fn nothing_tells_a_password() {
         // Wrong passwords.
         format!("redis://:{secret}@{at}"),
         format!("redis://{secret}:{secret}@{at}/3"),
-        // Nobody there.
+        // No server listens.
         format!("redis://:{secret}@127.0.0.1:1"),
         format!("redis://u:{secret}@[::1]:1"),
         format!("redis+unix:///no/such/socket?pass={secret}"),
-        // No such URLs.
+        // Texts that are no URLs.
         format!("redis://:{secret}@[bad"),
         format!("redis://:{secret}@{at}/x"),
         format!("redis://u:1/{secret}@{at}"),
@@ -335,7 +335,7 @@ async fn nothing_tells_a_password() {
             assert!(!words.contains(secret), "{url}: {words}");
         }
     }
-    // A manager that works, loses a hold and its server.
+    // This manager works, then loses a hold and its server.
     let url = format!("redis://:another@{at}");
     for (manager, _) in both(&url).await {
         let guard = manager.write("cfg").await.expect("granted");

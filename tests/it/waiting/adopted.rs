@@ -1,4 +1,4 @@
-//! Who waits for a lock whose key published clients have used all along is told on a channel in the key's slot.
+//! Waiters for a lock whose key timestamp clients use: the server notifies them on a channel in the key's slot.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
     // As many managers as there are waiters: each of them has its own place in the queue, and its own channel.
     let managers = join_all((0..WAITERS).map(|_| f.manager_with(settings()))).await;
     let holder = f.manager_with(settings()).await;
-    // It hears what they say.
+    // The process records the events of the managers' tasks.
     let process = Process::start(f, 0, settings()).await;
     for mode in [Mode::Read, Mode::Write] {
         let name = f.name();
@@ -48,12 +48,12 @@ async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
         let told = process.told();
         let by_notice = told.iter().filter(|told| told.lock == name && told.what == "granted by notice").count();
         println!("{by_notice} of {WAITERS} that waited to {mode} were granted by notice");
-        // But for those whose heartbeat was under way.
+        // A waiter whose heartbeat was under way may be granted by its answer instead.
         assert!(by_notice > WAITERS / 2, "{by_notice}");
     }
 }
 
-/// All are in the queue, and hear what is told to them.
+/// Waits until all waiters are in the queue and have subscribed to their channels.
 async fn all_wait(f: &ServerFixture, key: &str) {
     let node = f.servers.owner_of(key);
     let channels = format!("{{{key}}}:wake:*");

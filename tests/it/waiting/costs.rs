@@ -1,4 +1,4 @@
-//! What waiting costs the server, in scripts.
+//! Costs of waiting for the server, in scripts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,10 +32,11 @@ alone_on_every_hash![
 
 const PROCESSES: usize = 4;
 const TASKS: usize = 250;
-/// To wait in the queue, to renew the claim for those who go on with it, to leave, and to ask whether more readers may join.
+/// Scripts of one hold: the wait in the queue, the renewal of the claim for the next guards, the release, and the
+/// question whether more readers may join.
 const SCRIPTS_PER_HOLD: usize = 4;
 
-/// What is left of the first contact: the scripts are loaded, the channel is subscribed.
+/// Makes the first contact, so that a case counts without it: loads the scripts, subscribes to the channel.
 async fn warm_up(f: &ServerFixture, processes: &[Process], name: &str) {
     let other = f.manager().await;
     for mode in [Mode::Read, Mode::Write] {
@@ -50,7 +51,7 @@ async fn warm_up(f: &ServerFixture, processes: &[Process], name: &str) {
     }
 }
 
-/// Waits by all processes and tasks for a lock that is held; then they have it, one after the other.
+/// Lets all tasks of all processes wait for a lock that is held. Then they have it one after the other.
 async fn drain(f: &ServerFixture, mode_of: impl Fn(usize) -> Mode, waiters: usize) {
     let processes = Process::several(f, PROCESSES, &patient("")).await;
     let name = f.name();
@@ -83,7 +84,7 @@ async fn drain(f: &ServerFixture, mode_of: impl Fn(usize) -> Mode, waiters: usiz
     let took = began.elapsed();
     let (spent, held) = (usize::try_from(scripts(f) - before).expect("counted up"), all_holds() - holds_before);
     println!("{spent} scripts for {held} holds of {} tasks in {took:?}", PROCESSES * TASKS);
-    // Who waits long is heard of.
+    // Long waits cost heartbeats.
     let heartbeats = PROCESSES * waiters * usize::try_from(took.as_secs()).expect("few") * 2;
     assert!(spent <= SCRIPTS_PER_HOLD * held + heartbeats, "{spent} scripts for {held} holds in {took:?}");
     // The lock goes from task to task within a process, even where the machine is busy.
@@ -113,14 +114,14 @@ async fn idle_waiters_cost_a_heartbeat_of_their_process(f: &ServerFixture) {
             }
         }
         until("they wait", async || recorded(f, &name) == processes.len()).await;
-        // Beyond the question after the subscription.
+        // Lets the request pass that follows the subscription.
         tokio::time::sleep(HEARTBEAT * 3 / 2).await;
         let (before, began) = (scripts(f), Instant::now());
         tokio::time::sleep(WATCHED).await;
         let (spent, span) = (scripts(f) - before, began.elapsed());
         println!("{spent} scripts in {span:?} for two processes that wait to {mode}");
         let each = i64::try_from(span.as_secs()).expect("few");
-        // One more is under way, and one follows the word that the subscription stands, every five seconds.
+        // One more may be under way, and one more follows each confirmation of the subscription, every five seconds.
         let most = 2 * (each + 2);
         assert!((2 * (each - 2)..=most).contains(&spent), "{spent} scripts in {span:?}");
         tasks.iter().for_each(tokio::task::JoinHandle::abort);

@@ -1,4 +1,4 @@
-//! Ten processes with twenty tasks each on three locks: what all of them saw, put together and judged.
+//! Ten processes with twenty tasks each on three locks: a judge checks the visits of all of them together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,12 @@ use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings};
 
 const PROCESSES: usize = 10;
 const TASKS: usize = 20;
-/// A task has the lock for so long at most.
+/// Longest time that a task has the lock.
 const STAY: Duration = Duration::from_millis(3);
 const SHORT_RUN: Duration = Duration::from_secs(5);
 const LONG_RUN: Duration = Duration::from_secs(60);
 
-/// One task inside, by the clock that all share.
+/// Time of one task inside a lock, by the clock that all tasks share.
 #[derive(Clone, Debug)]
 struct Visit {
     lock: usize,
@@ -47,7 +47,7 @@ async fn task(manager: Manager, names: Arc<[String]>, stop: Arc<AtomicBool>) -> 
     visits
 }
 
-/// All visits, by task. Every one of them must have been inside.
+/// Runs all tasks, and returns their visits in order. Every task must have been inside.
 async fn run(processes: &[Process], names: &Arc<[String]>, span: Duration) -> Vec<Visit> {
     let stop = Arc::<AtomicBool>::default();
     let mut tasks = Vec::new();
@@ -68,7 +68,7 @@ async fn run(processes: &[Process], names: &Arc<[String]>, span: Duration) -> Ve
     visits
 }
 
-/// Nobody is beside a writer, and who comes later has no smaller token, a writer a greater one.
+/// Asserts that no task is beside a writer. A later reader has no smaller token, and a later writer has a greater one.
 fn judge(visits: &[Visit]) {
     let (mut last_writer_left, mut last_left, mut last_token) = (None, None, 0);
     for visit in visits {
@@ -84,8 +84,8 @@ fn judge(visits: &[Visit]) {
     }
 }
 
-/// A reader waits for one process's turn at most, a writer for one turn of each process at most. Returns how many waits there
-/// were, of readers and of writers.
+/// Asserts that at most one process writes before a waiting reader, and each process at most once before a waiting
+/// writer. Returns the number of waits, of readers and of writers.
 fn judge_bypass(processes: &[Process], name: &str) -> [usize; 2] {
     let write_holds = holds(processes, name, Mode::Write);
     let readers = waits(processes, name, Mode::Read);

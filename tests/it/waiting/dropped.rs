@@ -1,5 +1,5 @@
-//! A waiter is dropped at each of its awaits, which the proxy holds in place: nothing stays on the server, with a lease that
-//! hides nothing.
+//! A waiter is dropped at each of its awaits, which the proxy holds in place: nothing stays on the server. The
+//! lease is long, so that no end of a lease hides a rest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,11 +32,12 @@ proxied_on_every_hash![
     next_of_its_process_has_the_grant_that_was_on_its_way,
 ];
 
-/// A response timeout, by which an unanswered question is given up, and the same again until it cannot arrive any more.
+/// Time until a dropped waiter is taken back: a response timeout for the unanswered request, and one more until no copy
+/// of it can arrive.
 const TAKEN_BACK: Duration = Duration::from_secs(1);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A lock that somebody holds, and a waiter for it of which the proxy can hold anything.
+/// A lock with a holder, and a waiter for it. The proxy can hold each request and reply of the waiter.
 struct Scene<'a> {
     f: &'a ServerFixture,
     name: String,
@@ -58,7 +59,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// The waiter's scripts for this lock.
+    /// Matches the waiter's scripts for this lock.
     fn questions(&self) -> Matcher {
         let script = Matcher::new(|request| request.name().starts_with("EVAL"));
         script.and(self.f.hash_key(&self.name)).and(".waits")
@@ -72,7 +73,7 @@ impl<'a> Scene<'a> {
         until("it waits", async || recorded(self.f, &self.name) == 1).await;
     }
 
-    /// The holder is alone with the lock, as soon as it must be.
+    /// Waits until the lock has the holder only, and asserts that this was in time.
     async fn only_the_holder(&self, dropped: Instant) {
         until("nobody waits", async || recorded(self.f, &self.name) == 0).await;
         let view = self.f.view(&self.name).await;
@@ -81,7 +82,7 @@ impl<'a> Scene<'a> {
         assert!(dropped.elapsed() < TAKEN_BACK + MACHINE, "{:?}", dropped.elapsed());
     }
 
-    /// Nobody has the lock, as soon as that must be.
+    /// Waits until the lock is free, and asserts that this was in time.
     async fn nobody(&self, dropped: Instant) {
         until("the lock is free", async || self.f.view(&self.name).await.is_free()).await;
         assert!(dropped.elapsed() < TAKEN_BACK + MACHINE, "{:?}", dropped.elapsed());
@@ -105,7 +106,7 @@ macro_rules! both {
     }};
 }
 
-/// Polls a waiter for so long that all it has sent is answered.
+/// Polls a waiter for a response timeout, so that all its requests are answered.
 async fn polled_for_a_response_timeout<G: Guard>(waiting: &mut Acquiring<G>) {
     let began = Instant::now();
     while began.elapsed() < RESPONSE_TIMEOUT {
@@ -113,7 +114,7 @@ async fn polled_for_a_response_timeout<G: Guard>(waiting: &mut Acquiring<G>) {
     }
 }
 
-/// Polls a waiter until its question is in the hands of the proxy.
+/// Polls a waiter until the proxy holds its request.
 async fn until_held<G: Guard>(waiting: &mut Acquiring<G>, request: &HeldRequest) {
     let began = Instant::now();
     loop {
@@ -125,7 +126,7 @@ async fn until_held<G: Guard>(waiting: &mut Acquiring<G>, request: &HeldRequest)
     }
 }
 
-/// Polls a waiter until the answer to its question is in the hands of the proxy.
+/// Polls a waiter until the proxy holds the answer to its request.
 async fn until_applied<G: Guard>(waiting: &mut Acquiring<G>, reply: &HeldReply) {
     let began = Instant::now();
     loop {
@@ -150,7 +151,7 @@ async fn dropped_with_the_reply_to_its_first_question_on_its_way(f: &ServerFixtu
     });
 }
 
-/// It may arrive after it was taken back, and changes nothing then.
+/// The waiter's first request may arrive after it was taken back, and changes nothing then.
 async fn dropped_with_its_first_question_on_its_way(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
@@ -158,7 +159,7 @@ async fn dropped_with_its_first_question_on_its_way(f: &ServerFixture) {
         until_held(&mut waiting, &request).await;
         drop(waiting);
         let dropped = Instant::now();
-        // On another connection, since this one is given up: the cancellation overtakes the question.
+        // The release takes another connection, because this one is given up. So it overtakes the request.
         scene.proxy.wait_for_requests(scene.questions(), 2, BOUND).expect("it is taken back");
         request.release_and_wait(BOUND).expect("the server has answered");
         scene.only_the_holder(dropped).await;
@@ -227,7 +228,7 @@ async fn dropped_with_the_reply_to_a_heartbeat_on_its_way(f: &ServerFixture) {
     });
 }
 
-/// Its notice is held with the confirmation of its subscription.
+/// The proxy holds the waiter's notification, with the confirmation of the subscription in front of it.
 async fn dropped_with_its_grant_on_its_way(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
@@ -260,7 +261,7 @@ async fn next_of_its_process_has_the_grant_that_was_on_its_way(f: &ServerFixture
         let reply = scene.proxy.hold_reply(scene.subscriptions());
         until_applied(&mut waiting, &reply).await;
         scene.waits().await;
-        // One of each side, so that one of them takes the place over.
+        // One waiter of each side, so that one of them takes the place over.
         let next = [Mode::Read, Mode::Write].map(|mode| {
             let (manager, name) = (Arc::clone(&scene.waiter), scene.name.clone());
             tokio::spawn(async move { take(&manager, &name, mode).await.release_unharmed().await })

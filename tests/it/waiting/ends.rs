@@ -18,7 +18,7 @@ on_every_queue![
     waiter_in_the_middle_that_gives_up_changes_no_order,
 ];
 
-/// The wait of a case that ends by its limit: long enough for the others to queue behind it.
+/// Limit of a wait that ends by it: long enough for others to queue behind it.
 const LIMIT: Duration = Duration::from_secs(2);
 
 async fn close_ends_all_waits_here_and_lets_those_elsewhere_in(f: &Fixture) {
@@ -39,7 +39,7 @@ async fn close_ends_all_waits_here_and_lets_those_elsewhere_in(f: &Fixture) {
         assert!(matches!(error, Error::Closed { .. }), "{error:?}");
     }
     assert!(f.view(&other).await.waiters.is_empty(), "the server knew when the close returned");
-    // After a writer all readers, then the next writer.
+    // All readers enter after a writer, then the next writer.
     got("the reader elsewhere", reading_elsewhere).await.release().await.expect("ours to the end");
     got("the writer elsewhere", elsewhere).await.release().await.expect("ours to the end");
     assert!(began.elapsed() < MACHINE * 2, "nobody waited for a lease: {:?}", began.elapsed());
@@ -69,14 +69,14 @@ async fn force_lets_the_queue_in_in_its_order(f: &Fixture) {
     let reader = queued(f, &name, c.read(&name).into_future()).await;
     let mut second = queued(f, &name, d.write(&name).into_future()).await;
     f.manager().await.force_release(&name).await.expect("forced");
-    // As after any writer.
+    // The waiting reader enters first, as after any writer.
     let reading = got("the reader", reader).await;
     assert!(reading.fencing_token() > stuck.fencing_token());
     stays_pending("the first write", &mut first).await;
     reading.release().await.expect("ours to the end");
     let writing = got("the first writer", first).await;
     stays_pending("the second write", &mut second).await;
-    // Whoever was forced out ends nobody else's hold.
+    // The release of a guard that was forced out does not end the hold of another.
     let error = stuck.release().await.expect_err("forced");
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
     assert_eq!(writing.state(), HoldState::Held);

@@ -1,4 +1,4 @@
-//! What a wait tells those who listen to the crate's events.
+//! Events of a wait, as a subscriber of the crate sees them.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
     let held = holder.write(&name).await.expect("granted");
     let waiting = process.spawn(process.manager.write(&name).into_future());
     until("it waits", async || told(&process, &name) == ["queued"]).await;
-    // It subscribes, and asks once more when that is certain.
+    // The waiter subscribes, and repeats its request when the subscription is confirmed.
     let has_asked = async || {
         let before = scripts(f);
         tokio::time::sleep(Duration::from_millis(50)).await;

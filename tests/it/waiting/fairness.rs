@@ -1,4 +1,5 @@
-//! Nobody starves: a writer behind readers that never cease, a reader behind writers that never cease.
+//! Fairness: a writer behind readers that never cease does not starve, nor does a reader behind writers that never
+//! cease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,11 +17,11 @@ on_every_queue![writer_gets_in_among_readers_that_never_cease];
 hash_on_every_server![reader_gets_in_among_writers_that_never_cease];
 
 const ROUNDS: usize = 10;
-/// The longest read. Shorter ones end when the next reader is in.
+/// Longest time of a read. A read ends sooner if the next reader is in.
 const READ: Duration = Duration::from_millis(50);
 const JOIN_WINDOW: Duration = Duration::from_millis(50);
 
-/// Readers of which each stays until the next one is in, so that the lock is never free unless a reader is kept out.
+/// Each reader stays until the next one is in, so the lock becomes free only when it keeps a reader out.
 async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
     let (readers, [writer], name) = (managers::<3>(f).await, managers(f).await, f.name());
     let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
@@ -55,7 +56,7 @@ async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
     }
 }
 
-/// Writers of four processes, more than one of each, so that each hands the lock on within itself too.
+/// Four processes write with several tasks each, so that each process also hands the lock on within itself.
 async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) {
     let processes = Process::several(f, 5, &Settings::default()).await;
     let (reader, writers) = processes.split_last().expect("five");
@@ -87,7 +88,7 @@ async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) {
     let waited = waits(&processes, &name, Mode::Read);
     assert!(waited.len() >= ROUNDS, "it waited in the queue: {}", waited.len());
     for wait in &waited {
-        // It came while somebody wrote, and that was the turn that it waits for.
+        // The reader came while a writer had the lock, so it waits for that writer alone.
         let before = writers_during(&write_holds, wait);
         assert!(before.is_empty(), "{before:?} wrote before the reader of {wait:?}");
     }

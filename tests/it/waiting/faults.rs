@@ -1,5 +1,5 @@
-//! Faults of processes, connections and servers while others wait: the queue keeps its order, nobody gets in beside a writer,
-//! and what is lost costs no more than a heartbeat.
+//! Faults of processes, connections and servers while others wait: the queue keeps its order, no other
+//! gets in beside a writer, and a loss costs no more than a heartbeat.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,10 +30,11 @@ on_both_servers![
     killed_subscription_costs_a_heartbeat_at_most,
 ];
 
-/// The holder's, of which it learns by a renewal that it was lost.
+/// Lease of the holder, which learns of its loss by a renewal.
 const LEASE: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a waiter that was let in holds the lock before it is heard of: two heartbeats and two response timeouts.
+/// Time that a waiter which was let in holds the lock until the server hears of it: two heartbeats and two response
+/// timeouts.
 const CLAIM: Duration = Duration::from_secs(3);
 
 /// A process that waits to write, and dies.
@@ -70,7 +71,8 @@ async fn waiter_that_died_long_ago_costs_nothing(f: &ServerFixture) {
     assert!(released.elapsed() < MACHINE, "{:?}", released.elapsed());
 }
 
-/// A lock that is held, and in its queue, in this order: a writer, a reader, another writer, each of a process of its own.
+/// A lock that is held, and in its queue, in this order: a writer, a reader, another writer, each of a process of its
+/// own.
 struct Queue {
     name: String,
     held: AnyGuard,
@@ -78,7 +80,7 @@ struct Queue {
     served: UnboundedReceiver<(Mode, u64)>,
 }
 
-/// Whoever waits to read enters first when a writer leaves.
+/// Order of the grants: waiting readers enter first when a writer leaves.
 const ORDER: [Mode; 3] = [Mode::Read, Mode::Write, Mode::Write];
 
 impl Queue {
@@ -106,7 +108,7 @@ impl Queue {
         Self { name, held, tasks, served }
     }
 
-    /// All wait as they did, also when they have been heard of since.
+    /// Asserts that all waiters are in the queue as before, now and after another heartbeat.
     async fn is_as_it_was(&self, f: &Field) {
         let look = async || f.view(&self.name).await.waiters.into_iter().map(|waiter| waiter.label).collect::<Vec<_>>();
         let whole = ["waiter-0", "waiter-1", "waiter-2"];
@@ -116,7 +118,7 @@ impl Queue {
         assert_eq!(self.held.state(), HoldState::Held);
     }
 
-    /// The replicas of the lock's node know all of them.
+    /// Waits until the replicas of the lock's node know all waiters.
     async fn is_replicated(&self, f: &Field, tag: &str) {
         let key = f.hash_key(&self.name);
         for replica in f.cluster.replicas_of(f.owner(tag)) {
@@ -131,7 +133,7 @@ impl Queue {
         }
     }
 
-    /// The holder leaves, and all get in, one after the other.
+    /// Releases the hold, and asserts that all waiters get in one after the other.
     async fn drains(mut self, within: Duration) {
         let mut last = u64::from(self.held.token());
         let released = Instant::now();
@@ -150,7 +152,7 @@ impl Queue {
     }
 }
 
-/// Nothing is lost: each of the three hand-overs costs a heartbeat at most, if its notice comes to nothing.
+/// Time in which the queue drains if no state is lost: each of the three grants costs a heartbeat at most.
 const QUIET: Duration = HEARTBEAT.saturating_mul(3).saturating_add(MACHINE);
 
 async fn queue_moves_with_its_slot_step_by_step(server: Server) {
@@ -167,7 +169,7 @@ async fn queue_moves_with_its_slot_step_by_step(server: Server) {
     queue.drains(QUIET).await;
 }
 
-/// Only Valkey 9 does this.
+/// Moves a slot at once, which only Valkey 9 can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn queue_moves_with_its_slot_at_once() {
     bounded(async {
@@ -193,7 +195,7 @@ async fn queue_outlives(server: Server, fails_over: impl AsyncFn(&Field, &Node),
     f.nothing_is_left([name_of(&tag, 0)]).await;
 }
 
-/// Each may ask the old primary once more, and the holder too.
+/// Time in which the queue drains after a failover: each waiter and the holder may ask the old primary once more.
 const FAILED_OVER: Duration = QUIET.saturating_add(RESPONSE_TIMEOUT.saturating_mul(4));
 
 async fn queue_outlives_a_failover(server: Server) {
@@ -206,7 +208,8 @@ async fn queue_outlives_a_failover(server: Server) {
 async fn queue_outlives_a_forced_failover(server: Server) {
     let failover = async |f: &Field, primary: &Node| {
         f.cluster.failover_force(primary).expect("a replica takes over");
-        // Until it hears of that, it answers, and what it says is lost: that is for another level than this one.
+        // The old primary answers until it hears of the failover, and its grants are lost then. Another durability
+        // covers that.
         let role = || ask(primary, &["ROLE"]).array().and_then(|role| role[0].text().map(String::from));
         until("the old primary gives way", async || role().as_deref() == Some("slave")).await;
     };
@@ -224,11 +227,11 @@ async fn queue_outlives_a_killed_primary(server: Server) {
 async fn waiters_and_holder_outlive_the_loss_of_all_keys(server: Server) {
     let f = Field::primaries(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
-    // Of no lease that ends meanwhile: they ask again because they are to be heard of.
+    // No lease ends meanwhile, so the waiters come back by their heartbeats alone.
     let mut queue = Queue::start(&f, &tag, LEASE).await;
     let flushed = Instant::now();
     f.cluster.flush_all().expect("flushed");
-    // They are heard of again, and begin anew, one inside at a time.
+    // The waiters' heartbeats put them into a new queue, and one at a time is inside.
     let mut last = u64::from(queue.held.token());
     for _ in ORDER {
         let (_, token) = soon("the next", queue.served.recv()).await.expect("three wait");
@@ -244,7 +247,7 @@ async fn waiters_and_holder_outlive_the_loss_of_all_keys(server: Server) {
     f.nothing_is_left([queue.name]).await;
 }
 
-/// Many wait, of three processes, for one lock.
+/// Starts many tasks of three processes that wait for one lock.
 async fn load(f: &Field, tag: &str) -> Load {
     let mut managers = Vec::<Manager>::new();
     for _ in 0..3 {

@@ -1,4 +1,5 @@
-//! Notices that come too late, twice, or not at all: they let nobody in who may not be, and nobody waits for them.
+//! Notifications that come too late, twice, or not at all. They let no waiter in without a grant, and no waiter depends
+//! on them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,12 +24,12 @@ on_both_servers![
 
 const KEY: &str = "notices:{lock}:lock";
 const NAME: &str = "lock";
-/// Longer than anything is cut off.
+/// Time limit that is longer than any interruption of a case.
 const PATIENT: Duration = Duration::from_secs(30);
-/// Two heartbeats and two response timeouts.
+/// Time that a claim lasts: two heartbeats and two response timeouts.
 const CLAIM: Duration = Duration::from_secs(3);
 
-/// A node, and the same behind a proxy.
+/// A node, with a proxy in front of it.
 struct Scene {
     node: Node,
     proxy: Proxy,
@@ -52,7 +53,7 @@ impl Scene {
         Arc::new(builder.max_clock_skew(Duration::from_millis(5)).connect().await.expect("connected"))
     }
 
-    /// A word of one of the two headers: of who holds, of who waits.
+    /// Returns a word of one of the two headers: that of holders, or that of waiters.
     fn word(&self, header: &str, n: usize) -> String {
         let header = ask(&self.node, &["HGET", KEY, header]);
         header.text().and_then(|text| text.split(' ').nth(n).map(str::to_owned)).unwrap_or_default()
@@ -70,7 +71,7 @@ impl Scene {
         self.word("u", 7)
     }
 
-    /// So many wait to write, the last of them with this label.
+    /// Waits until the last writer in the queue has this label.
     async fn last_waits(&self, label: &str) {
         until("it waits", async || self.last_waiting_writer().ends_with(&format!(".{label}"))).await;
     }
@@ -102,7 +103,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     println!("the next was in after {:?}", released.elapsed());
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
     scene.proxy.heal();
-    // Longer than until it is heard of again.
+    // Looks for longer than until the next heartbeat of the waiter.
     let looks = Instant::now();
     while looks.elapsed() < HEARTBEAT * 2 {
         stays_pending("a second write", &mut waits).await;
@@ -115,7 +116,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     guard.release().await.expect("ours to the end");
 }
 
-/// The confirmation of its subscription is held, and with it all notices, longer than its claim.
+/// The proxy holds the confirmation of the subscription for longer than the claim lasts, and so all notifications too.
 async fn waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat(server: Server) {
     const LEASE: Duration = Duration::from_secs(2);
     let scene = Scene::new(server);
@@ -136,7 +137,7 @@ async fn waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat(server: Serve
     let mut waits = tokio::spawn(far.write(NAME).into_future());
     scene.last_waits("far").await;
     tokio::time::sleep(LEASE.saturating_sub(released.elapsed())).await;
-    // Now the first grant is told.
+    // Now the notification of the first grant arrives.
     drop(pushes);
     let looks = Instant::now();
     while looks.elapsed() < HEARTBEAT {
@@ -211,7 +212,7 @@ fn publisher(node: &Node) -> Client {
 /// Token, deadline and time of a grant that is forged at this time: all in microseconds of the server.
 type Forge = fn(u64) -> (u64, u64, u64);
 
-/// Each of these names the waiter, and says more than a server's clock allows.
+/// Sends forged grants that name the waiter and claim more than a server's clock allows.
 async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
@@ -250,12 +251,12 @@ async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
     guard.release().await.expect("ours to the end");
 }
 
-/// Whatever is published to a waiter, the server is asked a few times for it, and not once for each message.
+/// A flood of published messages makes the waiter ask the server a few times, and not once for each message.
 async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
     const MESSAGES: usize = 100_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
-    // A busy machine takes long for so many messages: neither is to be over meanwhile.
+    // A busy machine takes long for so many messages, and neither lease nor patience may end meanwhile.
     let [holder, waiter] = ["holder", "waiter"].map(|label| {
         let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").label(label);
         builder.lease(PATIENT * 4).unreachable_after(PATIENT * 4).build().expect("built")
@@ -275,7 +276,7 @@ async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
     // A burst, 200 a second, and what heartbeats and renewals cost.
     let most = |span: Duration| 32 + 210 * (span.as_secs() + 1);
     assert!(during <= most(took), "{during} scripts for {MESSAGES} messages in {took:?}");
-    // What is on its way when the publisher stops is asked about no faster; then heartbeats and renewals go on alone.
+    // Messages that are still on their way cause no faster requests. Then only heartbeats and renewals go on.
     until("it is calm again", async || {
         let (before, looks) = (scripts(&scene.node), Instant::now());
         tokio::time::sleep(HEARTBEAT * 2).await;
@@ -290,7 +291,7 @@ async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
     assert!(all <= most(began.elapsed()), "{all} scripts in {:?}", began.elapsed());
 }
 
-/// Calls of tries that nobody makes, for a lock that is used: each would be answered by a script.
+/// Publishes recalls of tries that no process makes, for a lock in use. Each answer would cost a script.
 async fn flood_of_calls_is_answered_by_few_scripts(server: Server) {
     const MESSAGES: usize = 20_000;
     const PIPELINE: usize = 1_000;
@@ -314,13 +315,13 @@ async fn flood_of_calls_is_answered_by_few_scripts(server: Server) {
     publish(1);
     until("a try is answered", async || scripts(&scene.node) > before).await;
     (0..MESSAGES / PIPELINE).for_each(|_| publish(PIPELINE));
-    // Long enough for an answer to each.
+    // The pause is long enough for an answer to each recall.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (answers, took) = (scripts(&scene.node) - before, began.elapsed());
     println!("{answers} scripts for {MESSAGES} calls in {took:?}");
     let most = 48 + 210 * (took.as_secs() + 1);
     assert!(answers <= most, "{answers} scripts for {MESSAGES} calls in {took:?}");
-    // One that is genuine is answered after it.
+    // A genuine recall is answered after the flood.
     let other = scene.near("other").await;
     assert!(soon("the answer", other.try_write(NAME)).await.expect("answered").is_none());
     guard.release().await.expect("ours to the end");

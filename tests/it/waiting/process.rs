@@ -1,4 +1,4 @@
-//! Processes that tell what the server gave them.
+//! Processes that record the grants of the server.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ pub(super) struct Process {
     told: Arc<Mutex<Vec<Told>>>,
 }
 
-/// What a process said.
+/// Event of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
     pub(super) process: usize,
     pub(super) at_us: u64,
     pub(super) what: String,
     pub(super) lock: String,
-    /// Empty where nobody says it.
+    /// Empty if the event has no mode.
     mode: String,
     /// The time of the grant, by the server's clock, of the first of a hold's tokens.
     pub(super) token: u64,
@@ -52,10 +52,10 @@ impl Process {
         let dispatch = Dispatch::new(Listener { process: number, told: Arc::clone(&told) });
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(1).enable_all();
-        // For as long as the thread lives.
+        // Forgotten, so that the subscriber stays for as long as the thread lives.
         builder.on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&dispatch)));
         let runtime = builder.build().expect("a runtime starts");
-        // What it says in the background is said there, too.
+        // The background runs there too, so that its events are recorded.
         let settings = Settings { background: Some(runtime.handle().clone()), ..settings };
         let manager = runtime.spawn(f.connecting(settings)).await.expect("no panic").expect("the manager connects");
         Self { number, runtime: Some(runtime), manager, told }
@@ -74,7 +74,7 @@ impl Process {
         self.runtime.as_ref().expect("it lives").spawn(task)
     }
 
-    /// All that it has said so far.
+    /// All events of the process so far.
     pub(super) fn told(&self) -> Vec<Told> {
         self.told.lock().clone()
     }
@@ -95,7 +95,7 @@ struct Listener {
 
 impl Subscriber for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Whoever wants to be told of long waits has the server asked who holds the lock.
+        // A subscriber of long waits would make the manager ask the server for the holders, which counts as a script.
         metadata.target().starts_with("redis_rwlock") && *metadata.level() != Level::INFO
     }
 
@@ -148,7 +148,7 @@ pub(super) struct Wait {
     pub(super) token: u64,
 }
 
-/// The waits of one side of a lock that ended with a grant, by what the processes told.
+/// Waits of one side of a lock that ended with a grant, by the events of the processes.
 pub(super) fn waits(processes: &[Process], lock: &str, mode: Mode) -> Vec<Wait> {
     let mut waits = Vec::new();
     for process in processes {
@@ -175,7 +175,7 @@ pub(super) fn holds(processes: &[Process], lock: &str, mode: Mode) -> Vec<(u64, 
     holds
 }
 
-/// Which processes got the lock to write while somebody waited.
+/// Processes other than the waiter's that got the lock to write during a wait.
 pub(super) fn writers_during(holds: &[(u64, usize)], wait: &Wait) -> Vec<usize> {
     let from = holds.partition_point(|(token, _)| *token <= wait.since_us);
     let during = holds[from..].iter().take_while(|(token, _)| *token < wait.token);

@@ -1,8 +1,9 @@
-//! When a caller that gives up is told so, and what is left of it then.
+//! Withdrawals at the limit of a wait: when the caller gets its error, and what the server still has of the request
+//! then.
 
 use super::*;
 
-/// Below the heartbeat: one request was sent by then.
+/// Limit below the heartbeat: a waiter has sent one request by then.
 const LIMIT: Overrides = Overrides { wait_timeout: Some(Duration::from_millis(100)), lease: None, ..LONG };
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -15,7 +16,7 @@ fn latest_end(stage: &Stage) -> Duration {
     limit() + stage.engine.options().response_timeout * 2
 }
 
-/// Whether the error says so.
+/// Returns true if the error says that the server has confirmed the withdrawal.
 fn confirmed(outcome: Result<Option<Held>>) -> bool {
     match outcome {
         Err(Error::WaitTimeout { confirmed, waited, .. }) => {
@@ -100,7 +101,7 @@ async fn copy_that_comes_after_the_withdrawal_is_taken_back_before_the_limit_is_
     assert_eq!(stage.there().await, (0, 0), "neither a place nor what was granted to it");
 }
 
-/// The copy may come for longer than a caller waits for its withdrawal.
+/// A copy of the request may arrive later than a caller waits for its withdrawal.
 #[tokio::test(start_paused = true)]
 async fn copy_that_may_come_later_than_the_caller_waits_leaves_it_in_doubt() {
     let options = Options { response_timeout: Duration::from_millis(200), ..Options::default() };
@@ -120,7 +121,8 @@ async fn copy_that_may_come_later_than_the_caller_waits_leaves_it_in_doubt() {
     drop(holder);
 }
 
-/// Its first request was granted, and answered when that was over. The background takes it back while a second one waits.
+/// The server grants the first request, but the answer comes after the end of that grant. The background still takes it
+/// back while a second request waits.
 #[tokio::test(start_paused = true)]
 async fn request_that_the_background_still_takes_back_leaves_it_in_doubt() {
     let (stage, lease) = (Stage::new(), Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! What panics, ends or looks closely while the outbox works.
+//! Background work beside panics, ends of runtimes, and wakers that look at its queues.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -36,14 +36,15 @@ async fn take(engine: &Arc<Engine>, name: &str, max_hold: Duration) -> Held {
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// `tracing` asks once what becomes of an event. While there is one subscriber it asks that of the thread which comes to the event first,
-/// which may be one of another test that has none. Two more that want nothing, as long as the process lives, have it ask all.
+/// Makes `tracing` ask all subscribers about each event. It asks once, and remembers the answer. While there is one
+/// subscriber, it asks the one of the thread that comes to the event first. That thread may belong to another test,
+/// which has none. Two more subscribers, which want nothing and live as long as the process, make it ask all.
 fn asks_all_subscribers() {
     static OTHERS: OnceLock<[Dispatch; 2]> = OnceLock::new();
     OTHERS.get_or_init(|| [(); 2].map(|()| Dispatch::new(NoSubscriber::new())));
 }
 
-/// A subscriber that cannot bear to be told of anything.
+/// A subscriber that panics at every event.
 struct Panics(Arc<AtomicUsize>);
 
 impl tracing::Subscriber for Panics {
@@ -112,7 +113,7 @@ fn nothing_waits_for_a_home_that_has_ended() {
     assert!(releases.upgrade().is_none(), "a release waits for a driver for ever");
 }
 
-/// Looks whether the lines are locked when it is called.
+/// Waker that notes whether the queues of the background are unlocked at the wake-up.
 struct LooksAt(Arc<BackgroundWork>, AtomicBool);
 
 impl Waking for LooksAt {

@@ -18,7 +18,7 @@ use crate::lock::hold::HoldState;
 use crate::store::memory::{MemoryScheme, Store};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
-/// A process that keeps its holds, whose requests a test counts and decides about.
+/// A process that caches its holds. The test counts its requests and decides about them.
 struct Stage {
     store: Arc<Store>,
     scheme: Arc<Staged>,
@@ -53,13 +53,13 @@ impl Stage {
         Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, self.terms(), patience))
     }
 
-    /// For no longer than this.
+    /// Acquires the lock, and waits for at most `limit`.
     fn asks_within(&self, mode: Mode, limit: Duration) -> BoxFuture<'_, Result<Option<Held>>> {
         let terms = Terms { wait_timeout: Some(limit), ..self.terms() };
         Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, terms, Patience::Wait))
     }
 
-    /// As a manager does: what needs no word to the server goes first.
+    /// Acquires as a manager does: joins a hold of the process if it can, and asks the server otherwise.
     async fn take(&self, mode: Mode) -> Held {
         match self.joins(mode) {
             Some(held) => held,
@@ -67,7 +67,7 @@ impl Stage {
         }
     }
 
-    /// What needs no word to the server.
+    /// Joins a hold of the process, without a request to the server.
     fn joins(&self, mode: Mode) -> Option<Held> {
         let (hold, share_id) = join(&self.engine, &LockName::new("cfg"), mode, &self.terms())?;
         Some(Held::new(&self.engine, hold, share_id))
@@ -80,14 +80,14 @@ impl Stage {
         token
     }
 
-    /// Uses it until its hold stays.
+    /// Uses the lock until its hold is cached.
     async fn idles(&self, mode: Mode) {
         while self.idle() != Some(mode) {
             self.uses(mode).await;
         }
     }
 
-    /// The side of which it has an idle hold.
+    /// Mode of the process's cached hold, if there is one.
     fn idle(&self) -> Option<Mode> {
         self.engine.table.cached_holds().first().map(|(_, hold)| hold.mode())
     }
@@ -134,7 +134,7 @@ async fn writers_take_one_script_for_as_many_as_a_block_has_tokens() {
     stage.idles(Mode::Write).await;
     let (before, mut last) = (stage.scheme.scripts(), 0);
     for _ in 0..20 * MAX_TOKENS {
-        // Blocks come from the past.
+        // Tokens are microseconds of the server's clock that are over, so some have to pass.
         tokio::time::sleep(Duration::from_micros(10)).await;
         let token = stage.uses(Mode::Write).await;
         assert!(token > last, "{token} after {last}");
@@ -153,7 +153,7 @@ async fn writers_that_wait_for_one_another_take_no_more() {
     for _ in 0..5 * MAX_TOKENS {
         let mut next = stage.asks(Mode::Write, Patience::Wait);
         polled_once(&mut next).await;
-        // Blocks come from the past.
+        // Tokens are microseconds of the server's clock that are over, so some have to pass.
         tokio::time::sleep(Duration::from_micros(10)).await;
         held.release().await.expect("released");
         let after = next.await.expect("answered").expect("granted");
@@ -163,7 +163,7 @@ async fn writers_that_wait_for_one_another_take_no_more() {
     assert!((4..=6).contains(&scripts), "{scripts} scripts");
 }
 
-/// One that has an idle read hold, and somebody elsewhere who reads.
+/// A stage with a cached read hold, beside a reader of another process.
 async fn stage_beside_a_reader() -> (Stage, Held) {
     let stage = Stage::new();
     stage.idles(Mode::Read).await;
@@ -299,7 +299,7 @@ async fn whoever_is_dropped_while_its_hold_is_turned_leaves_nothing() {
     }
 }
 
-/// One of which the next writer finds no token left in its idle hold, and the last token.
+/// A stage whose cached write hold has no token left, and the last token that it gave.
 async fn stage_without_tokens() -> (Stage, u64) {
     without_tokens(Stage::new()).await
 }
@@ -311,7 +311,7 @@ async fn without_tokens(stage: Stage) -> (Stage, u64) {
         last = held.share_id().token.as_u64();
     }
     assert_eq!(stage.idle(), Some(Mode::Write));
-    // The next grant has another time.
+    // Lets the server's clock go on, so that the next grant has another token.
     tokio::time::sleep(Duration::from_millis(1)).await;
     (stage, last)
 }
@@ -335,7 +335,8 @@ async fn writer_whose_hold_the_server_has_lost_gets_another_one_at_once() {
     for patience in [Patience::Wait, Patience::AskOnce] {
         let (stage, last) = stage_without_tokens().await;
         stage.store.lose_all();
-        // The server is told all the same, should it still know the hold. Nobody waits for that.
+        // The process sends a release all the same, in case the server still knows the hold. No caller waits for its
+        // answer.
         let (_never, heard) = oneshot::channel();
         stage.scheme.next_leave(Fate::Silent(heard));
         let asks = tokio::time::timeout(Duration::from_millis(1), stage.asks(Mode::Write, patience));
@@ -400,7 +401,8 @@ async fn try_whose_question_for_tokens_is_never_answered_is_told_so_and_leaves_t
     assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
 }
 
-/// What somebody who tries and finds no token left hears when somebody else begins to wait meanwhile.
+/// A try finds no token left, and another process begins to wait meanwhile: the try is refused, and the waiter is
+/// granted.
 async fn tries_while_another_waits(begins: impl FnOnce(&Staged, oneshot::Receiver<()>)) {
     let (stage, _) = stage_without_tokens().await;
     let other = stage.other();
@@ -416,7 +418,7 @@ async fn tries_while_another_waits(begins: impl FnOnce(&Staged, oneshot::Receive
         _ = &mut waits => panic!("the hold is not given back"),
         () = tokio::time::sleep(Duration::from_millis(1)) => {}
     }
-    // That it was given back is never heard.
+    // The answer to the release never comes.
     let (_never, heard) = oneshot::channel();
     stage.scheme.next_leave(Fate::Answered(heard));
     word.send(()).expect("it asks");
@@ -456,14 +458,14 @@ async fn try_that_asks_for_tokens_for_too_long_waits_for_nobody_of_its_process()
     granted.expect("answered").expect("granted").release().await.expect("ours");
 }
 
-/// Publishes so many calls of tries that nobody makes, and returns how many are answered.
+/// Publishes 1000 recalls of tries that no process makes, and returns how many of them the holder answers.
 async fn answers_to_a_flood(stage: &Stage, subscription: &mut Subscription, token: FencingToken) -> usize {
     let now = stage.engine.clock.now();
     for n in 0..1000 {
         let tries = Some(format!("forger.{n}.x").into());
         stage.store.publish_recall(&stage.key, &Recall { token, tries }, now);
     }
-    // The answers are given by now: time passes when nothing else is left to do.
+    // The holder has answered by now: paused time passes only when no task has anything left to do.
     tokio::time::sleep(Duration::from_millis(1)).await;
     std::iter::from_fn(|| subscription.notices.try_recv().ok())
         .filter(|notice| matches!(notice, Notification::Used { .. }))
@@ -481,7 +483,7 @@ async fn flood_of_calls_is_answered_as_often_as_is_allowed() {
     assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 0, "all of it is used");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 16, "regained");
-    // One that is genuine is told, too.
+    // A genuine try gets its answer, too.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let refused = stage.other().asks(Mode::Write, Patience::AskOnce).await.expect("answered");
     assert!(refused.is_none() && held.state() == HoldState::Held);

@@ -11,7 +11,7 @@ use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Converted, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
-/// A process whose requests a test decides about, and another one on the same store.
+/// A process, and another one on the same store. The test decides about the requests of the first.
 struct Stage {
     scheme: Arc<Staged>,
     engine: Arc<Engine>,
@@ -24,7 +24,7 @@ impl Stage {
         Self::with(Options::default())
     }
 
-    /// Each conversion is sent once.
+    /// A stage whose process sends each conversion once.
     fn impatient() -> Self {
         Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
     }
@@ -61,13 +61,14 @@ impl Stage {
         write.expect("answered").is_some()
     }
 
-    /// A reader whose upgrade has met this fate, and was not answered. Renewals have no answer before a word is given.
+    /// A reader whose upgrade has met this fate, and got no answer. The next renewal is answered when the test sends a
+    /// word.
     async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let reading = self.take(&self.engine, Mode::Read).await;
         self.leaves_in_doubt(reading, fate).await
     }
 
-    /// The same for a guard that wants less than its hold has.
+    /// A reader as in [`Self::reader_in_doubt`], whose guard wants a shorter lease than its hold has.
     async fn short_reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let longer = self.take(&self.engine, Mode::Read).await;
         let overrides = Overrides { lease: Some(Duration::from_secs(1)), ..Overrides::default() };
@@ -105,7 +106,7 @@ async fn upgrade_is_not_refused_as_long_as_a_copy_of_it_may_yet_be_carried_out()
     };
     let (upgraded, ()) = tokio::join!(upgrade(reading), late_copy);
     tokio::time::sleep(STRAY).await;
-    // Nobody may read here that the server does not know.
+    // A guard here may be valid only if the server knows its hold.
     let held = upgraded.unwrap_or_else(|refused| refused.held);
     let held_here = held.hold().state_of(held.share_id()) == HoldState::Held;
     let terms = Terms::new(stage.other.options(), Overrides::default()).expect("valid");
@@ -126,7 +127,7 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
     assert!(matches!(accepted, Accepted::Taken(_)), "as one that it was handed to");
     stage.engine.carry_out(due, now);
     let hold = Arc::clone(long.hold());
-    // Carried out, but for all that is heard here.
+    // The server converts, and the answer does not come before the test ends.
     let (_word, answer) = oneshot::channel();
     stage.scheme.next_conversion(Fate::Answered(answer));
     let other = async {
@@ -193,7 +194,7 @@ async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_hold
     let stage = Stage::with(Options { recall_timeout: Duration::from_secs(4), ..Options::default() });
     let keeps = Options { cache_for: Duration::from_secs(60), ..Options::default() };
     let keeper = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), keeps));
-    // From its second use on a name stays.
+    // A lock is cached from its second use on.
     stage.take(&keeper, Mode::Read).await.release().await.expect("released");
     let inside = stage.take(&keeper, Mode::Read).await;
     let longer = stage.take(&stage.engine, Mode::Read).await;
@@ -279,7 +280,7 @@ async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader()
 #[tokio::test(start_paused = true)]
 async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
     let stage = Stage::impatient();
-    // The old one would last for longer.
+    // The old hold would last for longer.
     let (held, _word) = stage.short_reader_in_doubt(Fate::Unheard).await;
     let reason = held.lost();
     tokio::pin!(reason);
@@ -327,7 +328,7 @@ async fn dropped_in_doubt_it_leaves_nothing() {
     }
 }
 
-/// What gives the reader back is on its way for long, and what gives the upgrade back comes before it.
+/// The release of the read hold is delayed, and the release of the upgrade arrives before it.
 #[tokio::test(start_paused = true)]
 async fn copy_of_an_upgrade_that_comes_between_the_releases_is_given_back_as_well() {
     let stage = Stage::impatient();

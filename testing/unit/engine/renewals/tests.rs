@@ -55,7 +55,7 @@ async fn node_is_left_to_others_between_chunks() {
 
 #[test]
 fn what_is_due_or_under_way_when_the_runtime_ends_is_renewed_on_the_next() {
-    // The clock is that of the machine: this number is taken soon, whatever else runs there.
+    // The clock is the machine's, so the locks must be few enough to take soon on a busy machine.
     const FEW: usize = 200;
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let (first, second) = (runtime(), runtime());
@@ -90,7 +90,7 @@ async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
     while scheme.chunks().is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // As a joining guard does, just before it puts the hold back.
+    // A joining guard does the same, just before it puts the hold back.
     engine.renewals.agenda.lock().remove(held.hold());
     word.send(()).expect("it is waited for");
     tokio::time::sleep(LEASE * 3).await;

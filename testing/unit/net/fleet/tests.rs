@@ -113,7 +113,7 @@ impl Crowd {
         (self.shared.connected.lock().len(), self.shared.asked.lock().len())
     }
 
-    /// All but these die, and their connections with them.
+    /// Kills all nodes but these, and their connections with them.
     fn kill_all_but(&self, alive: &[u16]) {
         let dead = (0..CROWD).filter(|n| !alive.contains(n)).map(address);
         self.shared.dead.lock().extend(dead);

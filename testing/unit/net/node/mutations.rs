@@ -17,7 +17,7 @@ use crate::net::fake;
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
 const CALLERS: usize = 8;
-/// Far longer than the node needs to serve again.
+/// Time limit that is far longer than the node needs to serve again.
 const BOUND: Duration = Duration::from_secs(30);
 /// Answers that no caller asked for.
 const UNASKED: [&str; 8] = [

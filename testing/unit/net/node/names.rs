@@ -12,7 +12,7 @@ use crate::{HoldState, RedisManager, RwLockManager};
 
 /// Addresses of each `host:port`, and how long a look-up takes.
 static NAMES: Mutex<BTreeMap<String, (Vec<SocketAddr>, Duration)>> = Mutex::new(BTreeMap::new());
-/// Far longer than anything that a test waits for.
+/// Time limit that is far longer than anything a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Gives a name addresses, which a look-up finds after a pause.

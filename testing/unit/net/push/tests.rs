@@ -22,7 +22,7 @@ use crate::net::fleet::{Fleet, SuspectReason};
 use crate::net::node::{Limits, Reports, Role};
 use crate::net::pushed::Pushed;
 
-/// Far longer than anything that a test waits for.
+/// Time limit that is far longer than anything a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -3,8 +3,9 @@ use crate::base::attempt::NodeId;
 
 const MARGIN: Duration = Duration::from_millis(100);
 const CLAIM: Duration = Duration::from_secs(3);
-/// Server's time in the answer from which the notification counts, and how long ago that was asked for.
+/// Server's time in the answer of the clock sample that judges the notification.
 const ANCHOR_US: u64 = 1_000_000_000;
+/// Time since the request of that sample.
 const AGE: Duration = Duration::from_secs(1);
 /// Time of a genuine grant.
 const AT_US: u64 = ANCHOR_US + 900_000;

@@ -225,7 +225,8 @@ async fn request_that_is_alone_is_written_at_once_and_many_go_together() {
     assert!(others.await.expect("no panic").into_iter().all(|answer| answer.expect("no panic").is_ok()));
 }
 
-/// In one piece for all, the server would be idle while callers ask, and callers while it answers.
+/// The wire writes in several pieces. With one piece for all, the server would be idle while callers ask, and callers
+/// while it answers.
 #[tokio::test]
 async fn each_piece_is_as_large_as_all_before_it() {
     let (wire, mut server, _) = connected().await;
@@ -256,7 +257,7 @@ async fn pipeline_stays_in_one_piece() {
     assert_eq!(both.expect("answered"), ["1", "2"].map(text));
 }
 
-/// In two pieces they would wake the server twice.
+/// The requests go out in one piece, because two pieces would wake the server twice.
 #[tokio::test]
 async fn pipeline_and_what_follows_it_go_out_together_and_are_answered_apart() {
     let (wire, mut server, _) = connected().await;

@@ -8,7 +8,7 @@ use crate::store::memory::{MemoryScheme, Store};
 const LEASE: Duration = Duration::from_secs(10);
 const STRAY: Duration = Duration::from_secs(1);
 
-/// Three masters whose debts are counted, for nobody tells them while a test does not wait.
+/// Three masters whose pending releases are counted. No task sends them while a test does not wait.
 struct Stage {
     traces: Arc<Outstanding>,
     masters: Vec<Arc<Master>>,
@@ -104,7 +104,7 @@ async fn copy_that_nobody_waits_for_is_owed_until_it_cannot_arrive() {
 
 #[tokio::test(start_paused = true)]
 async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
-    // Its answer is looked at before that of the copy, or behind it.
+    // The answer to the release is read before that to the copy, or after it.
     for release_first in [true, false] {
         let stage = Stage::new();
         let copy = stage.sends(0);
@@ -139,7 +139,7 @@ async fn hold_that_came_back_is_not_taken_away_by_an_earlier_conversion() {
     stage.is_granted(stage.sends(0));
     let sent = stage.traces.clock.now();
     tokio::time::advance(Duration::from_millis(1)).await;
-    // A conversion that was sent before it is answered behind it.
+    // A conversion that was sent before this grant is answered after it.
     stage.is_granted(stage.sends(0));
     stage.traces.note_converted(&stage.id, 0, sent);
     assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::MayHold);
@@ -186,7 +186,7 @@ async fn release_that_is_not_answered_is_owed_once() {
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
 
-/// The debt that is there may be told before that grant.
+/// The release that is pending already may reach the master before that grant, so a second one must follow.
 #[tokio::test(start_paused = true)]
 async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
     let stage = Stage::new();
@@ -221,7 +221,7 @@ async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
     assert_eq!(stage.traces.begin_release(&stage.id), Some(later.to_vec()));
 }
 
-/// What a renewal asks for anew at a master that lacks a hold.
+/// A renewal asks a master that lacks a hold for a new grant, while that is of use.
 #[tokio::test(start_paused = true)]
 async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
     let stage = Stage::new();
@@ -299,7 +299,7 @@ async fn traces_of_which_nobody_has_told_the_end_go_when_they_are_over() {
     (2..=1000).for_each(begin);
     assert_eq!(stage.known(), 1000);
     tokio::time::advance(LEASE * 2).await;
-    // Looked at when there are twice as many.
+    // Old entries are removed when there are twice as many.
     (1001..=2100).for_each(begin);
     assert!(stage.known() <= 1100, "{}", stage.known());
 }

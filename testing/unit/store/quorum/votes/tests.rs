@@ -126,7 +126,7 @@ fn token_of_a_clock_that_is_ahead_counts_where_no_other_answer_can_make_it_lower
     assert_eq!(judged(3, &[yes(AHEAD, 9), yes(AHEAD, 9)]), won(AHEAD, 9));
 }
 
-/// At one of them a phase of readers may have begun long ago.
+/// A phase of readers may have begun long ago at one of the masters.
 #[test]
 fn token_that_right_clocks_have_reached_waits_for_nobody() {
     assert_eq!(judged(3, &[yes(5, 9), yes(100, 9)]), Verdict::Raise { to: token(100), at: vec![0] });

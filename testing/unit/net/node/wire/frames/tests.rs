@@ -100,7 +100,7 @@ fn map_of_a_torn_cluster_is_no_too_much_where_it_was_asked_for() {
     assert!(first(map.as_bytes()).is_err(), "no other answer is so large");
 }
 
-/// With every piece measured from the start, this takes minutes.
+/// A reader that measures every piece from the start takes minutes for this.
 #[test]
 fn answer_in_small_pieces_is_measured_once() {
     let answer = format!("*100000\r\n{}", ":1\r\n".repeat(100_000)).into_bytes();
