@@ -27,7 +27,7 @@ local longest_ms = tonumber(longest[2] or 0) -- up to now: no live reader; not a
 local deadline_ms = now_ms + lease_ms
 local free_ms, writers_waiting, tell = nil, 0, nil
 if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
-  -- A force has ended whoever is recorded, and has yet to remove some: until they are gone nobody enters.
+  -- A force has ended all recorded holders, and has yet to remove some: until they are gone no waiter enters.
   local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MOST_POPS)
   for n = 1, #ended do ended[#ended + 1] = '@' .. ended[n] end
   redis.call('ZREM', read_key, unpack(ended))
@@ -75,7 +75,7 @@ if waits_ms > 0 or (free_ms and patience_ms > 0) then
   local came_us = place and place - PLACES[mode][1] or math.huge
   local writer_id, _, writer_us = first('w')
   local reader_id, _, reader_us = first('r')
-  if not free_ms and not (mode == 'r' and own_ms > now_ms) then -- it could be granted: is somebody before it?
+  if not free_ms and not (mode == 'r' and own_ms > now_ms) then -- it could be granted: is another waiter before it?
     local passed
     if mode == 'r' then
       passed = writer_id and came_us > opened()
@@ -91,7 +91,7 @@ if waits_ms > 0 or (free_ms and patience_ms > 0) then
       free_ms = now_ms + RESERVED_MS
     elseif passed and -scores[6] > now_ms then
       free_ms = -scores[6]
-    end -- else whoever was told has not come, and the lock goes to whoever asks
+    end -- else the notified waiter has not come, and the lock goes to the one that asks
   end
 
   if free_ms and patience_ms > 0 then

@@ -1,6 +1,6 @@
 #!lua
 -- Gives one hold up for one of the other side, in one step: a writer's for a read hold, or the only reader's for a write hold. A repeat
--- with the new id of a live hold extends it. Readers who wait are told to ask again when they may come in.
+-- with the new id of a live hold extends it. Waiting readers get a notification when they may enter, and ask again.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
 -- Returns 'granted new-id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'refused new-id <time>'
@@ -21,7 +21,7 @@ local scores = redis.call('ZMSCORE', read_key, '#token', '#forced', id, old, '#w
 local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
 local longest_ms = math.max(now_ms, longest[2] or 0)
 local own_ms, old_ms = tonumber(scores[3] or 0), tonumber(scores[4] or 0)
--- A force has ended whoever reads, and may be yet to remove some.
+-- A force has ended all readers, and may be yet to remove some.
 if scores[2] and scores[2] == scores[1] then own_ms, old_ms = 0, 0 end
 local token = math.max(server_us, 1 - (scores[1] or 0))
 local deadline_ms, waits_ms = now_ms + lease_ms, -(scores[5] or 0)

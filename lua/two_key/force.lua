@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Ends every hold that `inspect` showed, and nothing newer. The last token stays, and marks all holds up to it as ended by force. All
 -- end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same call again goes on. It
--- ends holds, not waiting: whoever is next is told to ask again.
+-- ends holds, not waiting: the next waiter gets a notification, and asks again.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: last_token, 0, 0, as `inspect` answered them; where several servers have the lock, also the highest token that any of them has
 --   shown, and the ids that they have shown with blanks between them: these end whatever their token is by now, and are not raised to life again

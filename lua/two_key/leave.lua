@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Ends the hold or the waiting of one acquisition: release and cancel alike. Whoever is next is told to ask again.
+-- Ends the hold or the waiting of one acquisition: release and cancel alike. The next waiter gets a notification, and asks again.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: id
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now | 'none id <time> forced_token last_token first_token'

@@ -1,4 +1,5 @@
--- Who waits for the lock. Not a script: it is put into those that say so. Nobody is let in here: who is next is told to ask again.
+-- Waiters for the lock. No script: it is put into scripts that name it. It lets no waiter in: the next one gets a
+-- notification, and asks again.
 -- It counts on these locals: read_key, server_us, now_ms.
 local FEW, HEARD, RESERVED_MS = 4, 17592186044416, 250
 local looks_left = 100 -- at dead waiters, and at those to tell
@@ -65,7 +66,7 @@ local function tell_readers(from, most)
   end
 end
 
--- Tells whoever is next to ask again, and keeps a free lock for them, but not for long. After a writer, and
+-- Notifies the next waiter, which asks again, and keeps a free lock for them, but not for long. After a writer, and
 -- where no writer waits, it is the turn of all readers who wait now: no writer that comes later passes them.
 local function wake(after_writer, beside_readers)
   local writer, reader, place, came_us = first('w'), first('r')

@@ -127,7 +127,7 @@ impl Recalls {
     }
 
     /// Notes that the subscription is broken, and returns true if it was live. The caller then notifies the holder with
-    /// [`tell_broken`](Calls::tell_broken), while it holds no mutex.
+    /// [`notify_break`](Recalls::notify_break), while it holds no mutex.
     pub(crate) fn on_lost(&self) -> bool {
         self.state.lock().subscription.take().is_some()
     }
@@ -150,7 +150,7 @@ impl Recalls {
 
 impl fmt::Debug for Recalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Calls")
+        f.write_str("Recalls")
     }
 }
 

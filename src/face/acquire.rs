@@ -67,7 +67,7 @@ use crate::store::{BoxFuture, Mode};
 ///     .wait_timeout(Duration::from_secs(2))
 ///     .await?;
 /// assert!(guard.remaining() < Duration::from_secs(5));
-/// assert!(manager.read("cfg").try_now().await?.is_none()); // asked once: somebody writes
+/// assert!(manager.read("cfg").try_now().await?.is_none()); // asked once: another task writes
 /// guard.release().await?;
 ///
 /// // Nested: within this task, or of an owner with a name.

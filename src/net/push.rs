@@ -37,9 +37,9 @@
 //!
 //! Waiters are notified, and let go, with no lock of ours held: their wakers are the user's, and may do anything.
 //!
-//! # Calls
+//! # Recalls
 //!
-//! A process with a cached hold listens on another channel for recalls ([`Calls`]). These channels are served in the
+//! A process with a cached hold listens on another channel for recalls ([`Recalls`]). These channels are served in the
 //! [background runtime](crate::home), whatever the callers' runtimes do. There may be one for each lock, so they are
 //! small.
 //!
@@ -495,7 +495,7 @@ impl Subscriptions {
 
     /// Removes the channels that linger the longest, as long as there are too many.
     fn bound_lingering(&mut self, pace: &Pace) {
-        let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Calls, pace.lingering_calls_most)];
+        let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Recalls, pace.lingering_calls_most)];
         for (purpose, most) in bounds {
             while self.lingering_of(purpose).len() > most
                 && let Some((_, (oldest, _))) = self.lingering_of(purpose).pop_first()
@@ -542,7 +542,7 @@ impl Subscriptions {
     fn lingering_of(&mut self, purpose: Purpose) -> &mut Lingering {
         match purpose {
             Purpose::Turns => &mut self.lingering,
-            Purpose::Calls => &mut self.lingering_calls,
+            Purpose::Recalls => &mut self.lingering_calls,
         }
     }
 

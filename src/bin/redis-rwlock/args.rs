@@ -55,11 +55,11 @@ pub(crate) struct Arguments {
     pub(crate) json: bool,
 }
 
-/// Where the servers are, and the options that are changed most.
+/// Places of the servers, and the options that are changed most.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Servers")]
 pub(crate) struct Servers {
-    /// One server, as `redis://user@host:6379/0`; `rediss://` for TLS.
+    /// A server, as `redis://user@host:6379/0`; `rediss://` for TLS.
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// A cluster, by some of its members: URLs with commas between them.
@@ -74,10 +74,10 @@ pub(crate) struct Servers {
     /// A file with the password of the servers; a line break at its end is not part of it.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
-    /// What the keys begin with; `rwlock` by default.
+    /// Prefix of the keys; `rwlock` by default.
     #[arg(long, global = true, value_name = "PREFIX")]
     pub(crate) key_prefix: Option<String>,
-    /// What others see this program as; `host:pid` by default.
+    /// Label of this program, which others see; `host:pid` by default.
     #[arg(long, global = true, value_name = "LABEL")]
     pub(crate) label: Option<String>,
 }
@@ -109,11 +109,11 @@ pub(crate) enum Command {
     },
     /// Show the locks again every second, those with the longest queue first; `q` ends it.
     Top {
-        /// These locks only, and without the right +scan.
+        /// Only these locks, without the right +scan.
         #[arg(value_name = "NAME")]
         names: Vec<String>,
     },
-    /// End all holds of a lock, whoever has it. Its holders are still at work, and others may come in at once.
+    /// End all holds of a lock, of any holder. Its holders are still at work, and others may come in at once.
     ForceRelease {
         /// The lock.
         name: String,
@@ -126,7 +126,7 @@ pub(crate) enum Command {
     /// Tries each command that locks need on a key that nobody uses, and takes a lock of its own. Each right that is missing leaves
     /// a line in the servers' ACL LOG.
     Doctor {
-        /// How many replicas each primary has to have; by default as many as RWLOCK_DURABILITY_REPLICAS asks for.
+        /// Number of replicas that each primary has to have; by default as many as RWLOCK_DURABILITY_REPLICAS asks for.
         #[arg(long, value_name = "N")]
         replicas: Option<NonZeroU8>,
     },
@@ -137,7 +137,7 @@ pub(crate) enum Command {
     },
     /// Write the manual page.
     Man {
-        /// That of a command, such as `run`.
+        /// Page of a command, such as `run`.
         command: Option<String>,
     },
 }
@@ -149,19 +149,19 @@ pub(crate) struct RunOptions {
     /// Have the lock alone; the default.
     #[arg(short = 'x', long, visible_alias = "exclusive", conflicts_with = "read")]
     pub(crate) write: bool,
-    /// How long to wait for others, as 5, 0.5, 500ms or 2m; without limit by default.
+    /// Longest wait for the lock, as 5, 0.5, 500ms or 2m; without limit by default.
     #[arg(short = 'w', long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) wait: Option<String>,
     /// Do not wait for others.
     #[arg(short = 'n', long, visible_alias = "try", conflicts_with = "wait")]
     pub(crate) no_wait: bool,
-    /// How long the server keeps the lock without hearing from us; 10s by default. It is renewed at a third.
+    /// Time for which the server keeps the lock without a renewal; 10s by default. It is renewed at a third.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) lease: Option<String>,
-    /// When the command is ended whatever happens; never by default.
+    /// Longest time of the command, after which it is ended; without limit by default.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) max_hold: Option<String>,
-    /// How long before the lock cannot be trusted any more the command gets SIGTERM; a third of the lease by default (less
+    /// Time between SIGTERM for the command and the moment from which the lock cannot be trusted; a third of the lease by default (less
     /// than that for leases below 3s), and somewhat less than half of it at most.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) grace: Option<String>,

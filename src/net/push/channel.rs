@@ -104,14 +104,14 @@ pub(super) enum Purpose {
     /// Notifications for waiters.
     Turns,
     /// Recalls of cached holds.
-    Calls,
+    Recalls,
 }
 
 impl Listener {
     fn purpose(&self) -> Purpose {
         match self {
             Self::Waiter(_) => Purpose::Turns,
-            Self::Keeper(_) => Purpose::Calls,
+            Self::Keeper(_) => Purpose::Recalls,
         }
     }
 

@@ -117,7 +117,7 @@ impl Subscriptions {
     /// Lets channels linger whose cached hold is gone. Its process does not report that.
     pub(super) fn note_kept_no_more(&mut self) {
         let is_left =
-            |channel: &Channel| channel.purpose == Purpose::Calls && channel.lingers.is_none() && !channel.is_kept();
+            |channel: &Channel| channel.purpose == Purpose::Recalls && channel.lingers.is_none() && !channel.is_kept();
         let left = self.channels.iter().filter(|(_, channel)| is_left(channel));
         let left: Vec<_> = left.map(|(name, _)| Arc::clone(name)).collect();
         for name in left {
@@ -129,7 +129,7 @@ impl Subscriptions {
     }
 
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
-        for purpose in [Purpose::Turns, Purpose::Calls] {
+        for purpose in [Purpose::Turns, Purpose::Recalls] {
             while let Some(oldest) = self.lingering_of(purpose).first_entry() {
                 let (_, since) = oldest.get();
                 if moment.is_none_or(|moment| *since > moment) {

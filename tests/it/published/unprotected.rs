@@ -1,5 +1,5 @@
 //! Conflicts between timestamp clients and this crate that neither side can prevent: each line of the list in
-//! `lua/README.md`. Their readers starve our writers, too. `tests/lua/published.rs` shows that, because no time has to
+//! `docs/PROTOCOL.md`. Their readers starve our writers, too. `tests/lua/published.rs` shows that, because no time has to
 //! pass there.
 
 use std::time::Duration;
