@@ -175,6 +175,35 @@ fn ratios_of_the_readme_are_measured() {
     assert!(ratios >= 4, "{ratios} ratios");
 }
 
+/// Each ratio of the page of conclusions, with its sign, is in a table.
+#[test]
+fn ratios_of_the_conclusions_are_measured() {
+    let page = fs::read_to_string(root().join("docs/PERFORMANCE.md")).expect("the page");
+    let measured = measured();
+    let known: Vec<&str> = measured.lines().flat_map(cells).collect();
+    let words: Vec<&str> = page.split_whitespace().map(|word| word.trim_matches([',', '.', ';', ':', '`'])).collect();
+    let told = words.windows(2).filter(|pair| pair[1] == "x" && pair[0].parse::<f64>().is_ok());
+    let ratios: Vec<String> = told.map(|pair| format!("{} x", pair[0])).collect();
+    assert!(ratios.len() > 80, "{} ratios", ratios.len());
+    for ratio in &ratios {
+        assert!(known.contains(&ratio.as_str()), "no table of docs/PERFORMANCE has {ratio}");
+    }
+}
+
+/// A table says at its top what it is of, and its page links to it.
+#[test]
+fn tables_say_what_they_are_of() {
+    for (folder, page) in [("docs/PERFORMANCE", "docs/PERFORMANCE.md"), ("docs/BENCHES", "docs/BENCHES.md")] {
+        let text = fs::read_to_string(root().join(page)).expect("a page");
+        for (file, table) in files(folder, "txt") {
+            let name = file.strip_prefix(root().join("docs")).expect("below docs").display().to_string();
+            let first = table.lines().next().unwrap_or_default();
+            assert!(first.contains("commit") && first.contains("ade by "), "{name} begins with {first:?}");
+            assert!(text.contains(&format!("({name})")), "{page} has no link to {name}");
+        }
+    }
+}
+
 /// A sentence that was false once stays away.
 #[test]
 fn documents_claim_no_more_than_there_is() {
