@@ -143,11 +143,22 @@ fn events_are_told_in_one_file() {
     }
 }
 
+/// Returns the cells of a line of a table: two spaces or more part them.
+fn cells(line: &str) -> Vec<&str> {
+    line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
+/// Returns the measured tables of docs/PERFORMANCE, all in one text.
+fn measured() -> String {
+    files("docs/PERFORMANCE", "txt").into_iter().map(|(_, text)| text).collect()
+}
+
 /// The figures of the README are those of the last measurement.
 #[test]
 fn ratios_of_the_readme_are_measured() {
-    let text = |name: &str| fs::read_to_string(root().join(name)).expect("a document");
-    let (readme, measured) = (text("README.md"), text("docs/PERFORMANCE.md"));
+    let readme = fs::read_to_string(root().join("README.md")).expect("a document");
+    let measured = measured();
+    let rows: Vec<Vec<&str>> = measured.lines().map(cells).collect();
     let told = readme.split_once("* [Performance]").expect("the figures").1.split("\n* ").next().expect("one point");
     let (mut peer, mut ratios) = ("", 0);
     for word in told.split_whitespace() {
@@ -155,12 +166,42 @@ fn ratios_of_the_readme_are_measured() {
         if let Some(name) = word.strip_prefix('`').and_then(|word| word.strip_suffix('`')) {
             peer = name;
         } else if word.contains('.') && word.parse::<f64>().is_ok() {
-            let row = |line: &&str| line.starts_with(&format!("| {peer} |")) && line.contains(&format!("| {word} x |"));
-            assert!(measured.lines().any(|line| row(&line)), "no row of PERFORMANCE says {word} x of {peer}");
+            let ratio = format!("{word} x");
+            let is_told = rows.iter().any(|row| row.first() == Some(&peer) && row.contains(&ratio.as_str()));
+            assert!(is_told, "no row of docs/PERFORMANCE says {ratio} of {peer}");
             ratios += 1;
         }
     }
     assert!(ratios >= 4, "{ratios} ratios");
+}
+
+/// Each ratio of the page of conclusions, with its sign, is in a table.
+#[test]
+fn ratios_of_the_conclusions_are_measured() {
+    let page = fs::read_to_string(root().join("docs/PERFORMANCE.md")).expect("the page");
+    let measured = measured();
+    let known: Vec<&str> = measured.lines().flat_map(cells).collect();
+    let words: Vec<&str> = page.split_whitespace().map(|word| word.trim_matches([',', '.', ';', ':', '`'])).collect();
+    let told = words.windows(2).filter(|pair| pair[1] == "x" && pair[0].parse::<f64>().is_ok());
+    let ratios: Vec<String> = told.map(|pair| format!("{} x", pair[0])).collect();
+    assert!(ratios.len() > 80, "{} ratios", ratios.len());
+    for ratio in &ratios {
+        assert!(known.contains(&ratio.as_str()), "no table of docs/PERFORMANCE has {ratio}");
+    }
+}
+
+/// A table says at its top what it is of, and its page links to it.
+#[test]
+fn tables_say_what_they_are_of() {
+    for (folder, page) in [("docs/PERFORMANCE", "docs/PERFORMANCE.md"), ("docs/BENCHES", "docs/BENCHES.md")] {
+        let text = fs::read_to_string(root().join(page)).expect("a page");
+        for (file, table) in files(folder, "txt") {
+            let name = file.strip_prefix(root().join("docs")).expect("below docs").display().to_string();
+            let first = table.lines().next().unwrap_or_default();
+            assert!(first.contains("commit") && first.contains("ade by "), "{name} begins with {first:?}");
+            assert!(text.contains(&format!("({name})")), "{page} has no link to {name}");
+        }
+    }
 }
 
 /// A sentence that was false once stays away.
@@ -196,15 +237,15 @@ fn chinese_page_is_chinese() {
     {
         assert!(text.contains(word), "nothing of {word}");
     }
-    let measured = fs::read_to_string(root().join("docs/PERFORMANCE.md")).expect("the figures");
-    let market = measured.split_once("### Market").expect("the market").1;
+    let market = fs::read_to_string(root().join("docs/PERFORMANCE/market.txt")).expect("the figures");
+    let measured: Vec<&str> = market.lines().flat_map(cells).collect();
     let rows = text.lines().filter(|line| line.starts_with("| 1 与") || line.starts_with("| 5 与"));
-    let cells =
+    let told =
         rows.flat_map(|row| row.split('|').skip(2)).map(|cell| cell.split('（').next().unwrap_or_default().trim());
-    let figures: Vec<_> = cells.filter(|cell| !cell.is_empty()).collect();
+    let figures: Vec<_> = told.filter(|cell| !cell.is_empty()).collect();
     assert_eq!(figures.len(), 12);
     for figure in figures {
-        assert!(market.contains(&format!("| {figure} |")), "the market has no {figure}");
+        assert!(measured.contains(&figure), "the market has no {figure}");
     }
 }
 

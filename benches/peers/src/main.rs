@@ -44,7 +44,7 @@ enum Command {
     /// Carries a load: what this program starts itself for each turn.
     #[command(hide = true)]
     Worker(worker::Arguments),
-    /// Writes what was seen as a page with pictures.
+    /// Writes tables and pictures of what was seen.
     Report(report::Arguments),
 }
 

@@ -1,51 +1,83 @@
-//! Tables in Markdown.
+//! Tables as text: columns stand below each other, two spaces or more apart.
 
 use crate::peer::OURS;
 use crate::table::{Better, Figure, Row, Table};
 
-/// A table with its notes and reasons below. With ratios to the first of ours, so that more than 1 is better than ours whatever is counted.
+/// Returns a table, with the reasons for missing figures below. Ratios are to the first row of ours: above 1 is better,
+/// whatever the table counts.
 pub(crate) fn table(table: &Table) -> String {
-    let columns = table.columns.len() + 2;
-    let (main, others) = table.columns.split_first().expect("a column");
-    let heads = [main.as_str(), "low to high", "to ours"].into_iter().chain(others.iter().map(String::as_str));
-    let mut text = format!("\n### {}\n\n| | {} |\n", table.title, heads.collect::<Vec<_>>().join(" | "));
-    text += &format!("|{}\n", "---|".repeat(columns + 1));
-    let reference =
-        table.rows.iter().filter(|row| row.name.starts_with(OURS)).find_map(|row| row.figures.first().copied());
-    for row in &table.rows {
-        text += &line(row, reference, table.better, columns);
+    let measured: Vec<&Row> = table.rows.iter().filter(|row| !row.figures.is_empty()).collect();
+    let reference = measured.iter().find(|row| row.name.starts_with(OURS)).map(|row| row.figures[0]);
+    // With one turn the lowest and the highest are the median again.
+    let has_spread = measured.iter().any(|row| row.figures[0].low < row.figures[0].high);
+    let mut lines = vec![heads(table, has_spread)];
+    lines.extend(measured.iter().map(|row| cells(row, reference, table.better, has_spread)));
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
+    let mut text = format!("\n{}\n\n", table.title);
+    for line in &lines {
+        text += &aligned(line, &widths);
     }
-    let reasons: Vec<_> = table.rows.iter().filter_map(|row| Some((row.why.as_deref()?, &row.name))).collect();
-    for note in &table.notes {
-        text += &format!("\n{note}.\n");
-    }
-    if !reasons.is_empty() {
-        text += "\nA dash, or a turn that failed:\n\n";
-    }
-    let mut told: Vec<&str> = Vec::new();
-    for (why, _) in &reasons {
-        if !told.contains(why) {
-            told.push(why);
-            let names: Vec<_> = reasons.iter().filter(|(of, _)| of == why).map(|(_, name)| name.as_str()).collect();
-            text += &format!("* {}: {why}.\n", names.join("; "));
-        }
-    }
-    text
+    text + &reasons(table)
 }
 
-fn line(row: &Row, reference: Option<Figure>, better: Better, columns: usize) -> String {
-    let Some((main, others)) = row.figures.split_first() else {
-        return format!("| {} | {} |\n", row.name, vec!["-"; columns].join(" | "));
-    };
+/// Returns what a reader of these tables has to know, each note once.
+pub(crate) fn notes(tables: &[Table]) -> String {
+    let mut told: Vec<&str> = Vec::new();
+    for note in tables.iter().flat_map(|table| &table.notes) {
+        if !told.contains(&note.as_str()) {
+            told.push(note);
+        }
+    }
+    told.iter().map(|note| format!("{note}.\n")).collect()
+}
+
+fn heads(table: &Table, has_spread: bool) -> Vec<String> {
+    let (main, others) = table.columns.split_first().expect("a column");
+    let spread = has_spread.then(|| "low to high".to_owned());
+    let first = [String::new(), main.clone()];
+    first.into_iter().chain(spread).chain(["to ours".to_owned()]).chain(others.iter().cloned()).collect()
+}
+
+fn cells(row: &Row, reference: Option<Figure>, better: Better, has_spread: bool) -> Vec<String> {
+    let (main, others) = row.figures.split_first().expect("a figure");
     let ratio = reference.map(|ours| match better {
         Better::More => main.median / ours.median,
         Better::Less => ours.median / main.median,
     });
     let ratio = ratio.filter(|ratio| ratio.is_finite()).map_or("-".to_owned(), |ratio| format!("{} x", number(ratio)));
-    let spread = format!("{} to {}", number(main.low), number(main.high));
-    let cells =
-        [number(main.median), spread, ratio].into_iter().chain(others.iter().map(|figure| number(figure.median)));
-    format!("| {} | {} |\n", row.name, cells.collect::<Vec<_>>().join(" | "))
+    let spread = has_spread.then(|| format!("{} to {}", number(main.low), number(main.high)));
+    let first = [row.name.clone(), number(main.median)];
+    let others = others.iter().map(|figure| number(figure.median));
+    first.into_iter().chain(spread).chain([ratio]).chain(others).collect()
+}
+
+/// Returns a line with its name on the left and its figures on the right of their columns.
+fn aligned(line: &[String], widths: &[usize]) -> String {
+    let cells = line.iter().zip(widths.iter().copied()).enumerate().map(|(column, (cell, width))| match column {
+        0 => format!("{cell:width$}"),
+        _ => format!("{cell:>width$}"),
+    });
+    cells.collect::<Vec<_>>().join("  ") + "\n"
+}
+
+/// Returns why rows are missing, or have fewer turns than others; each reason once, behind the names.
+fn reasons(table: &Table) -> String {
+    let reasons: Vec<(&str, &str)> =
+        table.rows.iter().filter_map(|row| Some((row.why.as_deref()?, row.name.as_str()))).collect();
+    if reasons.is_empty() {
+        return String::new();
+    }
+    let mut text = "\nNo row, or a turn that failed:\n".to_owned();
+    let mut told: Vec<&str> = Vec::new();
+    for (why, _) in &reasons {
+        if !told.contains(why) {
+            told.push(why);
+            let names: Vec<_> = reasons.iter().filter(|(of, _)| of == why).map(|(_, name)| *name).collect();
+            text += &format!("  {}: {why}.\n", names.join("; "));
+        }
+    }
+    text
 }
 
 /// With as many digits as say something.
@@ -85,23 +117,51 @@ mod tests {
         }
     }
 
+    /// Returns the cells of the row of `name`.
+    fn row(text: &str, name: &str) -> Vec<String> {
+        let cells =
+            |line: &str| line.split("  ").map(|cell| cell.trim().to_owned()).filter(|cell| !cell.is_empty()).collect();
+        let rows: Vec<Vec<String>> = text.lines().map(cells).collect();
+        rows.into_iter().find(|cells| cells.first().is_some_and(|first| first == name)).unwrap_or_default()
+    }
+
     #[test]
     fn a_row_has_median_spread_and_ratio_to_ours() {
         let text = table(&both());
-        assert!(text.contains("| redis-rwlock, hash | 200 | 100 to 300 | 1.00 x | 2.00 |"), "{text}");
-        assert!(text.contains("| faster | 400 | 400 to 400 | 2.00 x | 0.500 |"), "{text}");
+        assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["200", "100 to 300", "1.00 x", "2.00"], "{text}");
+        assert_eq!(row(&text, "faster")[1..], ["400", "400 to 400", "2.00 x", "0.500"], "{text}");
     }
 
     #[test]
     fn who_is_less_where_less_is_better_is_ahead() {
         let text = table(&Table { better: Better::Less, ..both() });
-        assert!(text.contains("| faster | 400 | 400 to 400 | 0.500 x |"), "{text}");
+        assert_eq!(row(&text, "faster")[1..4], ["400", "400 to 400", "0.500 x"], "{text}");
     }
 
     #[test]
-    fn a_dash_has_a_reason() {
+    fn columns_stand_below_each_other() {
         let text = table(&both());
-        assert!(text.contains("| other | - | - | - | - |"), "{text}");
-        assert!(text.contains("* other: it has no reads."), "{text}");
+        let lines: Vec<&str> = text.lines().skip(3).take(3).collect();
+        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+    }
+
+    #[test]
+    fn one_turn_has_no_spread() {
+        let rows = vec![Row::of("redis-rwlock, hash", &[vec![100.0, 2.0]])];
+        let text = table(&Table { rows, ..both() });
+        assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["100", "1.00 x", "2.00"], "{text}");
+    }
+
+    #[test]
+    fn a_missing_row_has_a_reason() {
+        let text = table(&both());
+        assert!(text.contains("\n  other: it has no reads.\n"), "{text}");
+        assert!(row(&text, "other").is_empty(), "{text}");
+    }
+
+    #[test]
+    fn a_note_of_two_tables_is_told_once() {
+        let noted = || Table { notes: vec!["A note".to_owned()], ..both() };
+        assert_eq!(notes(&[noted(), noted()]), "A note.\n");
     }
 }

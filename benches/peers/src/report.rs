@@ -1,4 +1,4 @@
-//! What was seen as a page in Markdown, with pictures in a folder beside it.
+//! Tables and pictures of what was seen, in one folder.
 
 mod picture;
 
@@ -17,12 +17,16 @@ use crate::table::{Chapter, Table};
 /// Beside what cargo builds, so that `cargo clean` takes it away.
 pub(crate) const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures");
 
+const MADE: &str = "Made by `cargo run --release -- report` in benches/peers.";
+const LEGEND: &str = "A figure is the median of its turns, `low to high` are the lowest and the highest of them. `to ours` \
+     says how many times as good as the first row of ours a row is: above 1 it is ahead.";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The page. Its pictures go into a folder beside it that is called like it.
+    /// The folder for the tables and the pictures: docs/PERFORMANCE of the repository.
     #[arg(long)]
     out: PathBuf,
-    /// What runs have left behind.
+    /// The folder with the figures that runs have kept.
     #[arg(long, default_value = FIGURES)]
     figures: PathBuf,
 }
@@ -35,25 +39,26 @@ pub(crate) fn keep(file: &Path, chapter: &Chapter) {
 pub(crate) fn write(arguments: &Arguments) {
     let Arguments { out, figures } = arguments;
     let (chapters, missing) = read(figures);
-    let folder = out.with_extension("");
-    fs::create_dir_all(&folder).expect("a folder can be made");
-    let mut page = intro(&chapters);
+    fs::create_dir_all(out).expect("a folder can be made");
     for chapter in &chapters {
-        page += &format!("\n## {}\n\n{}\n\n", chapter.about, circumstances(chapter));
+        let scenario = &chapter.scenario;
         for (number, group) in groups(&chapter.tables).iter().enumerate() {
-            let picture = format!("{}-{}.svg", chapter.scenario, number + 1);
-            picture::draw(&folder.join(&picture), group);
-            let folder = folder.file_name().expect("it is called like the page").to_string_lossy();
-            page += &format!("![{}]({folder}/{picture})\n", group[0].group);
-            page += &group.iter().map(|table| print::table(table)).collect::<String>();
-            page += "\n";
+            picture::draw(&out.join(format!("{scenario}-{}.svg", number + 1)), group);
         }
+        fs::write(out.join(format!("{scenario}.txt")), text(chapter)).expect("the tables can be written");
     }
-    page += &left_out(&chapters, &missing);
-    fs::write(out, page).expect("the page can be written");
+    fs::write(out.join("peers.txt"), peers(&chapters, &missing)).expect("the list can be written");
 }
 
-/// What there is, in the order of the scenarios, and what there is not.
+/// Returns all tables of a scenario, behind how they came about.
+fn text(chapter: &Chapter) -> String {
+    let mut text = format!("{} {MADE}\n\n{}\n\n{LEGEND}\n", circumstances(chapter), chapter.about);
+    text += &print::notes(&chapter.tables);
+    text += &chapter.tables.iter().map(print::table).collect::<String>();
+    text
+}
+
+/// Returns the chapters that runs have kept, in the order of the scenarios, and the scenarios without one.
 fn read(figures: &Path) -> (Vec<Chapter>, Vec<Scenario>) {
     let (mut chapters, mut missing) = (Vec::new(), Vec::new());
     for scenario in Scenario::value_variants() {
@@ -77,21 +82,18 @@ fn groups(tables: &[Table]) -> Vec<Vec<&Table>> {
     groups
 }
 
-fn intro(chapters: &[Chapter]) -> String {
-    let mut text = "# Performance, side by side\n\n".to_owned();
-    text += "Written by `cargo run --release -- report` in `benches/peers`, which is where the scenarios and the peers are \
-             described. All figures of a table are of one run, in which the peers take turns, each with servers and processes of \
-             its own. A figure is the median of its turns, `low to high` are the lowest and the highest of them. `to ours` says \
-             how many times as good as the first row of ours a peer is: above 1 it is ahead. Only ratios travel to other \
-             machines. A floor is no lock: it shows what scripts and connections cost alone.\n\n";
-    text += "| | versions |\n|---|---|\n";
+/// Returns the versions of the peers, and what is not here.
+fn peers(chapters: &[Chapter], missing: &[Scenario]) -> String {
+    let mut text = format!(
+        "Versions of the peers in the runs beside this file, each of which names its date and commit. {MADE}\n\n"
+    );
     for (name, versions) in versions(chapters) {
-        text += &format!("| {name} | {versions} |\n");
+        text += &format!("{name}: {versions}\n");
     }
-    text
+    text + "\nNot here:\n" + &left_out(chapters, missing)
 }
 
-/// What told its version, by its name.
+/// Returns the versions of the peers that name theirs, by the peer's name.
 fn versions(chapters: &[Chapter]) -> BTreeMap<&str, &str> {
     let rows = chapters.iter().flat_map(|chapter| &chapter.tables).flat_map(|table| &table.rows);
     rows.filter(|row| !row.versions.is_empty()).map(|row| (row.name.as_str(), row.versions.as_str())).collect()
@@ -102,26 +104,26 @@ fn circumstances(chapter: &Chapter) -> String {
     format!("{date}, commit {commit}, {server}, {machine}; {rounds} rounds with turns of {span_ms} ms.")
 }
 
-/// Nothing is left out without a word.
+/// Names each peer and scenario that is left out, with the reason.
 fn left_out(chapters: &[Chapter], missing: &[Scenario]) -> String {
-    let mut text = "\n## What is not here\n\n".to_owned();
+    let mut text = String::new();
     for (name, why) in ABSENT {
-        text += &format!("* {name}: {why}.\n");
+        text += &format!("  {name}: {why}.\n");
     }
     for scenario in missing {
-        text += &format!("* The scenario `{}` has not been run.\n", scenario.name());
+        text += &format!("  The scenario `{}` has not been run.\n", scenario.name());
     }
     let tables = || chapters.iter().flat_map(|chapter| &chapter.tables);
     let was_asked = |kind: &Kind| tables().any(|table| table.rows.iter().any(|row| row.name == kind.name()));
     for kind in Kind::all().iter().filter(|kind| !was_asked(kind)) {
-        text += &format!("* {}: it was in none of these runs.\n", kind.name());
+        text += &format!("  {}: it was in none of these runs.\n", kind.name());
     }
     let foreign = Kind::all().iter().filter(|kind| kind.facts().program != Program::Own);
     for kind in foreign.filter(|kind| was_asked(kind)) {
         let has_figures =
             tables().any(|table| table.rows.iter().any(|row| row.name == kind.name() && !row.figures.is_empty()));
         if !has_figures {
-            text += &format!("* {}: each of its rows says why it has a dash.\n", kind.name());
+            text += &format!("  {}: each table says why it has no row.\n", kind.name());
         }
     }
     text

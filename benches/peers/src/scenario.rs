@@ -151,7 +151,7 @@ impl Setting {
             rows: all.into_iter().map(Turns::row).collect(),
             notes: about.notes.iter().map(ToString::to_string).collect(),
         };
-        println!("{}", print::table(&table));
+        println!("{}{}", print::table(&table), print::notes(std::slice::from_ref(&table)));
         table
     }
 

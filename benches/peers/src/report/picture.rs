@@ -3,6 +3,7 @@
 
 mod course;
 
+use std::fs;
 use std::path::Path;
 
 use plotters::backend::SVGBackend;
@@ -16,11 +17,11 @@ use crate::print::number;
 use crate::table::{Better, Figure, Table};
 
 const WIDTH: i32 = 900;
-/// Where names end and the scale begins, and where it ends.
+/// Ends of the scale; names end before its left one.
 const LEFT: i32 = 330;
 const RIGHT: i32 = 800;
 const LINE: i32 = 18;
-/// Of a table, above and below its lines.
+/// Heights above and below the lines of a table.
 const HEAD: i32 = 46;
 const FOOT: i32 = 14;
 
@@ -31,7 +32,7 @@ const GRID: RGBColor = RGBColor(0xe2, 0xe2, 0xe2);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// What is drawn of a table: its best first.
+/// Rows of a table as they are drawn: the best first.
 struct Panel<'a> {
     table: &'a Table,
     rows: Vec<(&'a str, Figure)>,
@@ -71,6 +72,34 @@ pub(super) fn draw(file: &Path, tables: &[&Table]) {
         top += panel.height();
     }
     area.present().expect("the picture can be written");
+    drop(area);
+    let written = fs::read_to_string(file).expect("the picture is there");
+    fs::write(file, smaller(&written)).expect("the picture can be written again");
+}
+
+/// Returns the picture without attributes that are the default anyway, a third smaller: pictures are in the package.
+fn smaller(svg: &str) -> String {
+    const SIZE: &str = "font-size=\"";
+    let replaced = [
+        (" opacity=\"1\"", ""),
+        (" font-family=\"sans-serif\"", ""),
+        (" text-anchor=\"start\"", ""),
+        (" stroke=\"none\" stroke-width=\"1\"", ""),
+        (" stroke-width=\"1\"", ""),
+        (" \"/>", "\"/>"),
+        // A text stands in the line of its tags.
+        ("\">\n", "\">"),
+        ("\n</text>", "</text>"),
+        (" xmlns=", " font-family=\"sans-serif\" xmlns="),
+    ];
+    let text = replaced.into_iter().fold(svg.to_owned(), |text, (from, to)| text.replace(from, to));
+    let mut parts = text.split(SIZE);
+    let mut small = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (size, rest) = part.split_once('"').expect("an attribute ends");
+        small += &format!("{SIZE}{size:.5}\"{rest}");
+    }
+    small
 }
 
 fn draw_panel(area: &Area<'_>, panel: &Panel<'_>, top: i32) {
@@ -139,4 +168,23 @@ fn write(area: &Area<'_>, at: (i32, i32), text: &str, size: u32, color: RGBColor
     let font = ("sans-serif", size).into_font().transform(FontTransform::None);
     let style = TextStyle::from(font).color(&color).pos(Pos::new(side, VPos::Center));
     area.draw(&Text::new(text.to_owned(), at, style)).expect("drawn");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::smaller;
+
+    #[test]
+    fn a_smaller_picture_says_the_same() {
+        let svg = concat!(
+            "<svg width=\"9\" xmlns=\"http://www.w3.org/2000/svg\">\n<text x=\"1\" text-anchor=\"start\" ",
+            "font-family=\"sans-serif\" font-size=\"8.064516129032258\" opacity=\"1\" ",
+            "fill=\"#444444\">\nlocks\n</text>\n</svg>\n",
+        );
+        let small = concat!(
+            "<svg width=\"9\" font-family=\"sans-serif\" xmlns=\"http://www.w3.org/2000/svg\"><text x=\"1\" ",
+            "font-size=\"8.064\" fill=\"#444444\">locks</text>\n</svg>\n",
+        );
+        assert_eq!(smaller(svg), small);
+    }
 }

@@ -60,7 +60,7 @@ fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Table {
         rows: ways.map(row).chain(others).collect(),
         notes: vec![PUBLISHED.to_owned()],
     };
-    println!("{}", print::table(&table));
+    println!("{}{}", print::table(&table), print::notes(std::slice::from_ref(&table)));
     table
 }
 
