@@ -415,7 +415,7 @@ impl Engine {
     }
 
     /// Returns true if nothing is left of all acquisitions, holds and releases.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_idle(&self) -> bool {
         self.table.is_idle() && self.renewals.is_idle() && !self.releases.is_releasing()
     }

@@ -60,12 +60,12 @@ pub(crate) struct Releases {
     /// True when the manager and all its guards are gone: only the remaining releases are left to send.
     stopped: AtomicBool,
     /// Stop for the next release between the change of its hold and its count, for a test.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(super) interruption: Mutex<Option<Interruption>>,
 }
 
 /// Reports that a release has come to its stop, and waits until the test lets it continue.
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
 /// Releases that no driver has taken yet.
@@ -98,7 +98,7 @@ impl Releases {
             ended: AtomicU64::new(0),
             settled: Notify::new(),
             stopped: AtomicBool::new(false),
-            #[cfg(test)]
+            #[cfg(all(test, feature = "_testing"))]
             interruption: Mutex::default(),
         }
     }
@@ -313,7 +313,7 @@ impl Releases {
     /// Marks the moment between the change of a hold and the count of its release. A test may stop the operation there.
     #[inline]
     pub(super) fn has_changed_hold(&self) {
-        #[cfg(test)]
+        #[cfg(all(test, feature = "_testing"))]
         {
             let interruption = self.interruption.lock().take();
             if let Some((stops, goes_on)) = interruption {

@@ -156,7 +156,7 @@ impl Renewals {
         self.agenda.lock().remove(hold);
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_idle(&self) -> bool {
         self.agenda.lock().due.is_empty()
     }

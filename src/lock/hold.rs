@@ -228,12 +228,12 @@ impl Hold {
         self.event(|record, _, _| (record.guards(), record.is_unconfirmed()))
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_live(&self) -> bool {
         self.event(|record, _, _| record.is_live())
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
         self.event(|record, _, _| record.is_live() && now < record.deadline())
     }

@@ -66,7 +66,7 @@ impl StalledLeaders {
         self.sooner.notified()
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn len(&self) -> usize {
         self.deadlines.lock().cells.len()
     }

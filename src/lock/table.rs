@@ -254,7 +254,7 @@ impl Table {
         idle
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|shard| shard.0.lock().0.is_empty())
     }

@@ -116,7 +116,7 @@ impl WaitEntry {
         Self { cell, mode, waiter_id, signal, wants, grace }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(super) fn cell(&self) -> &Arc<Cell<Hold>> {
         &self.cell
     }

@@ -24,10 +24,10 @@ use crate::base::error::Result;
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::topology::AddressSource;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 use crate::base::topology::Tls;
 use crate::net::conditions::Conditions;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 use crate::net::conditions::ConditionsOf;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::outages::Outages;
@@ -128,7 +128,7 @@ pub(super) struct Reports {
     pub(super) secrets: Arc<Secrets>,
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 impl Reports {
     pub(super) fn for_test() -> Self {
         let conditions = Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_millis(100));

@@ -236,7 +236,7 @@ impl LuaScheme {
     }
 
     /// Acquires with a limit of the caller's choice: the copy of a request that was sent at another time.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) async fn acquire_until(
         &self,
         key: &Key,
@@ -250,7 +250,7 @@ impl LuaScheme {
     }
 
     /// Converts with a limit of the caller's choice.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) async fn convert_until(
         &self,
         key: &Key,

@@ -21,7 +21,7 @@ mod record;
 pub(crate) mod replica;
 
 pub(crate) use self::record::{GrantNotification, PendingRecall, Record};
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 pub(crate) use self::record::{RecordLimits, TimestampClientsMs};
 
 use crate::base::attempt::{self, NodeId};
@@ -253,20 +253,20 @@ impl Store {
     }
 
     /// Sets the server's clock back. With a `step` of zero it is right again.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn set_back(&self, step: Duration) {
         let step = u64::try_from(step.as_micros()).expect("short");
         self.skipped_us.store(step.wrapping_neg(), Ordering::SeqCst);
     }
 
     /// Publishes a message to the waiters of a manager, which a user with the right to publish may have made up.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn publish_notification(&self, key: &Key, id: &str, notice: &Notification) {
         self.locks.lock().get(key, self.server_time()).deliver(id, notice);
     }
 
     /// Publishes a recall that a user with the right to publish may have made up.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn publish_recall(&self, key: &Key, call: &Recall, now: Moment) {
         let mut locks = self.locks.lock();
         let keepers = &locks.get(key, self.server_time()).recall_listeners;

@@ -212,7 +212,7 @@ impl Connections {
         line.live.as_ref().filter(|live| live.is_open()).cloned()
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(super) fn count(&self) -> usize {
         self.of.lock().len()
     }

@@ -188,14 +188,14 @@ pub(in crate::net) async fn ask_once(
 }
 
 async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     {
         if let Some((addresses, pause)) = super::names::resolve(address) {
             tokio::time::sleep(pause).await;
             return Ok(addresses);
         }
     }
-    #[cfg(not(test))]
+    #[cfg(not(all(test, feature = "_testing")))]
     let _ = address;
     Ok(tokio::net::lookup_host((host, port)).await?.collect())
 }

@@ -109,7 +109,7 @@ struct WireState {
     waiting: VecDeque<Requester>,
     /// Reason of the end. Nothing goes out or comes in any more.
     end: Option<RedisError>,
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     writes: usize,
 }
 
@@ -358,7 +358,7 @@ impl WireShared {
         state.is_writing = true;
         let wrote = MutexGuard::unlocked(state, || writer.try_write(&bytes[written..]));
         state.is_writing = false;
-        #[cfg(test)]
+        #[cfg(all(test, feature = "_testing"))]
         {
             state.writes += 1;
         }

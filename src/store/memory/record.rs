@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use self::queue::LiveReaders;
 pub(crate) use self::recallable::PendingRecall;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 pub(super) use self::recallable::RECALL_INTERVAL_MS;
 pub(super) use self::recallable::RecallableFlag;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 pub(crate) use self::timestamps::TimestampClientsMs;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};

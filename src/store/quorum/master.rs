@@ -101,13 +101,13 @@ impl Master {
     }
 
     /// How much it is yet to be told.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(super) fn pending_releases(&self) -> usize {
         self.pending_releases.lock().len()
     }
 
     /// What it is to be told first.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(super) fn first_pending_release(&self) -> PendingRelease {
         self.pending_releases.lock().first_key_value().expect("there is one").1.clone()
     }

@@ -54,7 +54,7 @@ pub(super) enum Frame<'a> {
 }
 
 /// Reads the frame at the start of the bytes, with its length. `None` if its end has not come.
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
     Scan::default().first(bytes)
 }

@@ -44,7 +44,7 @@ impl Record {
     }
 
     /// Ends holds as [`Record::force_seen`] does, without timestamp clients.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
         self.force_seen(now, &View { token: seen, ..View::default() })
     }

@@ -5,7 +5,7 @@
 //! "Beside the published scheme".
 
 use super::{GrantedRecord, Record, WriterRecord};
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
 
@@ -87,7 +87,7 @@ impl Stamps {
 }
 
 /// Scripts of the timestamp scheme.
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 impl Stamps {
     /// Locks as their scripts do. `their_ms` is their own time. At its limit a timestamp still counts.
     fn lock(&mut self, mode: Mode, their_ms: u64) -> bool {
@@ -116,7 +116,7 @@ impl Stamps {
 }
 
 /// Operations that only tests need.
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
 impl Record {
     /// Builds a lock that timestamp clients use as well.
     pub(crate) fn beside_timestamp_clients(self, limits: TimestampClientsMs) -> Self {
