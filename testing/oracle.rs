@@ -1,13 +1,18 @@
-//! The oracle: random operations on a real server and on the specification in memory must be answered alike.
+//! Oracle: a real server and the specification in memory must answer random operations alike.
 //!
-//! A [`Record`] takes the server's time as an argument, so it is given the time that each real reply reports. Leases
-//! expire in real time between the operations, and yet answers agree to the millisecond, tokens to the microsecond.
-//! Answers may differ in one point: which of several readers it is whose deadline a refused writer is told.
-//! What is published is compared too, word by word.
+//! A [`Record`] takes the server's time as an argument, so it gets the time that each real reply reports. Leases expire
+//! in real time between the operations, and yet answers agree to the millisecond, tokens to the microsecond. Answers
+//! may differ in one point: a refused writer learns the deadline of one of several readers, and which reader that is
+//! may differ. Published messages are compared too, word by word.
 //!
-//! The same holds whatever the server's clock does, since both see the same times; when the server forgets the key, which is
-//! taken from its own word, and never too early; beside clients of the published scheme, whose answers are compared as well;
-//! and where one operation may touch two records only. Scripts that are broken in one place are told from sound ones.
+//! The comparison covers more settings, since both sides see the same times:
+//!
+//! * a server whose clock steps;
+//! * a server that forgets the key, which it reports itself and never does too early;
+//! * clients of the timestamp scheme beside the crate, whose answers are compared as well;
+//! * operations that may touch two records only.
+//!
+//! The oracle finds scripts that are broken in one place.
 
 mod answer;
 mod listener;
@@ -116,24 +121,24 @@ fn hash_with_limits_of_two_beside_published_clients_on_valkey() {
     setting.limited_to_two().beside_published(&node).agrees();
 }
 
-/// What is compared, and what happens meanwhile.
+/// Scheme and topology to compare, and the disturbances meanwhile.
 struct Setting<'a> {
     topology: Topology,
     face: Face,
     cases: u32,
-    /// On these it is heard what is published.
+    /// Nodes on which published messages are received.
     hears: Vec<&'a Node>,
-    /// Clients of the published scheme use the locks too, on this node.
+    /// Node on which clients of the timestamp scheme use the locks too.
     published: Option<&'a Node>,
-    /// The clock of this node goes forwards and backwards, and keys are lost.
+    /// Node whose clock steps forwards and backwards, and whose keys are lost.
     steps: Option<&'a Node>,
-    /// One operation touches two records at most.
+    /// True if one operation touches two records at most.
     limited: bool,
-    /// What is different in the scripts.
+    /// Replacements in the texts of the scripts.
     changes: Vec<(&'a str, &'a str)>,
 }
 
-/// So short that they pass within a few operations.
+/// Limits of the timestamp clients, so short that they pass within a few operations.
 const PUBLISHED: TimestampClientsMs = TimestampClientsMs { read_ms: 4, write_ms: 7 };
 
 impl<'a> Setting<'a> {
@@ -182,7 +187,7 @@ impl<'a> Setting<'a> {
         if self.published.is_some() { record.beside_timestamp_clients(PUBLISHED) } else { record }
     }
 
-    /// What is answered and happens in the long run.
+    /// Returns the kinds of answers and events that must all occur in the long run.
     fn kinds(&self) -> BTreeSet<&'static str> {
         let published = [
             "their read",
@@ -208,7 +213,7 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// The scripts of the hash scheme with other texts in some places.
+/// Returns the scripts of the hash scheme with some texts replaced.
 fn altered(changes: &[(&str, &str)]) -> &'static Scripts {
     use scripts::hash::{ACQUIRE, CONVERT, FORCE, INSPECT, LEAVE, RENEW};
     let texts = [ACQUIRE, LEAVE, CONVERT, RENEW, INSPECT, FORCE];
@@ -220,11 +225,11 @@ fn altered(changes: &[(&str, &str)]) -> &'static Scripts {
     Box::leak(Box::new(Scripts { acquire, leave, convert, renew, inspect, force, used: None, key_parts: &["lock"] }))
 }
 
-/// One that touches at most two records. Its hashes become tables early, too.
+/// Change by which one operation touches at most two records. The hashes of a lock become tables early, too.
 const TWO_RECORDS: [(&str, &str); 2] = [("MOST_RECORDS = 96", "MOST_RECORDS = 2"), ("local FEW = 8", "local FEW = 3")];
 
-/// Whether the oracle tells scripts with this change from the specification. What takes longest is told within a thousand
-/// histories on average: that none of these tells it is not chance.
+/// Asserts that the oracle tells scripts with this change from the specification. The rarest change is found within a
+/// thousand histories on average. So it is no accident if 20,000 histories do not find one.
 fn notices<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
     let mut changes = setting.changes.clone();
     changes.push((from, to));
@@ -239,17 +244,18 @@ fn broken_stamps_are_noticed() {
         // At its limit a stamp does not count.
         ("stamp_of(write) + write_limit_ms + 1", "stamp_of(write) + write_limit_ms"),
         ("foreign_read + read_limit_ms + 1 or 0", "foreign_read + read_limit_ms or 0"),
-        // What ours hides is forgotten, or cut.
+        // The stamp that ours hides is forgotten, or cut.
         ("covered = math.max(foreign_read, covered)", "covered = 0"),
         ("stamp = math.max(stamp, deadline_ms, covered)", "stamp = math.max(stamp, deadline_ms)"),
         ("if covered > 0 then set('read', covered) elseif", "if"),
-        // Ours and theirs are not told apart.
+        // Our stamps and theirs are not told apart.
         ("and read ~= stamp and stamp_of(read)", "and tonumber(read) ~= tonumber(stamp) and stamp_of(read)"),
-        // Whoever was overrun is not told.
+        // A holder that was overrun does not learn of it.
         ("not write and tonumber(own_since) >= tonumber(overrun)", "tonumber(own_since) >= tonumber(overrun)"),
         ("not ended and (write or tonumber(own_since) < overrun_ms)", "false"),
         ("overrun_ms, last = now_ms, math.max(server_us, last + 1)", ""),
-        // Who was beside somebody else is forgotten with the first answer: at a newcomer, a repeat, a release, a renewal.
+        // An overrun that happened beside another client is forgotten with the first answer: to a newcomer, a repeat, a
+        // release, a renewal.
         ("      disown()\n      overrun_ms, last", "      overrun_ms, last"),
         ("  disown()\n  writer = nil", "  writer = nil"),
         ("    disown()\n    last = math.max(server_us, last + 1)", ""),
@@ -260,13 +266,13 @@ fn broken_stamps_are_noticed() {
         ("if was_live and write then disown() end", ""),
         ("elseif tonumber(ends) > now_ms then -- another value, or none, is somebody else's\n    disown()", ""),
         ("if kind == 'r' and tonumber(own_ms) > now_ms and write then disown() end", ""),
-        // More tokens than one when it is not known what was given away before.
+        // More tokens than one are granted when it is not known which tokens were given away before.
         ("remembered == 0 and 1 or", "false or"),
-        // The header of one reader says nothing of what was beside it.
+        // The header of one reader does not show the stamps beside it.
         ("or covered + overrun_ms > 0", ""),
         ("if write or foreign or tonumber(sole_ends)", "if write or tonumber(sole_ends)"),
         ("if write then\n  held = start", "if write and not read then\n  held = start"),
-        // A number that is no time is one.
+        // A number that is no time counts as a time.
         ("number <= 9007199254740000 and math.floor(number) or 0", "math.floor(number) or 0"),
     ];
     for (from, to) in changes {
@@ -279,47 +285,47 @@ fn broken_stamps_are_noticed() {
 fn broken_marks_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
-        // A mark is not set: by a grant, a reader that joins, a conversion, a renewal.
+        // The recallable flag is not set: by a grant, a reader that joins, a conversion, a renewal.
         ("if keeps then call('HSET', key, 'k', token) end", ""),
         ("    if keeps then call('HSET', key, 'k', last) end", ""),
         ("if ARGV[8] and (waited_for", "if false and (waited_for"),
         ("    redis.call('HSET', key, 'k', token)\n", ""),
         ("if keeps and mark ~= last then call('HSET', key, 'k', last) end", ""),
-        // It does not go along with new tokens, or counts for a later phase.
+        // The flag does not follow new tokens, or counts for a later phase.
         ("redis.call('HSET', key, 'k', token .. rest)", ""),
         ("local is_kept = tonumber(marked) == last and", "local is_kept = marked and"),
-        // That it was called is forgotten.
+        // The server forgets that it sent a recall.
         ("if keeps and (waited_for == 0 or", "if keeps and (true or"),
         ("passed_ms < 0 or passed_ms >= CALL_MS", "true"),
         (
             "called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')",
             "called_ms = string.match(mark or '', '^(%d+)'), '0'",
         ),
-        // Somebody calls whom a waiting writer keeps out; a try does not say who it is; a refusal calls.
+        // A waiter recalls though a waiting writer keeps it out; a try does not give its id; a refusal recalls.
         ("== last and (mode == 'w' or writer)\n", "== last\n"),
         ("marked .. ' ' .. id)", "marked)"),
         ("    if tries then", "    if false then"),
-        // A try takes a place where it calls nobody, or forgets one that it has.
+        // A try takes a place where it recalls nobody, or forgets a place that it has.
         ("  patience_ms = 0 -- nobody", "  -- nobody"),
         ("if queues and tries and not is_kept then", "if false then"),
         ("  queues = tonumber(string.match(about or '0', '^%d+')) > now_ms\n", "  queues = false\n"),
-        // Who waits is not told of the mark.
+        // A waiter does not learn of the flag.
         ("    calls = ' 1'\n", ""),
         ("string.match(mark, '^%d+') == last and 'kept' or 'contended'", "'contended'"),
         ("    answer = 'kept'", ""),
-        // A renewal tells of nobody or of the dead; a grant tells a writer of no readers.
+        // A renewal reports no waiters or dead ones; a grant reports no readers to a writer.
         ("is_waited_for and 1 or 0,", "0,"),
         ("kept(deadline_ms, tonumber(heard_ms) > now_ms, turns", "kept(deadline_ms, queue, turns"),
         ("(next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms)", "next_writer()"),
-        // Tokens are too many, come twice, or are not the repeat's.
+        // Tokens are too many, come twice, or are not those of the repeat.
         ("turns = math.min(more, MOST_TURNS, ahead)", "turns = math.min(more, ahead)"),
         ("      redis.call('HSET', key, 't', string.format('%.0f', last + ahead))\n", ""),
         ("      block = string.format('%02d', turns)\n", ""),
-        // A force calls nobody, lets a renewal escape, or ends what is newer.
+        // A force sends no recall, lets a renewal escape, or ends a newer hold.
         ("if marked then redis.pcall('SPUBLISH', channel_of(':call'), marked) end", ""),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", "return reply"),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", ""),
-        // A look shows no mark.
+        // An inspection shows no flag.
         ("== last and 1 or 0\nreturn", "== last and 0 or 0\nreturn"),
     ];
     for (from, to) in changes {
@@ -331,13 +337,13 @@ fn broken_marks_are_noticed() {
 fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
-        // A writer enters before all are in whose turn it is.
+        // A writer enters before all readers of the phase are inside.
         ("if in_turn == 0 and next_writer() and head_lives", "if next_writer() and head_lives"),
-        // Nobody is told to go on.
+        // No waiter is asked to go on.
         ("if call and call ~= id then", "if false then"),
-        // More is looked at than may be.
+        // The server examines more records than allowed.
         ("if records == 0 then\n      crowded = true", "if false then\n      crowded = true"),
-        // A reader that keeps its hold is told of readers who are not in yet.
+        // A reader that may cache its hold learns of readers who are not inside yet.
         (
             "tonumber(heard_ms) > now_ms and writers_wait, 0, 0) end\n    return",
             "tonumber(heard_ms) > now_ms, 0, 0) end\n    return",
@@ -353,13 +359,13 @@ fn broken_limits_are_noticed() {
 fn what_breaks_with_the_clock_is_noticed() {
     let node = Node::builder(Server::Valkey91).clock().start().expect("the server starts");
     let changes = [
-        // The key goes too early.
+        // The key is removed too early.
         ("RETENTION_MS, MOST_TURNS = 60000, 64", "RETENTION_MS, MOST_TURNS = 50000, 64"),
-        // What was lost comes back.
+        // A lost hold comes back.
         ("redis.call('HSET', key, 'R' .. id, '0 ' .. own_since)", ""),
-        // A token that does not grow when the clock goes back.
+        // A token does not grow when the clock goes back.
         ("last = math.max(server_us, last + 1)", "last = server_us"),
-        // Nobody calls before the clock is again where it was.
+        // No recall is sent until the clock is again where it was.
         ("passed_ms < 0 or passed_ms >= CALL_MS", "passed_ms >= CALL_MS"),
     ];
     for (from, to) in changes {
@@ -368,23 +374,24 @@ fn what_breaks_with_the_clock_is_noticed() {
     }
 }
 
-/// After so many times `cases` histories, a kind of answer that has not come is one that never comes.
+/// Rounds of `cases` histories. A kind of answer that has not come after them counts as one that never comes.
 const MOST_ROUNDS: usize = 8;
 
-/// How many locks there were, each with a name of its own.
+/// Number of locks so far, each with a name of its own.
 static LOCKS: AtomicU64 = AtomicU64::new(0);
 
 impl Setting<'_> {
-    /// Sets random operations against both, and each kind of answer is given.
+    /// Runs random operations on both, and asserts that all answers agree and each kind of answer occurs.
     fn agrees(&self) {
         if let Some(reason) = self.disagreement(4 * self.cases) {
             panic!("{reason}");
         }
     }
 
-    /// The first history, shortened in so many steps, that real server and specification answer differently.
+    /// Returns the first history on which server and specification differ, shortened in at most `max_shrink_iters`
+    /// steps.
     fn disagreement(&self, max_shrink_iters: u32) -> Option<String> {
-        // However busy the machine is, an answer is waited for.
+        // A busy machine must not turn a slow answer into a failure.
         let options = Options { response_timeout: Duration::from_secs(20), ..Options::default() };
         let home = options.background_runtime(crate::base::clock::Clock::System);
         let transport = net::open(&self.topology, &options, &home).expect("a valid topology");
@@ -392,7 +399,7 @@ impl Setting<'_> {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let seen = RefCell::new(BTreeSet::new());
         let config = Config { cases: self.cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
-        // Chance decides how soon each kind of answer comes: there are more histories until each has come.
+        // Chance decides when each kind of answer comes, so there are more rounds until each has come.
         for _ in 0..MOST_ROUNDS {
             let outcome = TestRunner::new(config.clone()).run(&self.operations(), |operations| {
                 if let Some(node) = self.steps {

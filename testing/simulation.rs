@@ -1,7 +1,9 @@
-//! The judge: the real engine over a memory store behind a network, a server, processes and users that do everything
-//! wrong that the contract allows. Each run follows from one seed, the same each time, with all clocks paused.
+//! Simulation of the promises: the real engine over a memory store behind a network, a server, processes and users. All
+//! of them fail in every way that the contract allows. Each run follows from one seed, the same each time, with all
+//! clocks paused.
 //!
-//! `history` is what was seen, `checkers` hold it against the promises, and `mutants` show that they notice.
+//! `history` records the events, `checkers` compare them with the promises, and `mutants` show that the checkers notice
+//! faults.
 
 mod checkers;
 mod gate;
@@ -33,20 +35,21 @@ use scenes::Scene;
 use workload::Leaked;
 use world::{Down, World};
 
-/// How long things go wrong.
+/// Time during which faults happen.
 const TROUBLE: Duration = Duration::from_secs(12);
-/// Everybody is served this long after all is well again: each leaked hold may be waited for, one after the other.
+/// Time after the last fault within which every waiter is served. It may have to wait for each leaked hold, one after
+/// the other.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Longer than every lease, limit and retention.
 const AFTERMATH: Duration = Duration::from_secs(75);
-/// Runs with several runtimes.
+/// Number of runs with several runtimes.
 const SEEDS_OF_RUNTIMES: u64 = 100;
-/// A computation is over by then.
+/// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);
-/// What each task does.
+/// Actions of each task.
 const THINGS: u32 = 8;
 
-/// All that happened with this seed.
+/// Returns the history of a seed.
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
     // The engine's jitter comes from the generator of the thread.
     fastrand::seed(seed);
@@ -78,7 +81,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
     history
 }
 
-/// Trouble, recovery, and what is left in the end.
+/// Runs the faults, the recovery, and the time until nothing is left.
 async fn story(world: &Arc<World>, leaked: &Leaked) {
     drop(tokio::spawn(Arc::clone(world).replicate()));
     let many = world.draw(|rng| rng.u32(2..=4));
@@ -90,7 +93,7 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
     trouble.await;
     world.heals();
     let all = async {
-        // Longer than what is blocked by a computation.
+        // Longer than a runtime is blocked by a computation.
         if world.profile.runtime_stops > 0 {
             tokio::time::sleep(BLOCKED).await;
             cast.machines.iter().for_each(Machine::end_stopped_runtimes);
@@ -99,7 +102,7 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
             machine.join().await;
         }
     };
-    // Who is not served by then shows in the history.
+    // A waiter that is not served by then shows in the history.
     tokio::time::timeout(PATIENCE, all).await.ok();
     tokio::time::sleep(AFTERMATH).await;
     for machine in cast.machines.iter().chain(&cast.gone) {
@@ -110,7 +113,7 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
     }
 }
 
-/// Who plays along.
+/// Machines of a run.
 struct Cast {
     next: u32,
     machines: Vec<Machine>,
@@ -131,7 +134,7 @@ enum Trouble {
     RuntimeEnds,
 }
 
-/// What goes wrong beside messages, in an order and at moments of the seed's choice.
+/// Causes the faults that are not of messages, in an order and at times that the seed draws.
 async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
     let profile = world.profile;
     let mut plan = Vec::new();
@@ -147,7 +150,7 @@ async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
         (Trouble::RuntimeStops, profile.runtime_stops),
         (Trouble::RuntimeEnds, profile.runtime_ends),
     ];
-    // What a profile has not must not change the others' runs.
+    // Runtime faults that a profile lacks must draw no random numbers, or they would change its runs.
     let runtimes = profile.runtime_stops + profile.runtime_ends > 0;
     for (kind, most) in kinds {
         if matches!(kind, Trouble::RuntimeStops | Trouble::RuntimeEnds) && !runtimes {
@@ -197,7 +200,7 @@ async fn happens(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast, kind: Tro
             let for_ms = match how_long {
                 0 => Some(world.draw(|rng| rng.u64(1..1_000))),
                 1 => Some(world.draw(|rng| rng.u64(1_000..12_000))),
-                // It computes.
+                // A task of the runtime computes.
                 2 => Some(20_000),
                 _ => None,
             };
@@ -214,7 +217,7 @@ fn profile_band(world: &World) -> i64 {
     world.profile.step_band_ms
 }
 
-/// The server is away for longer than clocks can differ, and another one may come back.
+/// Takes the server away for longer than clocks can differ. Another one may come back.
 async fn outage(world: &Arc<World>, change: impl FnOnce(&World)) {
     let silent = world.draw(|rng| rng.bool());
     world.goes_down(if silent { Down::Silent } else { Down::Refusing });
@@ -232,8 +235,9 @@ enum Step {
     Demote,
 }
 
-/// The primary stands still, a replica takes over, processes hear of it one after the other, and the old one wakes up: it
-/// answers what lies in its sockets and those who still ask it, for milliseconds or for seconds.
+/// Splits the primaries. The primary freezes, a replica takes over, and processes learn of it one after the other. Then
+/// the old primary wakes up. For milliseconds or seconds it answers the requests in its sockets, and the processes that
+/// still ask it.
 async fn split(world: &Arc<World>) {
     world.freezes();
     let for_ms = world.draw(|rng| rng.u64(200..1_500));
@@ -244,7 +248,7 @@ async fn split(world: &Arc<World>) {
     let awake = world.draw(|rng| if long { rng.u64(200..4_000) } else { rng.u64(2..12) });
     let mut steps = vec![(wakes, Step::Wake), (wakes + awake, Step::Demote)];
     for process in world.behind() {
-        // Whoever still asks it then is refused, and looks for another.
+        // A process that still asks the old one later is refused, and looks for another.
         let hears = world.draw(|rng| rng.u64(0..wakes + awake + 100));
         steps.push((hears, Step::Reroute(process)));
     }
@@ -261,7 +265,7 @@ async fn split(world: &Arc<World>) {
     }
 }
 
-/// The first violation of a run, told at length.
+/// Reports the first violation of a run with the events around it.
 fn report((seed, profile): (u64, Profile), history: &History, violations: &[Violation]) -> Option<String> {
     let first = violations.first()?;
     let all: String = violations.iter().take(10).map(|violation| format!("  {violation}\n")).collect();
@@ -273,7 +277,7 @@ fn report((seed, profile): (u64, Profile), history: &History, violations: &[Viol
     ))
 }
 
-/// Runs seeds on two threads; the first failure in order of seeds.
+/// Runs seeds on two threads. Returns the first failure in the order of seeds.
 fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profile + Sync) -> Option<String> {
     let next = AtomicU64::new(seeds.start);
     let found = parking_lot::Mutex::new(None::<(u64, String)>);
@@ -298,7 +302,8 @@ fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profil
     found.into_inner().map(|(_, report)| report)
 }
 
-/// Those that `SEEDS` asks for: `2000` are the first so many, `2000..4000` others. The first `many` if it says nothing.
+/// Returns the seeds that `SEEDS` asks for: `2000` means the first 2000, `2000..4000` a range. The default is the first
+/// `many`.
 fn seeds_or(many: u64) -> std::ops::Range<u64> {
     let Ok(asked) = std::env::var("SEEDS") else {
         return 0..many;
@@ -307,7 +312,7 @@ fn seeds_or(many: u64) -> std::ops::Range<u64> {
     asked.split_once("..").map_or_else(|| 0..number(&asked), |(first, end)| number(first)..number(end))
 }
 
-/// A seed takes eight times as long in a build that is not optimised. CI runs both.
+/// Number of seeds. A seed takes eight times as long in a build that is not optimised. CI runs both.
 const SEEDS: u64 = if cfg!(debug_assertions) { 500 } else { 2_000 };
 
 #[test]
@@ -347,7 +352,7 @@ fn same_seed_same_history() {
     }
 }
 
-/// What a run shows of its variety: the first word of each event, and of the answers and ends in it.
+/// Returns the variety of a run: the first word of each event, and of the answers and ends in it.
 fn kinds(history: &History) -> BTreeSet<String> {
     let words = |what: &What| match what {
         What::Applied { op, reply, .. } => format!("{} {}", first_word(op), first_word(reply)),
@@ -458,7 +463,7 @@ fn census() {
     println!("{seen:#?}");
 }
 
-/// Whatever some runtimes of a process do, the others miss nothing.
+/// Stops and ends runtimes of a process: the other runtimes lose nothing.
 #[test]
 fn promises_hold_with_several_runtimes() {
     if let Some(report) = first_failure(0..SEEDS_OF_RUNTIMES, |_| RUNTIMES) {
@@ -479,7 +484,7 @@ fn runtimes_do_all_that_runtimes_do() {
     assert!(happens(|what| matches!(what, What::RuntimeEnded { leaks: false, .. })));
 }
 
-/// A hold that is gone is mostly known to be before it is released, so chance seldom shows it.
+/// A hold that is gone is mostly known to be gone before its release, so chance seldom shows it.
 #[test]
 fn release_is_not_always_fine() {
     let scene = Profile::of_scene(Scene::ReleaseOfALostHold);
@@ -495,26 +500,26 @@ fn what_goes_with_one_runtime_is_noticed() {
     caught_with(|_| RUNTIMES, Mutant::AsksWithTheFirst, "11 waiters");
 }
 
-/// So many answers are lost that conversions end without one.
+/// Conversions often end without an answer here, because most answers are lost.
 #[test]
 fn promises_hold_for_conversions_in_doubt() {
     if let Some(report) = first_failure(0..20, |_| UNHEARD) {
         panic!("{report}");
     }
-    // Where answers are not lost so often, a hold is seldom lost while it is converted.
+    // With fewer lost answers, a hold is seldom lost during its conversion.
     caught_with(|_| UNHEARD, Mutant::ConvertedUnrenewed, "3 lost conversions");
     caught_with(|_| Profile::of_scene(Scene::UpgradeUnheard), Mutant::LeavesInDoubt, "1 validity");
     caught_with(|_| Profile::of_scene(Scene::UpgradeLost), Mutant::NoLateConversions, "4 conversions in doubt");
 }
 
-/// Renewals and releases of the background do not wait for those who acquire, and these wait where it costs nothing.
+/// Background renewals and releases do not wait for acquisitions, and acquisitions wait where it costs nothing.
 #[test]
 fn what_a_burst_takes_from_others_is_noticed() {
     caught_with(|_| BURST, Mutant::RoomForAll, "10 losses");
     caught_with(|_| BURST, Mutant::RenewsInTurn, "10 losses");
 }
 
-/// An answer that came too late for its limit is seldom heard in time, unless clocks jump.
+/// An answer that is too late for its limit seldom arrives in time, unless clocks jump.
 #[test]
 fn what_came_too_late_is_no_denial() {
     let breaks = |mutant, promise| {
@@ -538,7 +543,7 @@ fn tokens_of_a_hot_lock_grow_across_a_loss() {
     assert!(!breaks(None));
 }
 
-/// What the mutant is caught by, and within how many seeds.
+/// Asserts that the checker of a promise catches the mutant.
 fn caught(mutant: Mutant, promise: &str) {
     caught_with(Profile::of_seed, mutant, promise);
 }

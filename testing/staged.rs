@@ -1,4 +1,4 @@
-//! A memory between which and its clients a test stands: copies of requests are lost, or their answers wait.
+//! Memory scheme whose requests a test controls: copies are lost, or their answers wait.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,55 +22,56 @@ use crate::store::{
     ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
-/// How long a lost copy may yet arrive.
+/// Time within which a lost copy may still arrive.
 pub(crate) const STRAY: Duration = Duration::from_secs(1);
 
-/// What becomes of one request.
+/// Fate of one request.
 #[derive(Debug)]
 pub(crate) enum Fate {
-    /// It is not carried out, as far as anybody knows: its connection is cut.
+    /// The request is not carried out, and its sender cannot know that: its connection is cut.
     Cut,
-    /// It is carried out, and the answer waits for a word.
+    /// The request is carried out, and the answer waits for the signal.
     Answered(oneshot::Receiver<()>),
-    /// The same, but that shows only at a word.
+    /// The request is not carried out, and its sender learns only at the signal that the outcome is unknown.
     Silent(oneshot::Receiver<()>),
-    /// It is carried out, and its connection is cut.
+    /// The request is carried out, and its connection is cut.
     Unheard,
-    /// It was not carried out, and that is known.
+    /// The request is certainly not carried out, and the sender learns that.
     NotDone,
-    /// Carries the request out, and at a word answers that no replica has it.
+    /// The request is carried out, and the answer at the signal is that no replica has it.
     Unreplicated(oneshot::Receiver<()>),
-    /// The server says this, and carries nothing out. For acquisitions only.
+    /// The server answers this and carries nothing out. For acquisitions only.
     Says(Acquired),
-    /// Arrives at a word, whatever becomes of its sender, and before all that its runtime sends behind it. For acquisitions only.
+    /// The request arrives at the signal even if its sender is gone, before all later requests of its runtime. For
+    /// acquisitions only.
     OnItsWay(oneshot::Receiver<()>),
 }
 
-/// The scheme. What the test has no fate for is carried out at once.
+/// Scheme that carries a request out at once if the test has no fate for it.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) memory: MemoryScheme,
     acquires: Mutex<VecDeque<Fate>>,
     conversions: Mutex<VecDeque<Fate>>,
     leaves: Mutex<VecDeque<Fate>>,
-    /// Connection of the runtime that acquires: whatever has it is on its way, and the others wait behind.
+    /// Connection of the runtime that acquires. The request that has it is on its way, and the others wait behind it.
     connection: Arc<tokio::sync::Mutex<()>>,
-    /// What was asked for, cut requests included.
+    /// Acquisitions that were requested, cut ones included.
     asked: Mutex<Vec<AcquireRequest>>,
-    /// Answers to renewals wait for these.
+    /// Signals for which answers to renewals wait.
     words: Mutex<VecDeque<oneshot::Receiver<()>>>,
-    /// Renewals are carried out at these.
+    /// Signals at which renewals are carried out.
     starts: Mutex<VecDeque<oneshot::Receiver<()>>>,
-    /// So many times more the answers to renewals are lost.
+    /// Number of further renewals whose answers are lost.
     unheard: AtomicUsize,
-    /// Which renewals came together, and when.
+    /// Renewals that came together, and their time.
     chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
-    /// The next of them is none that anybody expects.
+    /// True if the next renewal panics.
     panics: AtomicBool,
     scripts: AtomicUsize,
-    /// The server answers, whatever it says.
+    /// True if the server answers, whatever the answer.
     serves: AtomicBool,
-    /// Releases go out where guards are dropped.
+    /// True if releases are inline: they go out where guards are dropped.
     leaves_at_hand: AtomicBool,
 }
 
@@ -106,7 +107,7 @@ impl Staged {
         self.leaves.lock().push_back(fate);
     }
 
-    /// From now on, releases go out where guards are dropped.
+    /// Makes releases inline from now on.
     pub(crate) fn leaves_are_at_hand(&self) {
         self.leaves_at_hand.store(true, Ordering::SeqCst);
     }
@@ -115,27 +116,27 @@ impl Staged {
         self.asked.lock().last().expect("somebody has asked").clone()
     }
 
-    /// How many acquisitions were asked for.
+    /// Returns the number of acquisitions that were requested.
     pub(crate) fn requests(&self) -> usize {
         self.asked.lock().len()
     }
 
-    /// How many scripts there were: acquisitions, releases, conversions and renewals.
+    /// Returns the number of scripts: acquisitions, releases, conversions and renewals.
     pub(crate) fn scripts(&self) -> usize {
         self.scripts.load(Ordering::SeqCst)
     }
 
-    /// The next renewals are carried out, and their answers wait for a word.
+    /// Carries the next renewals out, and delays their answers until the signal.
     pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
         self.words.lock().push_back(word);
     }
 
-    /// The next renewals are carried out at a word.
+    /// Delays the next renewals until the signal.
     pub(crate) fn next_renewals_come_late(&self, word: oneshot::Receiver<()>) {
         self.starts.lock().push_back(word);
     }
 
-    /// So many times renewals are carried out, and nobody hears of it.
+    /// Carries the next renewals out and loses their answers, this many times.
     pub(crate) fn renewals_go_unheard(&self, times: usize) {
         self.unheard.store(times, Ordering::SeqCst);
     }
@@ -227,7 +228,7 @@ impl Scheme for Staged {
         })
     }
 
-    /// In the background, which has a connection of its own.
+    /// Releases in the background, which has a connection of its own.
     fn release_all<'a>(
         &'a self,
         _: &'a Route,

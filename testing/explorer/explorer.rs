@@ -1,13 +1,14 @@
-//! The specification explored to the end: every order in which a few clients, messages, faults and ticks of time can follow
-//! each other, and each state once.
+//! Exhaustive exploration of the specification. It visits every order in which a few clients, messages, faults and
+//! ticks of time can follow each other, and each state once.
 //!
-//! `server` is a [`Record`](super::Record), `world` what its clients do and what may happen to messages, `watch` the account
-//! that answers are judged by, `search` the way through all of it, `words` a way told. Faults of the server and slips of
-//! clients are made on purpose, to see that each is found, and by what.
+//! * `server` is a [`Record`](super::Record), and `world` has its clients and the faults of messages.
+//! * `watch` is the second account by which answers are judged.
+//! * `search` visits all states, and `words` describes a path in text.
+//! * `keeping` has the scenes with cached holds.
 //!
-//! `keeping` has the scenes in which holds may stay when nobody is inside.
+//! Faults of the server and slips of clients are made on purpose, to show which invariant finds each of them.
 //!
-//! Unoptimised builds explore small scenes. The others are for optimised ones: `.ci/run` makes one.
+//! Unoptimised builds explore small scenes. The others are for optimised builds: `.ci/run` makes one.
 
 use std::time::Instant;
 
@@ -26,19 +27,19 @@ use server::{Fault, LEASE, PATIENCE, Server};
 use watch::Invariant;
 use world::{Budget, Caching, Rules, Slip};
 
-/// Who takes part, and what may go wrong.
+/// Clients of a scene, and the faults that may happen.
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     clients: usize,
-    /// Acquisitions of each, one after the other; a conversion is one.
+    /// Acquisitions of each client, one after the other; a conversion counts as one.
     each: usize,
-    /// Also acquisitions that do not wait.
+    /// True if there are also acquisitions that do not wait.
     has_tries: bool,
-    /// How many records an operation of the server may touch, if not as many as ever.
+    /// Number of records that an operation of the server may touch, if it is limited.
     records: Option<usize>,
     budget: Budget,
     caching: Caching,
-    /// Nobody may publish calls.
+    /// True if the server may not publish recalls.
     is_mute: bool,
 }
 
@@ -52,7 +53,7 @@ const CONVERSION: Budget = Budget { conversions: 1, ..NOTHING };
 const LAPSES: Budget = Budget { lapses: 2, ..NOTHING };
 const WIPE: Budget = Budget { wipes: 1, ..NOTHING };
 
-/// The same, and one client dies, and one hold is converted.
+/// Adds the death of one client and the conversion of one hold.
 const fn dying_and_converting(budget: Budget) -> Budget {
     Budget { deaths: 1, conversions: 1, ..budget }
 }
@@ -82,8 +83,9 @@ impl Scene {
         self.records.is_some()
     }
 
-    /// From any state, somebody who waits is in after so many: a hold that was renewed just now ends, one who was handed the
-    /// lock and is dead is passed over, and the next asks again. Where operations are bounded, it asks more than once.
+    /// Returns the number of ticks within which some waiter enters from any state. In that time a hold that was just
+    /// renewed ends. A dead waiter that was granted the lock is passed over, and the next one asks again. Where
+    /// operations are bounded, it asks more than once.
     fn progress_ticks(&self) -> u8 {
         LEASE + PATIENCE + if self.is_limited() { 2 * PATIENCE } else { 1 }
     }
@@ -95,7 +97,7 @@ impl Scene {
         explore(&Rules { scene: self, server, slip })
     }
 
-    /// All of it is as it must be, and it is no smaller than it was.
+    /// Asserts that no state breaks an invariant, and that the scene has not shrunk.
     fn holds(&self, least: usize) {
         let began = Instant::now();
         let Explored { states, steps, depth, found } = self.explored(None, None);
@@ -104,7 +106,7 @@ impl Scene {
         assert!(states >= least, "{states} states instead of {least} and more: {self:?} has shrunk");
     }
 
-    /// Something is wrong, and the shortest way shows it.
+    /// Asserts that the exploration finds the fault or slip by this invariant, with a shortest path of so many steps.
     fn finds(&self, fault: Option<Fault>, slip: Option<Slip>, invariant: Invariant, steps: usize) {
         let what = format!("{fault:?} {slip:?}");
         let found = self.explored(fault, slip).found.unwrap_or_else(|| panic!("{what} is not found"));

@@ -1,4 +1,4 @@
-//! Scenes in which holds may stay when nobody is inside.
+//! Scenes in which holds may stay cached without a guard.
 
 use super::server::Fault;
 use super::watch::Invariant;
@@ -8,12 +8,12 @@ use super::{CONVERSION, COPY, DEATH, DELAY, LOSS, NOTHING, Scene, WIPE, dying_an
 const BREAK: Budget = Budget { breaks: 1, ..NOTHING };
 const FORCE: Budget = Budget { forces: 1, ..NOTHING };
 
-/// All are subscribed to calls.
+/// Returns a scene in which all clients are subscribed to recalls.
 const fn kept(clients: usize, each: usize, budget: Budget) -> Scene {
     scene(clients, each, budget).keeping(Caching::Subscribed)
 }
 
-/// Each subscribes when it likes.
+/// Returns a scene in which each client subscribes at any time.
 const fn subscribing(clients: usize, each: usize, budget: Budget) -> Scene {
     scene(clients, each, budget).keeping(Caching::Subscribing)
 }

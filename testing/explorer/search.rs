@@ -1,4 +1,5 @@
-//! Breadth first through all states, each seen once, so that what is found is told by a shortest way to it.
+//! Breadth-first search through all states, each seen once, so that a broken invariant is reported with a shortest
+//! path.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -8,7 +9,7 @@ use super::watch::Invariant;
 use super::words;
 use super::world::{Act, CLIENTS, Rules, State};
 
-/// Two hashes side by side: 128 bits stand for a state.
+/// Fingerprint of a state: two hashes side by side, 128 bits.
 struct Print(u64, u64);
 
 impl Print {
@@ -63,7 +64,7 @@ impl Hasher for Print {
     }
 }
 
-/// A print is its own hash.
+/// Hasher for fingerprints, which are their own hash.
 #[derive(Default)]
 struct Own(u64);
 
@@ -79,7 +80,7 @@ impl Hasher for Own {
     }
 }
 
-/// What is broken, and a shortest way to it.
+/// Broken invariant, and a shortest path to it.
 pub(super) struct Found {
     pub(super) invariant: Invariant,
     pub(super) way: Vec<String>,
@@ -92,7 +93,7 @@ impl fmt::Debug for Found {
     }
 }
 
-/// What an exploration came to.
+/// Result of an exploration.
 pub(super) struct Explored {
     pub(super) states: usize,
     pub(super) steps: u64,
@@ -100,7 +101,7 @@ pub(super) struct Explored {
     pub(super) found: Option<Found>,
 }
 
-/// How each state was reached first.
+/// First step to each state, with the state before it.
 struct Ways(Vec<(u32, Act)>);
 
 pub(super) fn explore(rules: &Rules<'_>) -> Explored {
@@ -115,7 +116,7 @@ pub(super) fn explore(rules: &Rules<'_>) -> Explored {
     'all: while let Some((state, own, deep)) = queue.pop_front() {
         depth = deep;
         state.acts(rules, &mut acts);
-        // From all other states a few steps without a fault lead to one of these.
+        // A few steps without a fault lead from every other state to one of these.
         if acts.contains(&Act::Tick)
             && let Err(invariant) = state.judge_progress(rules)
         {
@@ -147,7 +148,7 @@ pub(super) fn explore(rules: &Rules<'_>) -> Explored {
 }
 
 impl Ways {
-    /// In words. Clients keep the names that they had at first, however states are sorted.
+    /// Describes the path in text. Clients keep the names that they had at first, however states are sorted.
     fn told(&self, rules: &Rules<'_>, mut at: u32, last: Option<Act>) -> Vec<String> {
         let mut acts: Vec<Act> = last.into_iter().collect();
         while at != 0 {

@@ -1,5 +1,5 @@
-//! The server: a [`Record`] between operations, in a form that is small and equal for equal situations, and what it may do
-//! wrong.
+//! Server of the exploration: a [`Record`] between operations, and its possible faults. The form is small, and equal
+//! for equal situations.
 
 mod cached;
 mod wrong;
@@ -16,34 +16,35 @@ use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, Holder, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
 
-/// Acquisitions, numbered across clients.
+/// Number of an acquisition, across clients.
 pub(super) type Id = u8;
-/// No more of them at a time.
+/// Greatest number of acquisitions at a time.
 pub(super) const IDS: usize = 6;
-/// Who is no acquisition.
+/// Sender of requests that belong to no acquisition.
 pub(super) const OPERATOR: Id = 6;
 
-/// Long against the margins of a lease, so that validity ends with a tick, and those who wait call once in each.
+/// Length of a tick. It is long against the margins of a lease, so that validity ends with a tick. Waiters recall once
+/// in each tick.
 pub(super) const TICK_MS: u64 = RECALL_INTERVAL_MS;
-/// Times are relative: whatever the server does it does now. Divisible by every number of readers.
+/// Time of every operation, since times are relative. It is divisible by every number of readers.
 const NOW_MS: u64 = 12_000_000;
 
-/// In ticks.
+/// Ticks of a lease, of the stay of a waiter, and of a claim.
 pub(super) const LEASE: u8 = 3;
 pub(super) const PATIENCE: u8 = 2;
 pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
-/// A request with a limit is carried out so many ticks after it was sent at most.
+/// Ticks after its sending within which a request with a limit may be carried out.
 pub(super) const LIMIT: i8 = 1;
 /// Tokens of a write grant.
 pub(super) const TOKENS: u64 = 2;
-/// How far behind the clock the last token may lie before it makes no difference: an operation later it is farther.
+/// Distance of the last token behind the clock from which it makes no difference: one operation later it is farther.
 pub(super) const TOKEN_GAP: i8 = 1;
 
 fn span(ticks: u8) -> Duration {
     Duration::from_millis(u64::from(ticks) * TICK_MS)
 }
 
-/// A limit, a deadline.
+/// Acquisition with the ticks until its limit or deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Until {
     pub(super) id: Id,
@@ -53,21 +54,21 @@ pub(super) struct Until {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct WriterShelf {
     hold: Until,
-    /// Its first token, so many before the last.
+    /// Distance of the writer's first token from the last one.
     back: u8,
 }
 
-/// A record, with times relative to now. What makes no difference to what is answered later is left out.
+/// Record with times relative to now. Details that cannot change later answers are left out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Shelf {
-    /// The last token, relative to now in microseconds.
+    /// Last token, relative to now in microseconds.
     token: Option<i8>,
     writer: Option<WriterShelf>,
     readers: List<Until, IDS>,
     waiting_writers: List<Until, IDS>,
     turn_readers: List<Until, IDS>,
     waiting_readers: List<Until, IDS>,
-    /// Somebody may keep its hold: whether a waiter has called in this tick.
+    /// Recallable flag, if it is set. True if a waiter has recalled in this tick.
     mark: Option<bool>,
 }
 
@@ -82,7 +83,7 @@ impl Shelf {
         }
     }
 
-    /// With other numbers for the same acquisitions.
+    /// Gives the acquisitions other numbers.
     pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
         let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
         let untils = lists.into_iter().flat_map(List::as_mut_slice);
@@ -91,21 +92,21 @@ impl Shelf {
         }
     }
 
-    /// Live holds and waiters.
+    /// Returns the live holds and waiters.
     pub(super) fn live(&self) -> impl Iterator<Item = Id> {
         let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
-    /// Whether anything of it is recorded, live or dead.
+    /// Returns true if the acquisition is recorded, live or dead.
     pub(super) fn knows(&self, id: Id) -> bool {
         let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.into_iter().any(|until| until.id == id)
     }
 
-    /// Live holds.
+    /// Returns the live holds.
     pub(super) fn holders(&self) -> impl Iterator<Item = Id> {
         let all = self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.filter(|until| until.ticks > 0).map(|until| until.id)
@@ -116,7 +117,7 @@ impl Shelf {
     }
 }
 
-/// What a server is asked.
+/// Request to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub(super) enum What {
     #[default]
@@ -126,18 +127,19 @@ pub(super) enum What {
         mode: Side,
         waits: bool,
     },
-    /// To this side; gives up the acquisition before this one.
+    /// Conversion to this side. It gives up the acquisition before this one.
     Convert {
         to: Side,
     },
-    /// An operator ends what it has seen: these, a bit each, when the last token was so far back.
+    /// Force by an operator. `seen` has a bit for each hold that it saw, and `back` is the distance of the last token
+    /// then.
     Force {
         seen: u8,
         back: u8,
     },
 }
 
-/// [`Mode`], in an order.
+/// [`Mode`] with an order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub(super) enum Side {
     #[default]
@@ -158,34 +160,34 @@ impl Side {
 pub(super) struct Request {
     pub(super) id: Id,
     pub(super) what: What,
-    /// Ticks until its limit; below zero it is over.
+    /// Ticks until the limit; below zero it is over.
     pub(super) limit: i8,
-    /// The hold may stay. A renewal brings so many more tokens.
+    /// `Some` if the hold may be cached. A renewal brings so many more tokens.
     pub(super) keeps: Option<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(super) struct Grant {
     pub(super) remaining: u8,
-    /// The first token, relative to now, and how many there are.
+    /// First token, relative to now, and the number of tokens.
     pub(super) first: i8,
     pub(super) tokens: u8,
     pub(super) is_waited_for: bool,
 }
 
-/// Tokens in a row: the first, and how many there are.
+/// Block of consecutive tokens: the first, and their number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub(super) struct Block {
     pub(super) first: i8,
     pub(super) count: u8,
 }
 
-/// Somebody waits for a lock that may be kept.
+/// Recall: someone waits for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ServerRecall {
-    /// The last one, relative to now.
+    /// Last token, relative to now.
     pub(super) token: i8,
-    /// Who only tries.
+    /// Acquisition that recalls, if it only tries.
     pub(super) tries: Option<Id>,
 }
 
@@ -201,7 +203,7 @@ pub(super) enum Reply {
     Queued,
     Contended,
     Late,
-    /// Whether it held until now.
+    /// Answer to a release. True if it held until now.
     Left {
         held: bool,
     },
@@ -212,7 +214,7 @@ pub(super) enum Reply {
     },
     Lost,
     Refused,
-    /// Whose holds it has ended, a bit each.
+    /// Holds that the force has ended, a bit each.
     Forced {
         ended: u8,
     },
@@ -220,45 +222,45 @@ pub(super) enum Reply {
 
 pub(super) struct Outcome {
     pub(super) reply: Reply,
-    /// Who is told what: of a grant, or to ask again.
+    /// Notices: a grant, or `None` to ask again.
     pub(super) news: Vec<(Id, Option<Grant>)>,
     pub(super) call: Option<ServerRecall>,
-    /// The record is kept for long enough.
+    /// True if the record is kept for long enough.
     pub(super) remembered: bool,
-    /// Live or dead, somebody is in the queue.
+    /// True if a waiter is in the queue, live or dead.
     pub(super) anybody_recorded: bool,
 }
 
-/// What a wrong server does.
+/// Fault of a wrong server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
     /// A writer enters while there are readers.
     WriterBesideReaders,
     /// A reader enters beside readers while a writer waits.
     ReaderPassesWaitingWriter,
-    /// So do readers who wait.
+    /// Waiting readers enter beside readers while a writer waits.
     WriterTurnForgotten,
-    /// A writer leaves, and nobody knows that it was one: the next writer enters before the readers.
+    /// A writer leaves, and the record forgets that it was one. The next writer enters before the readers.
     LastWriterForgotten,
-    /// The readers whose turn was too long for one operation wait like any other.
+    /// Readers of a phase too long for one operation wait like any others.
     TurnForgotten,
     NewestWriterFirst,
-    /// A heartbeat takes a new place, at the end.
+    /// A heartbeat moves the waiter to the end of the queue.
     HeartbeatLosesPlace,
     LateIsCarriedOut,
-    /// A release by who does not hold ends the hold of the writer who does.
+    /// The release of an acquisition that does not hold ends the hold of the writer that does.
     ReleaseByLock,
     CancelLeavesPlace,
-    /// Another waiter is told of a grant.
+    /// The notice of a grant goes to another waiter.
     NoticeForAnother,
     WritersWaitingUntold,
-    /// A block begins where the clock is.
+    /// A block begins at the clock's time.
     TokensAhead,
     /// A block reaches back below the last token.
     TokensReused,
     /// A repeat ends the hold and begins another.
     RepeatBeginsAnew,
-    /// Whoever is handed the lock has it for a whole lease, dead or not.
+    /// A grant to a waiter lasts for a whole lease, even if the waiter is dead.
     WaiterGetsWholeLease,
     RenewalRecreates,
     RenewalShortens,
@@ -266,33 +268,33 @@ pub(super) enum Fault {
     DeadReaderStays,
     /// The key lives for the last lease that was given, not for the longest.
     KeyForgotten,
-    /// The mark goes over to later phases.
+    /// The recallable flag passes to later phases.
     MarkOutlives,
-    /// A new mark is that of the token before.
+    /// A new flag has the token before.
     MarkTooLate,
-    /// Nobody who waits calls.
+    /// No waiter recalls.
     NobodyCalls,
-    /// A heartbeat does not call.
+    /// A heartbeat does not recall.
     CallsOnce,
-    /// A call has the token of the phase before.
+    /// A recall has the token of the phase before.
     CallsByOlderToken,
-    /// A try calls as those who wait do, without its name.
+    /// A try recalls as waiters do, without its id.
     TriesCallUnnamed,
-    /// A try stays outside where it could call.
+    /// A try stays outside the queue where it could recall.
     TriesAreRefused,
-    /// A renewal does not tell that somebody waits.
+    /// A renewal does not report waiters.
     RenewalTellsNothing,
-    /// A renewal brings the tokens again that there are.
+    /// A renewal brings the present tokens again.
     RenewalBringsOldTokens,
     /// Renewed tokens run ahead of the clock.
     RenewedTokensAhead,
-    /// A force finds newer tokens, and nothing to end.
+    /// A force finds newer tokens and ends nothing.
     ForceMissesNewBlock,
-    /// Whose hold is forced is not called.
+    /// The holder whose hold is forced is not recalled.
     ForceCallsNobody,
-    /// A conversion forgets that the hold may stay.
+    /// A conversion forgets that the hold may be cached.
     ConversionUnmarks,
-    /// Whoever is in the way of a conversion is not called.
+    /// The holder in the way of a conversion is not recalled.
     ConversionCallsNobody,
 }
 
@@ -320,7 +322,7 @@ impl Fault {
         Self::DeadReaderStays,
         Self::KeyForgotten,
     ];
-    /// Where holds may stay.
+    /// Faults that concern cached holds.
     pub(super) const KEEPING: [Self; 14] = [
         Self::MarkOutlives,
         Self::MarkTooLate,
@@ -339,12 +341,12 @@ impl Fault {
     ];
 }
 
-/// Carries operations out.
+/// Server that carries operations out.
 pub(super) struct Server {
     ids: Vec<AcquisitionId>,
     limits: RecordLimits,
     pub(super) fault: Option<Fault>,
-    /// What becomes of who does not wait.
+    /// Treatment of an acquisition that does not wait.
     if_tried: IfTaken,
 }
 
@@ -354,7 +356,7 @@ impl Server {
         Self { ids, limits, fault, if_tried: IfTaken::Leave }
     }
 
-    /// Who tries takes a place where it calls.
+    /// Lets a try take a place in the queue where it recalls.
     pub(super) fn with_calling_tries(self) -> Self {
         Self { if_tried: IfTaken::Try { waiter_ttl: span(PATIENCE) }, ..self }
     }
@@ -393,13 +395,13 @@ impl Server {
         let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
         let waiters = lists[1..].iter().copied().flat_map(List::iter);
-        // No shorter than it must be.
+        // No longer than it has to be, so that a key that is forgotten early is found.
         let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
         let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
         Record {
             limits: self.limits,
             token,
-            // Told to whoever is not there, of which the clients here make nothing.
+            // Reported only to acquisitions that are not there, and the clients here ignore it.
             first_token: token,
             forced: 0,
             barred: 0,
@@ -416,19 +418,19 @@ impl Server {
             waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
             batch_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
             waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
-            // No later than it must be.
+            // No later than it has to be.
             waiters_until_ms: waiters.map(deadline_ms).max().unwrap_or(0),
             recallable: shelf.mark.map(|called| RecallableFlag { token, recalled_ms: called.then_some(NOW_MS) }),
             pending_recall: None,
             notifications: Vec::new(),
             next_to_ask: None,
-            // No clients of the published scheme.
+            // No clients of the timestamp scheme.
             stamps: None,
             forget_ms,
         }
     }
 
-    /// A new field of a record does not compile until somebody has thought of it here.
+    /// Packs a record. A new field of `Record` does not compile here until it is handled.
     fn pack(record: &Record, at_us: u64) -> Shelf {
         let Record {
             limits: _,
@@ -468,13 +470,13 @@ impl Server {
             waiting_writers: waiting_writers.iter().map(place).collect(),
             turn_readers: turn_readers.iter().map(place).collect(),
             waiting_readers: waiting_readers.iter().map(place).collect(),
-            // Of a phase before it means nothing.
+            // A flag of an earlier phase means nothing.
             mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.recalled_ms == Some(NOW_MS)),
         }
     }
 
-    /// Carries one request out. Time has moved on by a microsecond since the one before, or by a few more: `draw` decides
-    /// what hangs on it.
+    /// Carries one request out. `draw` is the number of microseconds, beyond one, that have passed since the last
+    /// operation.
     pub(super) fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
         let mut record = self.unpack(shelf);
         let at_us = NOW_MS * 1000 + 1 + u64::from(draw);

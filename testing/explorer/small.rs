@@ -1,8 +1,8 @@
-//! A list of a few items that is copied with its state.
+//! List of a few items that is copied with its state.
 
 use std::hash::{Hash, Hasher};
 
-/// At most `N` items. Unused places hold the default, so that equal lists are equal.
+/// List of at most `N` items. Unused places hold the default, so that equal lists are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct List<T, const N: usize> {
     len: u8,

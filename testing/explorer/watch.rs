@@ -1,44 +1,47 @@
-//! Who was promised what: a second, simpler account of the lock, kept from answers and notices alone, and judged by it.
+//! Second, simpler account of the lock: the promises that each client got. It is kept from answers and notices alone,
+//! and judges them.
 
 mod cached;
 
 use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
 use super::small::List;
 
-/// What must hold in every state.
+/// Invariant of every state.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Invariant {
     /// No two valid holds conflict.
     Exclusion,
-    /// A writer's tokens and a read phase's are above all before; the readers of a phase share theirs.
+    /// The tokens of a writer and of a read phase are above all before. The readers of a phase share theirs.
     Tokens,
     /// Writers enter in the order in which they came.
     WritersInOrder,
-    /// When a writer leaves, all readers who waited then enter before the next writer: each is passed by one writer at most.
+    /// After a writer has left, all readers that waited then enter before the next writer, so one writer at most passes
+    /// each.
     ReadersTurn,
-    /// While a writer waits no reader enters but those who waited when the writer before it left, or before it came.
+    /// While a writer waits no reader enters. Exceptions are readers that waited before it came, or when the writer
+    /// before it left.
     WriterPassed,
-    /// Whoever is handed the lock has it for a claim.
+    /// A waiter that is granted the lock has it for a claim.
     Claim,
-    /// A hold that stands is neither denied nor cut, and one that is over is not brought back.
+    /// A live hold is neither denied nor cut, and one that is over is not brought back.
     HoldStands,
-    /// Whoever is granted is told whether a writer waits.
+    /// A grant reports whether a writer waits.
     WaitedFor,
-    /// What comes after its limit is not carried out.
+    /// A request is not carried out after its limit.
     Limit,
-    /// The key outlives what is recorded.
+    /// The key outlives the records in it.
     Remembered,
-    /// From every state somebody gets in by time and heartbeats alone.
+    /// From every state some client enters by time and heartbeats alone.
     Progress,
-    /// Whoever is through leaves nothing, and nothing is left when all are.
+    /// A client that is done leaves nothing, and nothing is left when all are done.
     Leftovers,
-    /// Whom a hold that may stay keeps out calls for it, by its token, and nobody else does.
+    /// A waiter recalls the cached hold that keeps it out, by its token, and no other client does.
     Call,
-    /// A hold that may stay goes when somebody waits, as soon as nobody is inside.
+    /// A hold that may be cached goes when someone waits, as soon as no guard is inside.
     StandsAside,
-    /// A try is told that somebody is inside only if that is so.
+    /// A try learns that a guard is inside only if that is true.
     Used,
-    /// An operator ends what it has seen, and nothing that came later.
+    /// An operator ends the holds that it has seen, and no later ones.
     Forced,
 }
 
@@ -51,37 +54,37 @@ struct Place {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct WriterSeen {
     until: Until,
-    /// Its first token, relative to the highest.
+    /// First token of the writer, relative to the highest.
     back: i8,
 }
 
-/// The account.
+/// State of the account.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Watch {
-    /// The highest token that was given, relative to now, and whether to readers.
+    /// Highest token that was given, relative to now, and its side.
     top: Option<(i8, Side)>,
-    /// Dead until somebody comes by.
+    /// Writer; a dead one stays until the next operation.
     writer: Option<WriterSeen>,
     readers: List<Until, IDS>,
     queue: List<Place, IDS>,
-    /// Who waits to read since before the last writer left, a bit each.
+    /// Readers that have waited since before the last writer left, a bit each.
     turn: u8,
-    /// Who waits to read since before a writer came, likewise.
+    /// Readers that have waited since before a writer came, a bit each.
     earlier: u8,
-    /// Somebody of this phase may keep its hold: whether a waiter has called in this tick.
+    /// Recallable flag of this phase, if it is set. True if a waiter has recalled in this tick.
     marked: Option<bool>,
-    /// The last token that a guard was given, counted from the highest, and whether it reads.
+    /// Token of the last guard, counted from the highest, and its side.
     handed: Option<(i8, Side)>,
-    /// One was not above those before.
+    /// True if a guard's token was not above those before.
     pub(super) has_disorder: bool,
-    /// The record was lost: what came before is not promised any more, but for tokens.
+    /// True if the record was lost. Then earlier promises are void, except for tokens.
     pub(super) was_wiped: bool,
 }
 
-/// The highest token.
+/// Change of the highest token.
 #[derive(Clone, Copy)]
 pub(super) struct Moved {
-    /// Relative to now.
+    /// Highest token, relative to now.
     pub(super) top: i8,
     pub(super) grown: i8,
 }
@@ -92,12 +95,12 @@ fn hold(when: bool, invariant: Invariant) -> Judged {
     if when { Ok(()) } else { Err(invariant) }
 }
 
-/// Where somebody who is recorded and dead may be taken for alive.
+/// Doubt whether a recorded waiter that is dead may be taken for live.
 #[derive(Clone, Copy)]
 struct Unsure {
-    /// A server that may touch few records does not reach all.
+    /// True if the server may touch few records, so it does not reach all of them.
     behind_readers: bool,
-    /// Readers in the queue are not looked at for a writer's answer.
+    /// True if the server does not examine queued readers for a writer's answer.
     behind_writer: bool,
 }
 
@@ -119,7 +122,7 @@ impl Watch {
         self.trim_turn();
     }
 
-    /// Who does not wait any more has no turn.
+    /// Removes the acquisitions that no longer wait from the sets of readers.
     fn trim_turn(&mut self) {
         let waiting = self.queue.iter().fold(0, |waiting, place| waiting | 1 << place.until.id);
         self.turn &= waiting;
@@ -140,11 +143,11 @@ impl Watch {
             let before = std::mem::take(set);
             *set = (0..8).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
         }
-        // Who is recorded in which order makes no difference here.
+        // The order of the records makes no difference here.
         self.readers.as_mut_slice().sort_unstable_by_key(|until| until.id);
     }
 
-    /// The record is gone.
+    /// Forgets everything but the tokens, because the record is gone.
     pub(super) fn wipe(&mut self) {
         *self = Self { top: self.top, handed: self.handed, was_wiped: true, ..Self::default() };
     }
@@ -154,7 +157,7 @@ impl Watch {
         writer.into_iter().chain(self.readers.as_mut_slice()).find(|until| until.id == id)
     }
 
-    /// Takes an operation in, and judges what was answered and told. What has become of the highest token.
+    /// Takes an operation in, and judges its answer and notices. Returns the change of the highest token.
     pub(super) fn judge(
         &mut self,
         request: Request,
@@ -162,7 +165,7 @@ impl Watch {
         outcome: &Outcome,
         limited: bool,
     ) -> Result<Moved, Invariant> {
-        // Time has gone on since the one before.
+        // Time has passed since the last operation.
         let by = 1 + i8::try_from(draw).expect("small");
         self.top = self.top.map(|(top, side)| (top - by, side));
         let before = self.top;
@@ -207,7 +210,7 @@ impl Watch {
         if self.writer.is_none() && self.first_writer().is_none() {
             self.earlier |= self.waiting_readers();
         }
-        // Its own place goes only when it is let in: its order counts.
+        // A waiter that asks keeps its own place until it is let in, because the order counts.
         for (id, grant) in &outcome.news {
             if let Some(grant) = grant {
                 self.judge_waiter_grant(*id, *grant, unsure)?;
@@ -271,7 +274,7 @@ impl Watch {
                 self.judge_waited_for(grant, unsure)
             }
             Reply::Refused => hold(old && to == Side::Write, Invariant::HoldStands),
-            // A conversion ends what it gives up, whoever asks for it again.
+            // A conversion ends the old hold, even if it is a repeat.
             _ => hold(self.was_wiped || !old && self.holds(id).is_none(), Invariant::HoldStands),
         }
     }
@@ -279,7 +282,7 @@ impl Watch {
     fn judge_waiter_grant(&mut self, id: Id, grant: Grant, unsure: Unsure) -> Judged {
         hold(grant.remaining == CLAIM, Invariant::Claim)?;
         let place = self.queue.iter().find(|place| place.until.id == id).copied();
-        // Nobody who does not wait is let in.
+        // Only a waiter is let in.
         let Some(Place { side, .. }) = place else {
             return hold(self.was_wiped, Invariant::Claim);
         };
@@ -287,7 +290,7 @@ impl Watch {
         self.judge_waited_for(grant, unsure)
     }
 
-    /// The same hold, extended: the same tokens.
+    /// Judges a repeat: the same hold, extended, with the same tokens.
     fn judge_repeat(&mut self, id: Id, grant: Grant) -> Judged {
         if let Some(until) = self.holds(id) {
             until.ticks = LEASE;
@@ -298,7 +301,7 @@ impl Watch {
         hold(grant.first == top - back && i8::try_from(grant.tokens) == Ok(back + 1), Invariant::Tokens)
     }
 
-    /// A hold begins.
+    /// Begins a hold.
     fn on_enter(&mut self, id: Id, side: Side, grant: Grant, converts: bool) -> Judged {
         self.on_queue_let_in(id, side, converts)?;
         let until = Until { id, ticks: grant.remaining };
@@ -327,7 +330,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether it is its turn.
+    /// Judges the order in which waiters enter.
     fn on_queue_let_in(&mut self, id: Id, side: Side, converts: bool) -> Judged {
         let first_writer = self.first_writer();
         match side {

@@ -1,9 +1,9 @@
-//! Steps in words.
+//! Steps in text form.
 
 use super::server::{Id, Reply, Request, Side, What};
 use super::world::{Act, Body, CLIENTS, Deed, Fate, Rules, Stage, State, Stepped, SubscriptionState};
 
-/// What a step is, and what comes of it.
+/// Describes a step, and takes it.
 pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIENTS]) -> (String, Stepped) {
     let next = state.step(rules, act);
     let name = |id: Id| {
@@ -103,7 +103,7 @@ fn asked(request: Request, name: &impl Fn(Id) -> String) -> String {
     }
 }
 
-/// The answers and notices that a step has sent.
+/// Describes the answers and notices that a step has sent.
 fn answers(state: &State, next: &State, name: &impl Fn(Id) -> String) -> String {
     let fresh = next.bag.iter().filter(|message| !state.bag.as_slice().contains(message));
     let told = fresh.filter_map(|message| match message.body {

@@ -1,4 +1,4 @@
-//! What both answer, and how far the answers may differ.
+//! Answers of both sides, and the difference that is allowed between them.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ impl Answer {
         }
     }
 
-    /// `live` are the deadlines of those who hold the lock now that this was answered.
+    /// Returns true if the answers agree. `live` are the deadlines of the present holders.
     pub(super) fn agrees_with(&self, specified: &Self, now_ms: u64, live: &[u64]) -> bool {
         let ends_in = |retry_in| live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == retry_in);
         match (self, specified) {

@@ -1,11 +1,11 @@
-//! What a server publishes.
+//! Published messages of a server.
 
 use cluster_testenv::{Client, Node};
 
 use super::operation::MANAGER;
 use crate::base::key::Key;
 
-/// Hears what is published to the waiters of a lock, and to those who keep it.
+/// Receives the messages that are published to waiters of a lock, and its recalls.
 pub(super) struct Listener {
     hears: Client,
     speaks: Client,
@@ -14,7 +14,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// At whichever of the nodes has the channel; none if there are none.
+    /// Subscribes at the node that owns the channel. `None` if there are no nodes.
     pub(super) fn new(nodes: &[&Node], key: &Key) -> Option<Self> {
         let channel = format!("{}:wake:{MANAGER}", key.channels("lock"));
         let calls = format!("{}:call", key.channels("lock"));
@@ -31,7 +31,7 @@ impl Listener {
         Some(Self { hears, speaks, channel, calls })
     }
 
-    /// All until now, in the order of their text. Calls say so.
+    /// Returns all messages so far in the order of their text. Recalls begin with `call`.
     pub(super) fn heard(mut self) -> Vec<String> {
         const END: &str = "no more";
         self.speaks.command(&["SPUBLISH", &self.channel, END]).expect("published");

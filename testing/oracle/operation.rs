@@ -1,4 +1,4 @@
-//! What is done to both, drawn at random.
+//! Random operations for both sides.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use proptest::prelude::*;
 
 use crate::store::{AcquireRequest, AcquisitionId, IfTaken, Mode};
 
-/// The scheme that is compared.
+/// Scheme that is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Face {
     Hash,
-    /// It knows no queue and grants one token at a time.
+    /// Scheme without a queue, which grants one token at a time.
     TwoKey,
 }
 
@@ -36,7 +36,7 @@ impl Face {
         }
     }
 
-    /// What is answered in the long run.
+    /// Returns the kinds of answers that must all occur in the long run.
     pub(super) fn kinds(self) -> BTreeSet<&'static str> {
         let both = [
             "granted",
@@ -76,10 +76,11 @@ impl Face {
     }
 }
 
-/// So many that read it takes for one to move into the gap that another leaves; and as many writers for the middle of a list.
+/// Modes of the clients. Enough readers for one to move into the gap that another leaves, and enough writers for the
+/// middle of a list.
 pub(super) const MODES: [Mode; 7] =
     [Mode::Read, Mode::Read, Mode::Read, Mode::Read, Mode::Write, Mode::Write, Mode::Write];
-/// As long as a manager's name is, since the channel is cut out of the id.
+/// Has the length of a manager's name, since the channel is cut out of the id.
 pub(super) const MANAGER: &str = "0123456789abcdef0123456789abcdef";
 
 pub(super) fn acquisition(who: usize) -> AcquisitionId {
@@ -91,7 +92,7 @@ pub(super) struct Wish {
     pub(super) lease_ms: u64,
     pub(super) max_tokens: u64,
     pub(super) patience: Patience,
-    /// It may keep the hold.
+    /// True if the hold may be cached.
     pub(super) keeps: bool,
 }
 
@@ -102,12 +103,12 @@ pub(super) enum Patience {
     Tries { ms: u64 },
 }
 
-/// A hold that is to be renewed.
+/// Hold to renew.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Renews {
     pub(super) who: usize,
     pub(super) lease_ms: u64,
-    /// It may be kept, and wants so many more tokens.
+    /// Number of tokens to bring, if the hold may be cached.
     pub(super) keeps: Option<u64>,
 }
 
@@ -117,7 +118,7 @@ pub(super) enum Operation {
         who: usize,
         wish: Wish,
     },
-    /// The last moment at which it may be carried out is so far from the reply before it.
+    /// The request may be carried out until `limit_ms` after the time of the last reply.
     AcquireUntil {
         who: usize,
         wish: Wish,
@@ -137,45 +138,46 @@ pub(super) enum Operation {
         wish: Wish,
         limit_ms: i64,
     },
-    /// One of two that read asks to write.
+    /// Upgrade: a reader asks to write beside another reader.
     UpgradeBeside {
         old: usize,
         beside: usize,
         new: usize,
         wish: Wish,
     },
-    /// In one batch.
+    /// Renews the holds in one batch.
     Renew(Vec<Renews>),
     Inspect,
-    /// A look, then a force.
+    /// Inspects the lock, then forces.
     Force,
-    /// A force by the last look there was, whatever has happened since.
+    /// Forces by the last inspection, whatever has happened since.
     ForceLate,
-    /// A look, a renewal that may bring tokens, then a force by the look.
+    /// Inspects, renews with tokens if asked for, then forces by the inspection.
     ForceRenewed(Renews),
     Pause {
         ms: u64,
     },
-    /// A client of the published scheme asks, whose clock is so far from the server's.
+    /// A client of the timestamp scheme asks; its clock differs from the server's by `skew_ms`.
     TheirLock {
         mode: Mode,
         skew_ms: i64,
     },
-    /// One of those that were granted leaves, for the first time or again.
+    /// A client of the timestamp scheme releases, for the first time or again.
     TheirUnlock {
         nth: usize,
     },
-    /// The server's clock is set by so much.
+    /// The server's clock steps.
     Step {
         ms: i64,
     },
-    /// All keys of the lock are gone.
+    /// The server loses all keys of the lock.
     Lose,
 }
 
 pub(super) fn operation() -> impl Strategy<Value = Operation> {
     let who = || 0..MODES.len();
-    // Some are over before the next operation or the one after, some while several follow, some never.
+    // Some leases are over before the next operation or the one after, some last for several operations, some never
+    // end.
     let time_ms = || prop_oneof![4 => 1..=5_u64, 1 => 6..=30_u64, 3 => Just(10_000_u64)];
     let patience = || {
         prop_oneof![
@@ -219,13 +221,13 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
 
 pub(super) fn their_operation() -> impl Strategy<Value = Operation> {
     let mode = prop_oneof![2 => Just(Mode::Read), 1 => Just(Mode::Write)];
-    // Right, a little or more than a limit beside it, and where the stamps of our long leases are.
+    // Right, a little or more than a limit beside it, and near the stamps of our long leases.
     let skew_ms = prop_oneof![
         4 => -2..=2_i64,
         2 => -20..=20_i64,
         1 => 9_990..=10_002_i64,
         1 => 10_003..=10_040_i64,
-        // No time at all.
+        // This number is no time.
         1 => Just(10_000_000_000_000_000_i64),
     ];
     prop_oneof![
@@ -234,7 +236,7 @@ pub(super) fn their_operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// What no client does.
+/// Returns mishaps that no client causes.
 pub(super) fn mishap() -> impl Strategy<Value = Operation> {
     let size_ms = prop_oneof![2 => 1..=5_i64, 2 => 6..=40_i64, 1 => 9_980..=10_020_i64, 2 => Just(71_000)];
     let ms = (size_ms, any::<bool>()).prop_map(|(ms, forward)| if forward { ms } else { -ms });

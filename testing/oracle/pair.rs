@@ -1,4 +1,4 @@
-//! One lock on a server and in memory.
+//! Pairs of a lock on a server and the same lock in memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,34 +21,34 @@ use crate::store::{
     Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, RenewalRequest, Renewed, Scheme, View,
 };
 
-/// Far enough.
+/// Limit that no history reaches.
 const DAY_MS: i64 = 24 * 3600 * 1000;
 
-/// One lock on a server and in memory.
+/// Lock on a server, and the same lock in memory.
 pub(super) struct Pair<'a> {
     real: &'a LuaScheme,
     face: Face,
-    /// One operation may touch few records.
+    /// True if one operation may touch few records.
     limited: bool,
     pub(super) key: Arc<Key>,
     record: Record,
-    /// The server's time in the last reply.
+    /// Server's time in the last reply.
     last: ServerTime,
-    /// What the last look has shown.
+    /// Result of the last inspection.
     seen: View,
     pub(super) seen_kinds: BTreeSet<&'static str>,
-    /// What was to be published.
+    /// Messages that the server should have published.
     news: Vec<String>,
-    /// What was done and answered until now.
+    /// Operations and answers so far.
     history: String,
-    /// Asks the server for what no answer says, where that is needed.
+    /// Connection for facts that no answer contains, where they are needed.
     raw: Option<Client>,
     clock: Option<&'a NodeClock>,
-    /// The holds of published clients: their sides and stamps.
+    /// Holds of timestamp clients: side and stamp.
     theirs: Vec<(Mode, u64)>,
-    /// When the server forgets the lock, as it says itself.
+    /// Time at which the server removes the lock, as it reports itself.
     expires_ms: Option<u64>,
-    /// The highest token that was granted, and the highest before the last loss, since the clock went back.
+    /// Highest token that was granted, and the highest one before the last loss. A step back of the clock resets both.
     highest: u64,
     highest_lost: u64,
 }
@@ -91,7 +91,7 @@ impl<'a> Pair<'a> {
     async fn apply(&mut self, operation: Operation) -> TestCaseResult {
         self.history.push_str(&format!("\n{operation:?}"));
         match operation {
-            // What the client takes for the server's time is of no use then.
+            // The client's estimate of the server's time is useless while the clock steps.
             Operation::Acquire { who, wish } if self.clock.is_some() => self.acquire_until(who, wish, DAY_MS).await,
             Operation::Conversion { old, new, wish } if self.clock.is_some() => {
                 self.convert_until(old, new, wish, DAY_MS).await
@@ -164,8 +164,8 @@ impl<'a> Pair<'a> {
         Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
     }
 
-    /// Dead records of the two-key scheme go with the next grant, or before. Here they go before the clock can make them live
-    /// again, since the specification removes others.
+    /// Removes dead records of the two-key scheme. The next grant removes them at the latest. Here they go before a
+    /// clock step can make them live again, since the specification removes others.
     fn sweep_two_keys(&mut self) {
         if self.face == Face::TwoKey {
             const SWEEP: &str = "
@@ -199,7 +199,7 @@ impl<'a> Pair<'a> {
     }
 
     fn their_lock(&mut self, mode: Mode, skew_ms: i64) -> TestCaseResult {
-        // Even, so that a large one is the number that Lua makes of it.
+        // An even number: Lua can hold a large one exactly.
         let stamp_ms = self.last_ms().saturating_add_signed(skew_ms);
         let stamp_ms = if stamp_ms > 1 << 53 { stamp_ms & !1 } else { stamp_ms };
         let script = match mode {
@@ -231,7 +231,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// The keys that the lock consists of. The first remembers its tokens.
+    /// Returns the keys of the lock. The first one stores its tokens.
     fn keys(&self) -> Vec<String> {
         match self.face {
             Face::Hash => vec![self.key.part("lock")],
@@ -244,7 +244,7 @@ impl<'a> Pair<'a> {
         raw.command(command).and_then(Reply::into_result).expect("an answer")
     }
 
-    /// Takes from the server what no answer says: when it forgets the lock.
+    /// Reads the time at which the server removes the lock, which no answer contains.
     fn look_behind(&mut self) -> TestCaseResult {
         if self.raw.is_none() {
             return Ok(());
@@ -276,7 +276,7 @@ impl<'a> Pair<'a> {
 
     async fn force(&mut self) -> TestCaseResult {
         let real = self.real.force(&self.key, &self.seen).await;
-        // Tokens come by renewal in one of the schemes only: elsewhere a force needs no ids.
+        // Renewals bring tokens in only one of the schemes; in the other a force needs no ids.
         let holders = if self.face == Face::Hash { self.seen.holders.clone() } else { Vec::new() };
         let seen = View { holders, ..self.seen.clone() };
         let in_order = |mut forced: Forced| {
@@ -310,7 +310,7 @@ impl<'a> Pair<'a> {
         self.last.as_micros() / 1000
     }
 
-    /// What was published is what the specification has to tell.
+    /// Asserts that the published messages are those of the specification.
     pub(super) fn compare_news(mut self, listener: Option<Listener>) -> TestCaseResult {
         let Some(listener) = listener else {
             return Ok(());
@@ -321,7 +321,8 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Does the same in memory, at the server's time. Whoever asks is not told of its grant twice.
+    /// Applies the operation in memory, at the server's time, and compares. A request that brings a grant gets no
+    /// notice of it.
     fn compare<T>(
         &mut self,
         asks: Option<usize>,
@@ -365,13 +366,13 @@ impl<'a> Pair<'a> {
 
     fn forget(&mut self, how: &'static str) {
         self.record.forget();
-        // After a step back, tokens are ahead of the clock until it comes by.
+        // After a step back, tokens are ahead of the clock until it catches up.
         self.highest_lost = if self.highest <= self.last.as_micros() { self.highest } else { 0 };
         self.seen_kinds.insert(how);
         self.history.push_str(&format!("\n  {how}"));
     }
 
-    /// Across a loss of the key, too, tokens grow, as long as the clock does.
+    /// Asserts that tokens grow across a loss of the key, too, as long as the clock does.
     fn outgrows(&mut self, first: FencingToken, count: u64) -> TestCaseResult {
         let token = first.as_u64();
         prop_assert!(token > self.highest_lost, "a token not above one that was lost; so far:{}", self.history);
@@ -383,7 +384,7 @@ impl<'a> Pair<'a> {
         let live = self.record.inspect(server);
         let now_ms = server.as_micros() / 1000;
         let mut deadlines: Vec<_> = self.record.live_holds(now_ms).into_iter().map(|(_, _, ends_ms)| ends_ms).collect();
-        // Too many dead ones to tell: whoever asks again soon finds fewer.
+        // Too many dead records to examine: the next request soon finds fewer.
         deadlines.extend(self.limited.then_some(now_ms + 1));
         self.history.push_str(&format!("\n    at {} us: {real:?}", server.as_micros()));
         prop_assert!(
@@ -398,7 +399,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// As `lua/README.md` has it.
+/// Returns the message in the format of `lua/README.md`.
 fn message(news: &GrantNotification, server: ServerTime) -> String {
     let GrantNotification { id, granted } = news;
     let deadline_ms = u128::from(server.as_micros() / 1000) + granted.remaining.as_millis();
@@ -409,7 +410,7 @@ fn message(news: &GrantNotification, server: ServerTime) -> String {
 
 fn sorted(mut view: View) -> View {
     view.holders.sort_by(|a, b| a.id.cmp(&b.id));
-    // Within a millisecond any order will do.
+    // Within a millisecond any order is right.
     view.waiters.sort_by(|a, b| (a.since_ms, &a.id).cmp(&(b.since_ms, &b.id)));
     view
 }

@@ -1,5 +1,5 @@
-//! One checker for each promise, named by its number in the contract. They know the history and the assumptions, and
-//! nothing of the engine.
+//! Checkers of the promises, one for each, named by its number in the contract. They know the history and the
+//! assumptions, and nothing of the engine.
 
 mod answers;
 mod conversions;
@@ -28,7 +28,7 @@ use std::fmt;
 use super::history::History;
 use facts::Facts;
 
-/// A promise that was broken, and by which event.
+/// Broken promise, with the index of the event that broke it.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Violation {
     pub(super) promise: &'static str,
@@ -42,7 +42,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Collects what one checker finds.
+/// Collects the violations that one checker finds.
 struct Findings {
     promise: &'static str,
     found: Vec<Violation>,
@@ -64,7 +64,7 @@ impl Findings {
     }
 }
 
-/// All violations, in the order of the history.
+/// Returns all violations, in the order of the history.
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let facts = Facts::of(history);
     let checkers = [

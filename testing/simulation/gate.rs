@@ -1,4 +1,4 @@
-//! Pause, crash and cut: when futures of a virtual process are not polled, or not any more.
+//! Pause, crash and cut: control over when futures of a virtual process are polled.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ const OPEN: u8 = 0;
 const CLOSED: u8 = 1;
 const DEAD: u8 = 2;
 
-/// What a process must pass to do anything: closed while it is paused, for good when it has crashed.
+/// Gate that a process passes before every action. It is closed while the process is paused, and for good after a
+/// crash.
 ///
-/// Users' tasks are wrapped in a [`Pausable`]. The engine spawns its own: those go on in their sleep, but reach neither
-/// server nor users until the gate opens, since all that they send and receive passes here too.
+/// Tasks of users are wrapped in a [`Pausable`]. The engine spawns its own tasks, which go on during a pause. They
+/// reach neither server nor users until the gate opens, because all their messages pass here too.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     state: AtomicU8,
@@ -60,7 +61,7 @@ impl Gate {
     }
 }
 
-/// A future that is polled only while its process runs.
+/// Future that is polled only while its process runs.
 pub(super) struct Pausable<F> {
     gate: Arc<Gate>,
     opening: Option<BoxFuture<'static, ()>>,
@@ -92,7 +93,7 @@ impl<F: Future> Future for Pausable<F> {
     }
 }
 
-/// A future that is dropped instead of its so many-th wait: `None`.
+/// Future that is dropped instead of its n-th wait; then it returns `None`.
 pub(super) struct CutAt<F> {
     inner: Option<Pin<Box<F>>>,
     waits: u32,
@@ -127,7 +128,7 @@ impl<F: Future> Future for CutAt<F> {
     }
 }
 
-/// A future whose requests are known to be those of an attempt.
+/// Future whose requests are recorded as those of an attempt.
 pub(super) struct ActingFor<F> {
     world: Arc<World>,
     attempt: Attempt,

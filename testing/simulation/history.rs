@@ -1,4 +1,4 @@
-//! What happened in a run: what users saw, what travelled, what the store did. Checkers read nothing else.
+//! History of a run: what users saw, what travelled, what the store did. Checkers read nothing else.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use crate::store::Mode;
 
 /// True time since the start of the run, in microseconds.
 pub(super) type Micros = u64;
-/// One engine; after a crash or `close` the next one of the same machine is another process.
+/// Number of an engine. After a crash or `close`, the next engine of the same machine is another process.
 pub(super) type Process = u32;
 pub(super) type Lock = u8;
 pub(super) type Attempt = u32;
 pub(super) type Guard = u32;
 pub(super) type Request = u32;
 
-/// An acquisition's id without its random part, so that a run is the same each time.
+/// Acquisition id without its random part, so that each run of a seed is the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Id {
     pub(super) process: Process,
@@ -37,7 +37,7 @@ impl fmt::Debug for Id {
     }
 }
 
-/// A hold on the server, or a waiter in its queue.
+/// Hold on the server, or waiter in its queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) id: Id,
@@ -51,7 +51,7 @@ impl fmt::Debug for Held {
     }
 }
 
-/// What is asked of the server.
+/// Request to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Op {
     Acquire {
@@ -59,11 +59,11 @@ pub(super) enum Op {
         mode: Mode,
         lease_ms: u64,
         not_after_ms: u64,
-        /// How long it waits in the queue without being heard of.
+        /// Time for which the acquisition stays in the queue after its last request.
         patience_ms: Option<u64>,
-        /// It waits for a word only.
+        /// True if the acquisition waits for a recall reply only.
         tries: bool,
-        /// Its hold may stay.
+        /// True if the hold may be cached.
         keeps: bool,
     },
     Conversion {
@@ -83,16 +83,16 @@ pub(super) enum Op {
         keeps: bool,
     },
     Inspect,
-    /// Up to this token, and the writer that was seen.
+    /// Ends holds up to this token, and the writer that was seen.
     Force {
         seen: u64,
         writer: Option<Id>,
     },
-    /// What its clock says.
+    /// Request for the server's time.
     Time,
 }
 
-/// What it answers.
+/// Answer of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Reply {
     Granted {
@@ -107,20 +107,20 @@ pub(super) enum Reply {
     Contended {
         retry_in_ms: u64,
     },
-    /// Of a turn.
+    /// Answer to a conversion.
     Refused,
     Late,
     Held,
-    /// Of a leave: it waited until now.
+    /// Answer to a release: the acquisition waited until now.
     Waited,
-    /// There was none, and how far an operator has ended holds.
+    /// Answer to a release: there was no such hold. `forced` is the token up to which an operator has ended holds.
     None {
         forced: u64,
     },
     Renewed {
         remaining_ms: u64,
         is_waited_for: bool,
-        /// The first of the tokens that it brought, and how many.
+        /// First of the tokens that the renewal brought, and their number.
         tokens: Option<(u64, u64)>,
     },
     Lost {
@@ -131,16 +131,16 @@ pub(super) enum Reply {
     Time,
 }
 
-/// What a look shows.
+/// Result of an inspection.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Shown {
     pub(super) token: u64,
-    /// With what is left of each.
+    /// Holders with their remaining lease.
     pub(super) holders: Vec<(Id, Mode, u64)>,
     pub(super) waiters: Vec<(Id, Mode)>,
 }
 
-/// A grant to a waiter.
+/// Grant to a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct News {
     pub(super) id: Id,
@@ -150,42 +150,42 @@ pub(super) struct News {
     pub(super) is_waited_for: bool,
 }
 
-/// That somebody waits for a lock that may be kept.
+/// Recall: someone waits for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Called {
     pub(super) token: u64,
-    /// Who only tries names itself.
+    /// Id of the caller, if it only tries.
     pub(super) tries: Option<Id>,
 }
 
-/// What a process hears of those who call, or does not.
+/// Event on the recall subscription of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Heard {
     Call(Called),
-    /// A call was lost, or takes long.
+    /// A recall was lost or takes long.
     Missed,
-    /// It has subscribed at this server.
+    /// The process has subscribed at this server.
     Subscribed(u32),
-    /// That server has answered what was sent then.
+    /// The server has answered the ping that was sent at this time.
     Ping(Micros),
-    /// It is not subscribed any more.
+    /// The subscription is over.
     Broken,
 }
 
-/// What the server has of a lock.
+/// State of a lock on the server.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Seen {
     pub(super) held: Vec<Held>,
-    /// The writers first, each side in its order.
+    /// Writers first, each side in its order.
     pub(super) queue: Vec<Held>,
-    /// Somebody is recorded there, live or dead.
+    /// True if a waiter is recorded there, live or dead.
     pub(super) anybody_recorded: bool,
-    /// The last token, and up to which holds were ended by force.
+    /// Last token. `forced` is the token up to which holds were ended by force.
     pub(super) token: u64,
     pub(super) forced: u64,
 }
 
-/// How an acquisition ended that brought no guard.
+/// End of an acquisition that brought no guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Busy,
@@ -193,11 +193,11 @@ pub(super) enum End {
     Unreachable,
     Closed,
     Conflict,
-    /// No replica has it.
+    /// No replica has the hold.
     Unreplicated,
-    /// Of a turn: neither hold is to be relied on.
+    /// End of a conversion: neither hold may be relied on.
     Lost(LossReason),
-    /// Its future was dropped.
+    /// The future was dropped.
     Cut,
 }
 
@@ -215,20 +215,20 @@ impl End {
     }
 }
 
-/// How a guard let go.
+/// Way in which a user let go of a guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Letting {
     Release,
     Drop,
-    /// Forgotten: nobody will ever let go.
+    /// The guard was forgotten and is never dropped.
     Leak,
-    /// It became a guard of the other side.
+    /// The guard became a guard of the other side.
     Converted,
-    /// Its future was dropped while it was to become one.
+    /// The future was dropped during the conversion.
     CutConversion,
 }
 
-/// What came of a release.
+/// Outcome of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Released {
     Ours,
@@ -237,7 +237,7 @@ pub(super) enum Released {
     Cut,
 }
 
-/// What a user asks for.
+/// Request of a user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wish {
     pub(super) lock: Lock,
@@ -246,16 +246,16 @@ pub(super) struct Wish {
     pub(super) max_hold_ms: u64,
     pub(super) wait_ms: Option<u64>,
     pub(super) once: bool,
-    /// An owner that may nest.
+    /// True if the owner may nest.
     pub(super) reentrant: bool,
-    /// Within this guard of the same owner.
+    /// Outer guard of the same owner, for a nested one.
     pub(super) within: Option<Guard>,
-    /// To turn this guard.
+    /// Guard to convert.
     pub(super) converts: Option<Guard>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-#[allow(clippy::large_enum_variant)] // nearly all are of the large one
+#[allow(clippy::large_enum_variant)] // nearly all are of the large variant
 pub(super) enum What {
     Started {
         process: Process,
@@ -266,11 +266,11 @@ pub(super) enum What {
         max_handoffs: u64,
         cache_for_ms: u64,
     },
-    // What users do and see.
+    // Actions and observations of users.
     Asked {
         attempt: Attempt,
         process: Process,
-        /// Of its process, on which the future is polled.
+        /// Runtime of the process that polls the future.
         runtime: u32,
         wish: Wish,
     },
@@ -279,18 +279,18 @@ pub(super) enum What {
         guard: Guard,
         id: Id,
         token: u64,
-        /// What it has left.
+        /// Remaining validity.
         remaining_us: u64,
     },
     Failed {
         attempt: Attempt,
         end: End,
     },
-    /// How a guard stands, by its own word and by the server's.
+    /// State of a guard, as the guard and as the server report it.
     Sample {
         guard: Guard,
         valid: bool,
-        /// It says that its last renewal was answered.
+        /// True if the guard reports its last renewal as answered.
         confirmed: bool,
         remaining_us: Option<u64>,
         server_ms: Option<u64>,
@@ -307,14 +307,14 @@ pub(super) enum What {
         guard: Guard,
         how: Released,
     },
-    /// The fenced resource was used.
+    /// A user used the fenced resource.
     Fenced {
         guard: Guard,
         valid: bool,
         token: u64,
         accepted: bool,
     },
-    /// The unfenced resource was entered or left.
+    /// A user entered or left the unfenced resource.
     Inside {
         guard: Guard,
         valid: bool,
@@ -330,23 +330,23 @@ pub(super) enum What {
         process: Process,
         told: bool,
     },
-    // What travels.
+    // Messages.
     Sent {
         request: Request,
         process: Process,
         lock: Lock,
         op: Op,
-        /// Whose future sent it.
+        /// Attempt whose future sent the request.
         attempt: Option<Attempt>,
-        /// Which of the servers, one after the other, its process asks.
+        /// Number of the server that the process asks, in the order of their appearance.
         server: u32,
     },
     Applied {
         request: Request,
         copy: u32,
-        /// How many primaries there were before this one.
+        /// Number of primaries before this one.
         primary: u32,
-        /// Another one was promoted, and this one does not know it yet.
+        /// True if another primary was promoted, and this one does not know it yet.
         deposed: bool,
         lock: Lock,
         op: Op,
@@ -358,38 +358,38 @@ pub(super) enum What {
         news: Vec<News>,
         called: Option<Called>,
     },
-    /// A notice of a grant reached its process, which has counted from an anchor or had none to trust.
+    /// A notice of a grant reached its process. The process counted from a clock sample, or had none to trust.
     Noticed {
         process: Process,
         lock: Lock,
         id: Id,
-        /// When the anchor was sent, and what is left from then on by the notice, in microseconds.
+        /// Send time of the clock sample, and the remaining lease from then on by the notice, in microseconds.
         anchor: Option<(Micros, u64)>,
     },
     Answered {
         request: Request,
         reply: Reply,
     },
-    /// No answer within the response timeout.
+    /// No answer came within the response timeout.
     Unanswered {
         request: Request,
     },
-    /// It certainly never arrived.
+    /// The request certainly never arrived.
     NotDone {
         request: Request,
     },
-    /// A request touches so few records of others that a crowd takes several.
+    /// Each request touches so few records of other holders that a crowd takes several.
     Crowded,
-    /// What counts is on a replica: no hold is lost with a primary.
+    /// Every grant that counts is on a replica, so no hold is lost with a primary.
     Replicated,
-    /// What a process hears of a lock that it keeps.
+    /// An event on the subscription of a process to recalls of a lock.
     Hears {
         process: Process,
         lock: Lock,
         heard: Heard,
     },
     // Faults.
-    /// It takes long, there or back.
+    /// The message takes long, there or back.
     Slow {
         request: Request,
     },
@@ -404,7 +404,7 @@ pub(super) enum What {
     NoticeLost {
         process: Process,
         lock: Lock,
-        /// Its process has not subscribed.
+        /// True if the process has not subscribed.
         unheard: bool,
     },
     NoticeLate {
@@ -422,7 +422,7 @@ pub(super) enum What {
     Crashed {
         process: Process,
     },
-    /// Nobody drives a runtime: for so long, or until it ends.
+    /// A runtime is not driven: for this time, or until it ends.
     RuntimeStopped {
         process: Process,
         runtime: u32,
@@ -432,7 +432,7 @@ pub(super) enum What {
         process: Process,
         runtime: u32,
     },
-    /// Its tasks are dropped, and their guards with them, or forgotten.
+    /// The tasks are dropped, and their guards are dropped or forgotten.
     RuntimeEnded {
         process: Process,
         runtime: u32,
@@ -442,11 +442,11 @@ pub(super) enum What {
         refuses: bool,
     },
     Up,
-    /// The server lost everything.
+    /// The server lost all data.
     Emptied,
-    /// The primary stands still, with what lies in its sockets.
+    /// The primary stands still, with unread requests in its sockets.
     Frozen,
-    /// A replica took over from a primary that stands still, and had not heard of the last so many milliseconds.
+    /// A replica took over from a primary that stands still. It lacks the last `behind_ms` milliseconds.
     Promoted {
         behind_ms: u64,
     },
@@ -454,11 +454,11 @@ pub(super) enum What {
     Rerouted {
         process: Process,
     },
-    /// The old primary goes on, and knows of nothing.
+    /// The old primary goes on, and does not know of the new one.
     Woken,
-    /// It learns that it is none.
+    /// The old primary learns that it is no primary any more.
     Demoted,
-    /// A replica took over that had not heard of the last so many milliseconds.
+    /// A replica took over that lacks the last `behind_ms` milliseconds.
     Stale {
         behind_ms: u64,
     },
@@ -466,7 +466,7 @@ pub(super) enum What {
         skew_ms: i64,
     },
     Healed,
-    // At the end, when all leases and retentions are over.
+    // End of the run, when all leases and retentions are over.
     NotIdle {
         process: Process,
     },
@@ -499,7 +499,7 @@ impl History {
         self.around(0, usize::MAX)
     }
 
-    /// The events next to the one at `index`.
+    /// Returns the text of the events around `index`.
     pub(super) fn around(&self, index: usize, many: usize) -> String {
         let from = index.saturating_sub(many);
         let shown = self.events.iter().enumerate().skip(from).take(many.saturating_mul(2).saturating_add(1));

@@ -1,5 +1,5 @@
-//! Where holds stay when their last guard has left: all that others rely on is as without, whatever becomes of calls and
-//! subscriptions, and what is called is given up in time.
+//! Runs with cached holds. All other promises hold as without them, whatever happens to recalls and subscriptions. A
+//! recalled hold is given up in time.
 
 use super::checkers::{self, Violation};
 use super::mutants::Mutant;
@@ -7,7 +7,8 @@ use super::profile::{FORCED, Profile};
 use super::scenes::Scene;
 use super::{first_failure, run, seeds_or};
 
-/// One process uses holds that nobody calls, the server is away for a while, and is replaced.
+/// Returns the profile of one process alone with its cached holds, while the server is away for a while and is
+/// replaced.
 fn alone(_: u64) -> Profile {
     Profile::of_kept(Scene::UsedAlone)
 }
@@ -44,7 +45,7 @@ fn census() {
     println!("{seen:#?}");
 }
 
-/// So many seeds show each mutant.
+/// Number of seeds within which each mutant is caught.
 const SEEDS_OF_A_MUTANT: u64 = 60;
 
 fn caught(profile_of: fn(u64) -> Profile, mutant: Mutant, promise: &str) {

@@ -1,5 +1,5 @@
-//! What was wrong once, and has not come back: each entry has a run that showed it. Nothing is known to be wrong: all runs are
-//! asked for all promises.
+//! Faults of the past that must not come back. Each entry has the run that showed it. No fault is known today, so every
+//! run is checked for all promises.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use super::profile::{BURST, DYING, HOT, LOSING, LOSSY, Profile, RUNTIMES, SPLIT}
 use super::scenes::Scene;
 use super::{checkers, run};
 
-/// Which promises a run breaks.
+/// Returns the promises that a run breaks.
 fn broken(profile: Profile, seed: u64) -> BTreeSet<&'static str> {
     checkers::check(&run(seed, profile, None)).into_iter().map(|violation| violation.promise).collect()
 }
 
-/// What these runs and scenes showed before it was mended.
+/// Runs and scenes that showed a fault before it was mended.
 const MENDED: [(&str, Profile, u64); 23] = [
     ("T2 a burst", BURST, 0),
     ("E2 a runtime that nobody drives", Profile::of_scene(Scene::RuntimeNotDriven), 0),

@@ -1,4 +1,4 @@
-//! The fault layer as one process sees it: a scheme whose requests travel through the [`World`]. It treats silence, late
+//! Fault layer as one process sees it: a scheme whose requests travel through the [`World`]. It treats silence, late
 //! replies and limits as the transport to real servers does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -26,7 +26,7 @@ use crate::store::{
     Notification, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
 };
 
-/// As the transport has it.
+/// Greatest age of a clock sample, as in the transport.
 const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
 
 pub(super) struct Link {
@@ -35,17 +35,18 @@ pub(super) struct Link {
     pub(super) response_timeout: Duration,
     pub(super) max_clock_skew: Duration,
     anchor: Arc<Mutex<Option<ClockSample>>>,
-    /// As on a connection: whoever finds none waits here, and not at the server. What goes in the background needs none.
+    /// Requests in flight, as on a connection. A request over the limit waits here, and not at the server. Background
+    /// requests are not limited.
     room: Semaphore,
-    /// For what is given back: it does not wait behind those who acquire.
+    /// Limit for releases that callers wait for: a release does not wait behind acquisitions.
     room_ahead: Semaphore,
-    /// The last acquisition that was sent, for each lock.
+    /// Last acquisition that was sent, for each lock.
     pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
-    /// Releases that go out on the runtime that drops their guards, if it goes on.
+    /// Inline releases: each goes out on the runtime that drops the guard, if that runtime goes on.
     inline: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
-    /// Acquisitions that the server has been told to forget, or to turn.
+    /// Acquisitions that the server was asked to release or to convert.
     left: Mutex<HashSet<AcquisitionId>>,
-    /// Releases that nobody tells of but the runtime where their guards were dropped.
+    /// Mutant: releases that only the runtime of the dropped guard sends.
     left_alone: Mutex<HashSet<AcquisitionId>>,
 }
 
@@ -87,7 +88,7 @@ impl Link {
         self.room.acquire().await.ok()
     }
 
-    /// Sends one request and waits for its answer, as long as one is believed.
+    /// Sends one request and waits for its answer, as long as an answer still counts.
     async fn carry(&self, key: &Arc<Key>, parcel: Parcel) -> Attempt<Answer> {
         let fates = self.world.fates(&parcel);
         self.carry_on(key, parcel, fates).await
@@ -104,7 +105,7 @@ impl Link {
         let now = world.clock.now();
         let believes_all = self.believes_late(&parcel);
         match delivery {
-            // A process that stood still sees the reply before the timer: the clock decides.
+            // A process that stood still sees the reply before the timer, so the clock decides.
             Some(Delivery::Answered(answer, server)) if believes_all || now.since(sent) <= self.response_timeout => {
                 world.record(What::Answered { request, reply: answer.reply() });
                 *self.anchor.lock() = Some(ClockSample { sent, server });
@@ -114,7 +115,7 @@ impl Link {
                 };
                 let sent = match world.mutant {
                     Some(Mutant::DeadlineFromReply) => now,
-                    // Counted from the next copy.
+                    // Mutant: the lease is counted from the next copy.
                     Some(Mutant::LateGrantBelieved) if now.since(sent) > self.response_timeout => {
                         sent.after(self.response_timeout)
                     }
@@ -145,7 +146,7 @@ impl Link {
         }
     }
 
-    /// What belongs to no runtime, or to another one than the first, goes with that.
+    /// Mutants: lets background work, or work of other runtimes, wait until the first runtime is driven.
     async fn goes_with_a_runtime(&self, parcel: &Parcel) {
         let goes = matches!(
             (self.world.mutant, parcel),
@@ -158,7 +159,7 @@ impl Link {
         }
     }
 
-    /// What a wrong process makes of an answer. `None` where it takes it for silence.
+    /// Returns the answer as a wrong process reads it. `None` if it takes the answer for silence.
     fn misheard(&self, answer: Answer) -> Option<Answer> {
         Some(match (self.world.mutant, answer) {
             (Some(Mutant::LossIsSilence), Answer::Renewed(Renewed::Lost { .. })) => return None,
@@ -236,7 +237,7 @@ impl Link {
         None
     }
 
-    /// The server's time after which a request that is sent now must not be carried out.
+    /// Returns the server time after which a request that is sent now must not be carried out.
     async fn not_after_ms(&self, key: &Arc<Key>) -> Result<u64, Failure> {
         loop {
             self.address.gate.pass().await;
@@ -246,7 +247,7 @@ impl Link {
                 return Ok(anchor.server_time_at(now).after(self.response_timeout).as_millis_up());
             }
             if self.carry(key, Parcel::Time).await.is_err() {
-                // Nothing of the acquisition was sent.
+                // No request of the acquisition was sent.
                 return Err(Failure::NotDone { source: None });
             }
         }
@@ -263,7 +264,7 @@ impl Link {
         }))
     }
 
-    /// What a wrong process takes for the server's word.
+    /// Returns an answer that a wrong process invents.
     fn made_up(&self, value: ReleaseReply) -> Answered<ReleaseReply> {
         Answered { sent: self.world.clock.now(), server: ServerTime::default(), node: NodeId::default(), value }
     }
@@ -299,7 +300,7 @@ impl Link {
         }))
     }
 
-    /// Whether a wrong process counts on it that an idle hold is renewed.
+    /// Returns true if a wrong process assumes that a cached hold is renewed.
     fn believes_renewed(&self, renewal: &RenewalRequest) -> bool {
         let is_idle = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
         self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.caches && is_idle()
@@ -314,7 +315,7 @@ impl Link {
         Subscription { notices, _end: Box::new(end) }
     }
 
-    /// Each notice comes once more, when it is over, as one of what was asked for since.
+    /// Repeats each notice after its time, as a notice for a later acquisition.
     fn with_stale(&self, lock: Lock, mut notices: mpsc::Receiver<Notification>) -> mpsc::Receiver<Notification> {
         let (to, passed_on) = attempt::notifications();
         let asked = Arc::clone(&self.asked);
@@ -324,7 +325,7 @@ impl Link {
                 let Notification::Granted { at, mut answer, .. } = notice else { continue };
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 if let Some(id) = asked.lock().get(&lock) {
-                    // As a grant of this moment would look.
+                    // These values look like a grant of this moment.
                     let at = at.after(Duration::from_millis(550));
                     answer.value.token = answer.value.token.plus(550_000);
                     to.try_send(Notification::Granted { id: id.shared(), at, answer }).ok();
@@ -351,7 +352,7 @@ fn map<T, U>(answer: Answered<T>, map: impl FnOnce(T) -> U) -> Answered<U> {
     Answered { sent: answer.sent, server: answer.server, node: answer.node, value: map(answer.value) }
 }
 
-/// Requests outlive their senders, so they own their keys.
+/// Returns a key that a request can own, because requests outlive their senders.
 fn owned(key: &Key) -> Arc<Key> {
     Arc::new(key.clone())
 }
@@ -439,7 +440,7 @@ impl Scheme for Link {
     }
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
-        // One pipeline: they arrive together, or none does.
+        // One pipeline: all requests arrive together, or none does.
         let Some(first) = batch.first() else {
             return Box::pin(std::future::ready(Vec::new()));
         };

@@ -1,4 +1,4 @@
-//! Machines: a process runs on each, with its runtimes and their tasks, and stands still, dies or is closed.
+//! Machines: each runs a process with its runtimes and their tasks. The process pauses, dies or is closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::world::{Address, World};
 use crate::base::reentry::OwnerId;
 use crate::face::manager::RwLockManager as _;
 
-/// One machine: the process that runs there, and its tasks.
+/// Machine with its process and tasks.
 pub(super) struct Machine {
     world: Arc<World>,
     leaked: Leaked,
     pub(super) address: Address,
     pub(super) manager: SimManager,
-    /// Those that have not ended, and how many there have been.
+    /// Runtimes that have not ended. `next_runtime` is the number of all so far.
     runtimes: Vec<Arc<Runtime>>,
     next_runtime: u32,
     tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -84,7 +84,7 @@ impl Machine {
         }));
     }
 
-    /// Nobody drives one of its runtimes, for so long or any more.
+    /// Stops driving one runtime of the process, for a time or for good.
     pub(super) fn stop_runtime(&self, pick: usize, for_ms: Option<u64>) {
         let (world, process) = (Arc::clone(&self.world), self.address.process);
         let runtime = Arc::clone(&self.runtimes[pick % self.runtimes.len()]);
@@ -104,7 +104,7 @@ impl Machine {
         }));
     }
 
-    /// One of its runtimes ends, and another one begins.
+    /// Ends one runtime of the process and starts another one.
     pub(super) fn end_runtime(&mut self, pick: usize, leaks: bool, things: u32) {
         if self.address.gate.is_dead() {
             return;
@@ -121,7 +121,7 @@ impl Machine {
         runtime.ends(leaks);
     }
 
-    /// What nobody drives any more ends at last.
+    /// Ends the runtimes that are no longer driven.
     pub(super) fn end_stopped_runtimes(&self) {
         let stopped = self.runtimes.iter().filter(|runtime| !runtime.is_driven());
         for runtime in stopped.filter(|_| !self.address.gate.is_dead()) {
@@ -129,7 +129,7 @@ impl Machine {
         }
     }
 
-    /// Nothing of it happens any more.
+    /// Ends the process at once: no task of it runs any more.
     pub(super) fn crash(&mut self) {
         self.world.record(What::Crashed { process: self.address.process });
         self.world.all_leave(self.address.process);
@@ -150,7 +150,7 @@ impl Machine {
         self.tasks.push(tokio::spawn(Pausable::new(&self.address.gate, inner)));
     }
 
-    /// Returns when all its tasks have ended.
+    /// Returns when all tasks of the process have ended.
     pub(super) async fn join(&mut self) {
         for task in self.tasks.drain(..) {
             match task.await {

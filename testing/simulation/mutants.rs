@@ -1,4 +1,5 @@
-//! Locks that are wrong on purpose, to see that a checker says so. They live in the fault layer: the product has none.
+//! Locks that are wrong on purpose, to show that a checker reports the fault. They live in the fault layer: the product
+//! has none.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +14,7 @@ use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, 
 pub(super) enum Mutant {
     /// The server lets a writer in beside readers.
     WriterBesideReaders,
-    /// A release ends whatever holds the lock.
+    /// A release ends any hold of the lock.
     ReleaseOfAnybody,
     /// Validity is counted from the reply.
     DeadlineFromReply,
@@ -25,21 +26,21 @@ pub(super) enum Mutant {
     PlainTokens,
     /// Each reader of a phase has a token of its own.
     TokenForEachReader,
-    /// A reply that came after the response timeout is taken for the answer to the next copy.
+    /// A reply after the response timeout is taken for the answer to the next copy.
     LateGrantBelieved,
-    /// A repeated acquisition counts as one more.
+    /// A repeated acquisition counts as another one.
     RetryCountsTwice,
     /// Copies are carried out after their limit.
     LimitIgnored,
     /// A hold is renewed though its guard is gone.
     RenewalOutlivesGuard,
-    /// A grant is answered that was not recorded.
+    /// The server answers with a grant that it has not recorded.
     GrantNotRecorded,
     /// A silent server counts as one that says "others hold it".
     SilenceIsDenial,
     /// A waiter asks again after ten seconds.
     SlowHeartbeat,
-    /// One failed renewal is told as a loss.
+    /// A single failed renewal is reported as a loss.
     LostAtOnce,
     /// A renewal that failed is repeated a second later.
     SlowRenewal,
@@ -47,15 +48,15 @@ pub(super) enum Mutant {
     GivesUpSoon,
     /// Waiting ends long after `unreachable_after`.
     GivesUpLate,
-    /// There is no response timeout.
+    /// No response timeout limits the wait for an answer.
     WaitsForEver,
-    /// Records are kept for ever.
+    /// Records are never removed.
     NeverForgets,
-    /// A copy of a force that comes late ends what came after it.
+    /// A late copy of a force ends holds that came after it.
     ForceEndsNewer,
-    /// Who comes later is served first.
+    /// A later waiter is served first.
     OutOfOrder,
-    /// A writer that waits is not seen by the readers of its process.
+    /// Readers of a process do not see its waiting writer.
     UnseenWriter,
     /// A reader is let in beside readers though a writer waits.
     ReaderPassesWriter,
@@ -63,123 +64,123 @@ pub(super) enum Mutant {
     NewestFirst,
     /// A waiter that was cancelled stays in the queue.
     CancelledStays,
-    /// A waiter is granted a full lease, claimed or not.
+    /// A waiter is granted a full lease before it claims the hold.
     FullLeaseUnclaimed,
     /// A notice names another waiter.
     NoticeToAnother,
-    /// A notice of before is taken for one of a new grant.
+    /// An old notice is taken for one of a new grant.
     StaleNotice,
     /// A downgrade lets the next writer in.
     DowngradeLetsWriterIn,
     /// An upgrade is granted beside other readers.
     UpgradeBesideReaders,
-    /// What was given back is not given back again when its last copy may have arrived.
+    /// A release is not repeated after the last copy of its acquisition may have arrived.
     LeavesOnce,
     /// Readers join long after the server was asked.
     SharesForEver,
-    /// A hold is passed on more often than it may.
+    /// A hold is handed off more often than allowed.
     OverBudget,
     /// Holds are renewed for less than their guards want.
     RenewsShort,
     /// The server never says that a writer waits.
     NoWriterWaits,
-    /// A release is fine though the server knew of no hold.
+    /// A release returns `Ok` though the server knew of no hold.
     ReleaseIsAlwaysFine,
     /// A renewal that is answered `lost` counts as one without an answer.
     LossIsSilence,
-    /// That a hold was ended by force is not told.
+    /// The end of a hold by force is not reported.
     ForceNotTold,
     /// A repeated acquisition leaves the deadline where it is.
     RepeatExtendsNothing,
-    /// A renewal is answered as if, and leaves the deadline where it is.
+    /// A renewal is answered as done, and leaves the deadline where it is.
     RenewalExtendsNothing,
-    /// Notices arrive, and nobody is told.
+    /// Notices arrive, and no waiter learns of them.
     DeafToNotices,
-    /// No process has notices.
+    /// No process receives notices.
     NeverSubscribes,
-    /// A look shows no waiters.
+    /// An inspection shows no waiters.
     LooksAtHalf,
-    /// A waiter asks again at once.
+    /// A waiter asks again without a pause.
     NoPause,
-    /// The server does not remember who was ended by force.
+    /// The server does not remember the holds that were ended by force.
     ForgetsForce,
-    /// Each grant reserves tokens of the time to come.
+    /// Each grant reserves tokens of the future.
     TokensAhead,
-    /// The server keeps what a dead process had for longer than its lease.
+    /// The server keeps the hold of a dead process for longer than its lease.
     KeepsTheDead,
     /// A conversion that is refused is taken for one whose hold is gone.
     RefusalIsLoss,
-    /// A hold is not renewed once it was to be converted.
+    /// A hold is not renewed after a conversion was requested.
     ConvertedUnrenewed,
-    /// That a request came too late is taken for a denial.
+    /// An answer "late" is taken for a denial.
     LateIsDenial,
-    /// The same of a conversion.
+    /// An answer "late" to a conversion is taken for a refusal.
     LateConversionIsRefused,
-    /// That a conversion is not answered is taken for the word that its hold is gone.
+    /// A conversion without an answer is taken for an answer that its hold is gone.
     SilentConversionIsLoss,
-    /// What a hold may have been converted into is given back though its guard counts on it.
+    /// The hold that a conversion may have created is released though its guard counts on it.
     LeavesInDoubt,
-    /// No copy of a conversion is thought to arrive late.
+    /// Copies of a conversion are assumed never to arrive late.
     NoLateConversions,
-    /// Holds are renewed where the manager was used first, as long as that runtime is driven.
+    /// Holds are renewed on the runtime that used the manager first, while that runtime is driven.
     RenewsWithTheFirst,
-    /// The same of releases.
+    /// Releases go out on the runtime that used the manager first, while that runtime is driven.
     ReleasesWithTheFirst,
-    /// What goes out where a guard was dropped has nobody else who looks after it.
+    /// An inline release has no background task that repeats it.
     NobodyLooksAfter,
-    /// The same of whoever waits.
+    /// Acquisitions go out on the runtime that used the manager first, while that runtime is driven.
     AsksWithTheFirst,
-    /// All that a process has to ask is under way at once.
+    /// All requests of a process are in flight at once.
     RoomForAll,
-    /// Renewals wait for room behind new acquisitions.
+    /// Renewals wait behind new acquisitions.
     RenewsInTurn,
-    // Where a replica has to know of what counts:
-    /// The replicas are waited for before the grant, and not after it.
+    // Level where a replica has to acknowledge grants:
+    /// The server waits for replicas before the grant, and not after it.
     WaitsBeforeTheGrant,
     /// A grant that comes by a notification counts at once.
     ClaimsUnacknowledged,
-    /// A renewal counts that no replica has.
+    /// A renewal counts though no replica has it.
     RenewalsUnacknowledged,
-    // Where holds stay:
+    // Cached holds:
     /// A renewal brings tokens that the server has not given.
     TokensOfNobody,
     /// The server forgets the tokens that a renewal has brought.
     ForgetsTokens,
-    /// A call is heard, and counts a while later.
+    /// A recall takes effect only after a while.
     JoinsAfterCall,
-    /// Neither calls nor renewals tell a process that somebody waits.
+    /// Neither recalls nor renewals show a process that someone waits.
     DeafToCalls,
-    /// A subscription counts before it is confirmed, and whether it breaks or not.
+    /// A subscription counts before it is confirmed, and after it breaks.
     KeepsUnconfirmed,
-    /// One that broke counts as confirmed again at once.
+    /// A broken subscription counts as confirmed again at once.
     StandsAgainAtOnce,
-    /// Nobody is told that one broke.
+    /// A broken subscription is not reported.
     IgnoresBreak,
-    /// A connection that says nothing is relied on for ever.
+    /// A silent connection counts as live for ever.
     NoAge,
-    /// Which node has answered is all the same.
+    /// Answers count whichever node sent them.
     OtherNode,
-    /// A call ends the hold though a guard is inside.
+    /// A recall ends the hold though a guard is inside.
     LeavesUnderGuard,
-    /// An idle hold counts as renewed, and the server is not asked.
+    /// A cached hold counts as renewed without a request.
     IdleUnrenewed,
-    /// The server does not mark locks that may be kept.
+    /// The server does not set the recallable flag.
     NoMark,
-    /// Somebody calls once for a phase.
+    /// Only one recall is sent for each phase.
     CallsOnce,
-    /// Each who waits calls each time.
+    /// Every waiter recalls every time.
     CallPerWaiter,
-    /// A renewal never says that somebody waits.
+    /// A renewal never reports that someone waits.
     RenewalMute,
-    /// Nobody is called whose hold is ended by force.
+    /// A force sends no recall.
     ForceUncalled,
     /// A writer that has new tokens since it was seen is not ended by force.
     ForceMissesTokens,
-    /// Who tries stays in the queue.
+    /// A try stays in the queue.
     TryStays,
 }
 
-/// Those of the level where a replica has to know.
+/// Mutants of the level where a replica has to acknowledge grants.
 pub(super) const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
 
@@ -248,23 +249,23 @@ pub(super) const ALL: [Mutant; 61] = [
     Mutant::RenewsInTurn,
 ];
 
-/// What mutants remember.
+/// Memory of the mutants.
 #[derive(Default)]
 pub(super) struct Wrong {
-    /// The last token of each lock, and which right ones stand for which.
+    /// Last token of each lock, and the right token behind each wrong one.
     tokens: HashMap<String, (u64, HashMap<u64, u64>)>,
     asked: HashMap<AcquisitionId, AcquireRequest>,
-    /// The last token for which somebody has called.
+    /// Last token for which a recall was sent.
     called: HashSet<u64>,
 }
 
 impl Wrong {
-    /// The server lost its data.
+    /// Forgets the tokens when the server loses its data.
     pub(super) fn forget(&mut self) {
         self.tokens.clear();
     }
 
-    /// What the wrong server does with a request, and whom it tells of grants.
+    /// Answers a request as the wrong server does, and returns its notices of grants.
     pub(super) fn operate(
         &mut self,
         mutant: Mutant,
@@ -315,7 +316,7 @@ impl Wrong {
         (answer, news)
     }
 
-    /// Who is called by the wrong server.
+    /// Returns the recall of the wrong server.
     pub(super) fn calls(
         &mut self,
         mutant: Mutant,
@@ -398,7 +399,7 @@ impl Wrong {
                 renewed => Answer::Renewed(renewed),
             },
             (Mutant::RenewalShortens, Parcel::Renew { id, lease, .. }) if holds(record, id) => {
-                // Half of what was asked for, from now on.
+                // Half of the requested lease, from now on.
                 record.set_lease(now, id, *lease / 2);
                 Answer::Renewed(Renewed::of(*lease / 2))
             }
@@ -537,7 +538,7 @@ fn without_writers(answer: Answer) -> Answer {
     }
 }
 
-/// What an operation answers that leaves a deadline where it was.
+/// Carries an operation out without moving a deadline, and returns its answer.
 fn unextended(
     record: &mut Record,
     now: ServerTime,
@@ -561,7 +562,7 @@ pub(super) fn parse(id: &str) -> AcquisitionId {
     AcquisitionId::new(manager, n.parse().expect("a number"), label)
 }
 
-/// The id of the same holder counted once more.
+/// Returns an id of the same holder that counts as another one.
 fn twin(id: &AcquisitionId) -> AcquisitionId {
     let mut parts = id.as_str().splitn(3, '.');
     let mut next = || parts.next().expect("an id");

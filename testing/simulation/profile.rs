@@ -1,25 +1,25 @@
-//! What goes wrong in a run, and how often.
+//! Faults of a run, and how often they happen.
 
 use super::scenes::Scene;
 
-/// What happens in a run.
+/// Course of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Story {
-    /// Whatever the seed says.
+    /// Events by chance, drawn from the seed.
     Chance,
-    /// One of the [`scenes`](super::scenes).
+    /// Scripted [`scene`](super::scenes).
     Scene(Scene),
 }
 
-/// Chances are per mille for each message, counts are for each run.
+/// Chances per mille for each message, and counts for each run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Profile {
     pub(super) name: &'static str,
     pub(super) lost_request: u32,
     pub(super) lost_reply: u32,
-    /// On its way for up to 2.5 s: beyond every response timeout, and out of order.
+    /// Messages that travel for up to 2.5 s: beyond every response timeout, and out of order.
     pub(super) slow: u32,
-    /// Carried out twice, the second time later.
+    /// Requests that are carried out twice, the second time later.
     pub(super) copied: u32,
     pub(super) notice_lost: u32,
     pub(super) notice_late: u32,
@@ -27,35 +27,35 @@ pub(super) struct Profile {
     pub(super) crashes: u32,
     pub(super) closes: u32,
     pub(super) outages: u32,
-    /// The server starts again without its data.
+    /// Restarts of the server without its data.
     pub(super) empties: u32,
-    /// A replica takes over that has not heard of the last writes.
+    /// Failovers to a replica that lacks the last writes.
     pub(super) stale: u32,
-    /// A primary freezes, a replica takes over, and the frozen one wakes up and answers for a while.
+    /// Failovers while the primary is frozen. Later it wakes up and answers for a while.
     pub(super) splits: u32,
-    /// What gives a hold counts when a replica has it within this time; zero where the primary's word is enough.
+    /// Time within which a replica has to acknowledge a grant; zero where the primary's answer is enough.
     pub(super) wait_ms: u64,
     pub(super) steps: u32,
-    /// How many runtimes use the manager of each process.
+    /// Runtimes that use the manager of each process.
     pub(super) runtimes: u32,
-    /// Nobody drives one of them for a while, or any more.
+    /// Runtimes that are not driven for a while, or for good.
     pub(super) runtime_stops: u32,
     pub(super) runtime_ends: u32,
-    /// How far apart server clocks may be, in milliseconds.
+    /// Greatest difference of server clocks, in milliseconds.
     pub(super) step_band_ms: i64,
-    /// Operators at work, per mille of what users do.
+    /// Force releases by operators, per mille of the actions of users.
     pub(super) forces: u32,
-    /// How long the server needs for one request, in milliseconds; meanwhile the others wait.
+    /// Time of the server for one request, in milliseconds; other requests wait meanwhile.
     pub(super) service_ms: u64,
-    /// How many requests of a process may be under way.
+    /// Greatest number of requests in flight of a process.
     pub(super) room: usize,
-    /// How many records of others one request may touch, if not as many as on a server.
+    /// Number of records of other holders that one request may touch, if lower than on a server.
     pub(super) records: Option<usize>,
-    /// What users do.
+    /// Course of the run.
     pub(super) story: Story,
-    /// No message takes time.
+    /// True if messages take no time.
     pub(super) hot: bool,
-    /// Holds stay when their last guard has left.
+    /// True if holds may be cached.
     pub(super) keeps: bool,
 }
 
@@ -128,7 +128,7 @@ pub(super) const UNHEARD: Profile = Profile { name: "unheard answers", lost_repl
 pub(super) const SPLIT: Profile =
     Profile { name: "two primaries", slow: 20, lost_reply: 20, splits: 2, forces: 10, ..CALM };
 
-/// A replica has to know of what counts, and takes over whenever it is hardest.
+/// A replica has to acknowledge grants, and takes over at the most difficult moments.
 pub(super) const REPLICATED: Profile = Profile {
     name: "replicated",
     slow: 20,
@@ -144,39 +144,39 @@ pub(super) const REPLICATED: Profile = Profile {
     ..CALM
 };
 
-/// The server has as much to do as it can: requests wait for each other, some for longer than anybody waits for an answer.
+/// The server works at its limit. Requests wait for each other, some for longer than any process waits for an answer.
 const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notice_lost: 50, pauses: 1, ..CALM };
 
-/// Two waiters are a crowd.
+/// Small batches: two waiters are a crowd.
 const CROWDED: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
 
-/// Several runtimes use one manager: some are not driven for a while or any more, some end.
+/// Several runtimes use one manager. Some are not driven for a while or for good, some end.
 pub(super) const RUNTIMES: Profile =
     Profile { name: "several runtimes", runtimes: 3, runtime_stops: 6, runtime_ends: 3, notice_lost: 50, ..CALM };
 
-/// Within what the contract assumes.
+/// Profiles within the assumptions of the contract.
 pub(super) const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, ALL, SPLIT, BUSY, CROWDED];
 
-/// Tokens are taken as fast as they can be, and then the data is lost.
+/// Tokens are taken as fast as possible, and then the data is lost.
 pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile::of_scene(Scene::HotLock) };
 
-/// Somebody wants far more at once than the server can do in a response timeout, and the server is so slow that a burst of a
-/// few dozen is that.
+/// A process sends more requests at once than the server can handle in a response timeout. The server is so slow that a
+/// few dozen are enough.
 pub(super) const BURST: Profile = Profile { name: "burst", service_ms: 30, room: 4, ..Profile::of_scene(Scene::Burst) };
 
-/// Operators are at work all the time, and messages are slow.
+/// Operators are always at work, and messages are slow.
 pub(super) const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 250, keeps: true, ..CALM };
 
-/// Server clocks far beyond the margin: exclusion is expected to break.
+/// Server clocks differ far beyond the margin: exclusion is expected to break.
 pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
 
 impl Profile {
-    /// A scene in which nothing goes wrong by chance.
+    /// Returns the profile of a scene without random faults.
     pub(super) const fn of_scene(scene: Scene) -> Self {
         Self { name: "scene", story: Story::Scene(scene), ..CALM }
     }
 
-    /// The one that is asked for by name in the environment, or that of the seed.
+    /// Returns the profile that `PROFILE` in the environment names, or that of the seed.
     pub(super) fn chosen(seed: u64) -> Self {
         let name = std::env::var("PROFILE").unwrap_or_default();
         match name.as_str() {
@@ -189,12 +189,12 @@ impl Profile {
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
     }
 
-    /// A scene where holds stay.
+    /// Returns the profile of a scene with cached holds.
     pub(super) const fn of_kept(scene: Scene) -> Self {
         Self { keeps: true, ..Self::of_scene(scene) }
     }
 
-    /// That of the seed, where holds stay.
+    /// Returns the profile of the seed, with cached holds.
     pub(super) fn kept(seed: u64) -> Self {
         Self { keeps: true, ..Self::of_seed(seed) }
     }

@@ -1,11 +1,11 @@
-//! The level where a replica has to know of what counts: a failover takes no hold with it.
+//! Level where a replica has to acknowledge grants: a failover takes no hold with it.
 
 use super::checkers::{self, Violation};
 use super::mutants::{self, Mutant};
 use super::profile::REPLICATED;
 use super::{report, run, seeds_or};
 
-/// What the level adds, and what must not break by it. The rest is judged where the primary's word is enough.
+/// Promises that the level adds or could break. The runs without the level check the others.
 const JUDGED: [&str; 2] = ["1 exclusion", "1 validity"];
 
 fn broken(seed: u64, mutant: Option<Mutant>) -> (super::History, Vec<Violation>) {

@@ -1,5 +1,5 @@
-//! The runtimes of a virtual process. What a runtime drives is polled as long as the runtime goes on, and is dropped when it
-//! ends. All of them share the one clock of the run, and what the engine does in the background belongs to none of them.
+//! Runtimes of a virtual process. A runtime polls its tasks while it goes on, and drops them when it ends. All runtimes
+//! share the clock of the run. Background work of the engine belongs to none of them.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -15,19 +15,19 @@ use super::workload::{AnyGuard, Leaked};
 use super::world::World;
 use crate::store::BoxFuture;
 
-/// One runtime.
+/// Runtime of a process.
 #[derive(Default)]
 pub(super) struct Runtime {
     pub(super) number: u32,
-    /// Closed while nobody drives it.
+    /// Gate that is closed while the runtime is not driven.
     gate: Arc<Gate>,
     tasks: Mutex<Vec<Weak<Seat>>>,
     ended: AtomicBool,
-    /// The guards of its tasks are forgotten when it ends.
+    /// True if the guards of its tasks are forgotten when it ends.
     leaks: AtomicBool,
 }
 
-/// Where a task is until it is done or its runtime ends.
+/// Place of a task until the task is done or its runtime ends.
 #[derive(Default)]
 struct Seat {
     task: Mutex<Option<BoxFuture<'static, ()>>>,
@@ -38,12 +38,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Runtime>>> = const { RefCell::new(None) };
 }
 
-/// The runtime whose task runs now, be it to its end only.
+/// Returns the runtime whose task runs now, even if it only drops the task.
 pub(super) fn current() -> Option<Arc<Runtime>> {
     CURRENT.with_borrow(Option::clone)
 }
 
-/// Polls the task at a seat; over when there is none.
+/// Future that polls the task at a seat, and is ready when there is none.
 pub(super) struct Driven {
     seat: Arc<Seat>,
     runtime: Arc<Runtime>,
@@ -69,14 +69,14 @@ impl Runtime {
         Arc::new(Self { number, ..Self::default() })
     }
 
-    /// The task as it runs here.
+    /// Returns the task as this runtime drives it.
     pub(super) fn drives(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> Pausable<Driven> {
         let seat = Arc::new(Seat { task: Mutex::new(Some(Box::pin(task))), waker: Mutex::default() });
         self.tasks.lock().push(Arc::downgrade(&seat));
         Pausable::new(&self.gate, Driven { seat, runtime: Arc::clone(self) })
     }
 
-    /// What `act` does, it does here.
+    /// Runs `act` with this runtime as the current one.
     fn within<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(Some(Arc::clone(self)));
         let done = act();
@@ -84,7 +84,7 @@ impl Runtime {
         done
     }
 
-    /// Nobody drives it from now on.
+    /// Stops driving the tasks.
     pub(super) fn stops(&self) {
         self.gate.close();
     }
@@ -97,7 +97,7 @@ impl Runtime {
         self.gate.is_open()
     }
 
-    /// Returns when somebody drives it; never, once it has ended.
+    /// Returns when the runtime is driven; never after its end.
     pub(super) async fn driven(&self) {
         self.gate.pass().await;
         if self.has_ended() {
@@ -109,7 +109,7 @@ impl Runtime {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// All its tasks are dropped, wherever they are. Their guards are dropped with them, or forgotten.
+    /// Drops all tasks of the runtime. Their guards are dropped with them, or forgotten.
     pub(super) fn ends(self: &Arc<Self>, leaks: bool) {
         self.leaks.store(leaks, Ordering::SeqCst);
         self.ended.store(true, Ordering::SeqCst);
@@ -120,19 +120,19 @@ impl Runtime {
                 waker.wake();
             }
         }
-        // Whoever waits for the tasks finds that they are over.
+        // A waiter for the tasks has to see that they are over.
         self.gate.open();
     }
 }
 
-/// A guard in the hand of a task.
+/// Guard that a task holds.
 pub(super) struct Hand {
     pub(super) world: Arc<World>,
     pub(super) runtime: Arc<Runtime>,
     pub(super) leaked: Leaked,
     pub(super) number: GuardNo,
     pub(super) guard: Option<AnyGuard>,
-    /// What was forgotten keeps others out for as long as it may last.
+    /// True if the guard may be forgotten. A forgotten guard keeps others out for as long as its hold may last.
     pub(super) may_leak: bool,
 }
 
@@ -165,7 +165,7 @@ impl Drop for Hand {
     }
 }
 
-/// What happens should the runtime end before it is known how something went on.
+/// Events that are recorded if the runtime ends before the outcome of an action is known.
 pub(super) struct Otherwise {
     world: Arc<World>,
     runtime: Arc<Runtime>,

@@ -1,4 +1,4 @@
-//! Short stories that chance would not tell, or not soon: each shows one thing that is known to be wrong.
+//! Short scenes that chance would show rarely or never: each one shows one fault that is known to be possible.
 
 mod kept;
 
@@ -17,35 +17,35 @@ use crate::store::{BoxFuture, Mode};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Scene {
-    /// The first call was made on a runtime that nobody drives any more.
+    /// The first call was made on a runtime that is no longer driven.
     RuntimeNotDriven,
-    /// That runtime ends while somebody waits.
+    /// The runtime of the first call ends while an attempt waits.
     RuntimeEnds,
-    /// The lock is handed to a future that nobody polls.
+    /// A share is offered to a future that is not polled.
     OfferToNobody,
-    /// Two wait for a server that is silent, with a limit.
+    /// Two attempts with a limit wait for a silent server.
     SilenceForTwo,
-    /// Two readers ask for a free lock at once, one of them with no time to lose.
+    /// Two readers ask for a free lock at once, one of them with a very short limit.
     TwoReadersAsk,
     /// A guard goes on while its renewals fail, and cannot be upgraded.
     UpgradeInAnOutage,
-    /// An upgrade is carried out, and nobody hears of it.
+    /// An upgrade is carried out, and its answer is lost.
     UpgradeUnheard,
-    /// An upgrade never arrives, and all else does.
+    /// An upgrade never arrives, and all other requests do.
     UpgradeLost,
-    /// A nested guard has a time of its own.
+    /// A nested guard has a limit of its own.
     NestedLimit,
-    /// The server starts again without its data, and a hold is released before a renewal can tell.
+    /// The server restarts without its data, and a hold is released before a renewal shows the loss.
     ReleaseOfALostHold,
-    /// Somebody asks for many locks at once.
+    /// A process asks for many locks at once.
     Burst,
-    /// One lock is taken very often in no time; then the server starts again without its data, and with the same clock.
+    /// A lock is taken very often in no time. Then the server restarts without its data and with the same clock.
     HotLock,
-    /// Holds stay in a process that nobody calls, and the server is away and replaced.
+    /// A process that receives no recall has cached holds, and the server is away and replaced.
     UsedAlone,
 }
 
-/// A process whose user does as the scene says.
+/// Process whose user acts as the scene says.
 struct Player {
     actor: Actor,
 }
@@ -102,7 +102,7 @@ impl Player {
         world.record(What::Released { guard: number, how: released(Some(outcome)) });
     }
 
-    /// Looks at a guard now and then, until it is lost or the time is over.
+    /// Samples a guard now and then until it is lost or the time is over.
     async fn keeps(&self, (number, guard): &(Guard, AnyGuard), lock: Lock, for_ms: u64) {
         let world = &self.actor.world;
         for _ in 0..for_ms / 100 {
@@ -123,7 +123,7 @@ impl Player {
     }
 }
 
-/// An acquisition on its way.
+/// Acquisition under way.
 struct Asking<'a> {
     player: &'a Player,
     wish: Wish,
@@ -132,7 +132,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Polls it once; it is not to be over.
+    /// Polls the acquisition once; it must not be ready.
     fn begins(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         assert!(self.taking.as_mut().poll(&mut context).is_pending(), "it waits");
@@ -178,7 +178,7 @@ async fn other_runtime(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
     let other = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let (holder, player) = (Player::enters(world, leaked, 0), Player::enters(world, leaked, 1));
     let inside = holder.takes(wish(b'a', Mode::Write)).await;
-    // Its first call does not reach the network: that would take the other runtime's time.
+    // The first call does not reach the network, because that would take the time of the other runtime.
     player.actor.address.gate.close();
     let mut first = player.asks(wish(b'b', Mode::Write));
     {
@@ -208,10 +208,10 @@ async fn other_runtime(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
 
 async fn offer_to_nobody(world: &Arc<World>, leaked: &Leaked) {
     let (player, other) = (Player::enters(world, leaked, 0), Player::enters(world, leaked, 1));
-    // A lock of which nothing is remembered has one token, and none to hand on.
+    // A lock without a record has one token, and none to hand on.
     let held = player.takes(wish(b'a', Mode::Write)).await;
     player.keeps_and_releases(held, b'a', 100).await;
-    // Longer than messages of before could be on their way.
+    // Longer than earlier messages can be on their way.
     tokio::time::sleep(Duration::from_secs(11)).await;
     let long = Wish { lease_ms: 30_000, ..wish(b'a', Mode::Write) };
     let first = player.asks(long);
@@ -229,7 +229,7 @@ async fn offer_to_nobody(world: &Arc<World>, leaked: &Leaked) {
     let held = other.takes(waits).await;
     other.keeps_and_releases(held, b'a', 100).await;
     nobody.gives_up();
-    // Long leases are remembered for long.
+    // The server keeps records of long leases for long.
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 

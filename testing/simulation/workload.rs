@@ -1,4 +1,4 @@
-//! What users do: tasks that take locks in every way the crate offers, and let go of them in every way there is.
+//! Workload of users: tasks that take locks in every way the crate offers, and let go of them in every way there is.
 
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::face::manager::{RwLockManager, Sealed};
 use crate::lock::hold::HoldState;
 use crate::store::Mode;
 
-/// A manager whose server is the world.
+/// Manager whose server is the world.
 #[derive(Clone, Debug)]
 pub(super) struct SimManager {
     pub(super) engine: Arc<Engine>,
@@ -80,7 +80,7 @@ fn durability(world: &World) -> Durability {
     Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(world.profile.wait_ms) }
 }
 
-/// Not all processes keep what they have.
+/// Returns the `cache_for` of a process. Some processes cache no holds.
 fn cache_for(world: &World) -> Duration {
     if !world.profile.keeps {
         return Duration::ZERO;
@@ -88,7 +88,7 @@ fn cache_for(world: &World) -> Duration {
     Duration::from_millis(world.draw(|rng| [0, 300, 3_000, 10_000][rng.usize(0..4)]))
 }
 
-/// A guard of either side.
+/// Guard of either side.
 #[derive(Debug)]
 pub(super) enum AnyGuard {
     Read(ReadGuard),
@@ -136,7 +136,7 @@ impl AnyGuard {
         either!(self, guard => guard.release().await)
     }
 
-    /// Makes it a guard of the other side, or gives it back with the reason why not.
+    /// Converts the guard to the other side, or returns it with the reason of the failure.
     pub(super) async fn turn(self) -> std::result::Result<Self, (Self, End)> {
         match self {
             Self::Write(guard) => guard.downgrade().await.map(Self::Read).map_err(|refused| {
@@ -150,7 +150,7 @@ impl AnyGuard {
         }
     }
 
-    /// As its debug output has it.
+    /// Reads the id from the debug output.
     pub(super) fn id(&self) -> Id {
         let text = format!("{self:?}");
         let id = text.split("id: \"").nth(1).and_then(|rest| rest.split('"').next()).expect("guards show their ids");
@@ -158,7 +158,7 @@ impl AnyGuard {
     }
 }
 
-/// One task of a virtual process.
+/// Task of a virtual process.
 pub(super) struct Actor {
     pub(super) world: Arc<World>,
     pub(super) address: Address,
@@ -166,18 +166,18 @@ pub(super) struct Actor {
     pub(super) rng: fastrand::Rng,
     pub(super) owner: OwnerId,
     pub(super) leaked: Leaked,
-    /// Where it runs.
+    /// Runtime of the task.
     pub(super) runtime: Arc<Runtime>,
 }
 
-/// Where forgotten guards lie until the run is over.
+/// Store for forgotten guards until the run is over.
 pub(super) type Leaked = Arc<parking_lot::Mutex<Vec<AnyGuard>>>;
 
-/// What a manager that was closed answers.
+/// Error of a closed manager.
 struct Closed;
 
 impl Actor {
-    /// Does so many things, or as many as there are until the manager is closed.
+    /// Acts up to `things` times, or until the manager is closed.
     pub(super) async fn work(mut self, things: u32) {
         for _ in 0..things {
             let think = self.rng.u64(0..400);
@@ -189,7 +189,7 @@ impl Actor {
         }
     }
 
-    /// Writes several times in a row and lets go at once, so that the tasks of a process hand the lock on.
+    /// Writes several times in a row and lets go at once, so that the tasks of a process hand the lock off.
     async fn hurry(&mut self) -> std::result::Result<(), Closed> {
         let lock = self.lock();
         for _ in 0..self.rng.u32(2..6) {
@@ -234,7 +234,7 @@ impl Actor {
         Ok(())
     }
 
-    /// One lock is much wanted.
+    /// Picks a lock. One of the two is much wanted.
     fn lock(&mut self) -> Lock {
         [b'a', b'a', b'a', b'b'][self.rng.usize(0..4)]
     }
@@ -249,7 +249,7 @@ impl Actor {
         Wish { lock, mode, lease_ms, max_hold_ms, wait_ms, once, reentrant: rng.bool(), within: None, converts: None }
     }
 
-    /// A guard, unless it was denied or the future was dropped.
+    /// Takes a lock. Returns `None` if the attempt was denied or its future dropped.
     async fn take(&mut self, wish: Wish) -> std::result::Result<Option<(GuardNo, Hand)>, Closed> {
         let attempt = self.asks(wish);
         let cut_off = self.otherwise(vec![What::Failed { attempt, end: End::Cut }]);
@@ -283,7 +283,7 @@ impl Actor {
         attempt
     }
 
-    /// What happens should its runtime end.
+    /// Returns the events to record if the runtime of the task ends.
     fn otherwise(&self, events: Vec<What>) -> Otherwise {
         Otherwise::new(&self.world, &self.runtime, events)
     }
@@ -294,7 +294,7 @@ impl Actor {
         (number, Hand { world, runtime, leaked, number, guard: Some(guard), may_leak })
     }
 
-    /// Whether it has a while in which nobody knows of it.
+    /// Returns true if a mutant delays the request, so that other tasks do not know of it for a while.
     fn asks_later(&mut self, wish: Wish) -> bool {
         let waits = wish.mode == Mode::Write && !wish.once;
         match self.world.mutant {
@@ -315,7 +315,7 @@ impl Actor {
         (number, guard)
     }
 
-    /// Works under the lock until it is done or the hold is lost.
+    /// Works under the lock until the work is done or the hold is lost.
     async fn hold(&mut self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
         for _ in 0..self.rng.u32(1..4) {
             self.use_resource(number, guard, lock).await;
@@ -367,7 +367,7 @@ impl Actor {
         self.take(Wish { mode, once: true, within: Some(outer), ..wish }).await
     }
 
-    /// Goes over to the other side, or stays. `None` when both holds are given up.
+    /// Converts the guard to the other side, or leaves it. `None` if both holds are given up.
     async fn turn(&mut self, number: GuardNo, guard: Hand, wish: Wish) -> Option<(GuardNo, Hand)> {
         if self.rng.u32(0..4) != 0 {
             return Some((number, guard));
@@ -385,7 +385,7 @@ impl Actor {
         }
     }
 
-    /// The same, and the guard as it was if nobody has answered.
+    /// Converts the guard, and returns it unchanged as the error if no answer came.
     async fn converted(
         &mut self,
         number: GuardNo,
@@ -448,7 +448,7 @@ impl Actor {
             Letting::Drop => drop(guard),
             Letting::Leak => {
                 self.leaked.lock().push(guard);
-                // What it takes from now on is not nested in that.
+                // Later attempts are not nested in the leaked guard.
                 self.owner = OwnerId::new();
             }
             Letting::Release => {
@@ -466,7 +466,7 @@ impl Actor {
     }
 }
 
-/// Others would wait for an hour for some.
+/// Returns true if a guard may be leaked. Some would keep others out for an hour.
 fn may_leak(wish: Wish) -> bool {
     wish.max_hold_ms < 10_000 && wish.within.is_none()
 }

@@ -1,5 +1,4 @@
-//! The world of a run: one server, its network, its clock, and everything that goes wrong there. All of it is drawn from
-//! one seed.
+//! World of a run: one server, its network, its clock, and all faults. All of it is drawn from one seed.
 
 mod calls;
 mod network;
@@ -35,7 +34,7 @@ use crate::store::Granted;
 use crate::store::memory::replica::Image;
 use crate::store::memory::{self, PendingRecall, Record, RecordLimits, Store};
 
-/// When the server's clock stood at the start, in microseconds since the Unix epoch.
+/// Server's clock at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 pub(super) struct World {
     pub(super) clock: Clock,
@@ -44,7 +43,7 @@ pub(super) struct World {
     pub(super) mutant: Option<Mutant>,
     pub(super) store: Arc<Store>,
     state: Mutex<State>,
-    /// A primary that stood still goes on, or does not.
+    /// Wakes requests that wait for a frozen primary, when it goes on or is replaced.
     thawed: Notify,
 }
 
@@ -53,32 +52,32 @@ struct State {
     history: History,
     numbers: [u32; 4],
     subscribers: BTreeMap<u32, Subscriber>,
-    /// Channels of which it is certain that the server has them subscribed.
+    /// Channels that the server has certainly subscribed.
     confirmed: BTreeSet<(Process, Lock)>,
     ears: BTreeMap<Process, Ear>,
-    /// Who listens for calls.
+    /// Subscribers to recalls.
     keepers: BTreeMap<u32, Keeper>,
     server: Server,
     live: Vec<Live>,
-    /// The highest token that the fenced resource of each lock has seen.
+    /// Highest token that the fenced resource of each lock has seen.
     fences: BTreeMap<Lock, u64>,
     wrong: Wrong,
     healed: bool,
-    /// New holds, and which ones they are to take the place of.
+    /// New holds, and the holds that they replace.
     converted: HashMap<Id, Id>,
-    /// The attempt whose future is being polled.
+    /// Attempt whose future is being polled.
     acting: Option<Attempt>,
-    /// The primary before this one, until it knows.
+    /// Primary before this one, until it learns of its successor.
     old: Option<OldPrimary>,
-    /// Who has not heard of the new primary.
+    /// Processes that do not know the new primary yet.
     behind: BTreeSet<Process>,
 }
 
-/// A primary that was replaced and does not know it.
+/// Primary that was replaced and does not know it.
 struct OldPrimary {
     store: Arc<Store>,
     node: u32,
-    /// As the current server has them.
+    /// Same values as in the current server.
     number: u32,
     lineage: u32,
     frozen: bool,
@@ -87,20 +86,20 @@ struct OldPrimary {
 struct Server {
     down: Option<Down>,
     frozen: bool,
-    /// One address after the other.
+    /// Number of the address; each primary has a new one.
     node: u32,
-    /// How many times data was lost.
+    /// Number of times that data was lost.
     lineage: u32,
-    /// When it has served all that has arrived.
+    /// Time at which all requests so far are served.
     busy_until: Micros,
-    /// Connections of before an outage are gone.
+    /// Number that grows with each outage: older connections are gone.
     number: u32,
     skew_ms: i64,
-    /// Parts per million that its clock runs too fast.
+    /// Drift of the server's clock in parts per million; positive if it runs too fast.
     rate_ppm: i64,
-    /// The replica's content, newest last.
+    /// Images on the replica, newest last.
     replica: Vec<(Micros, Image)>,
-    /// The newest copy that was counted on.
+    /// Newest write that a replica has acknowledged.
     acknowledged: Micros,
 }
 
@@ -108,7 +107,7 @@ struct Server {
 pub(super) enum Down {
     Silent,
     Refusing,
-    /// It carries out what it is asked, and nobody hears of that.
+    /// The server carries requests out, and all answers are lost.
     Unheard,
     /// Conversions never arrive, and all else works.
     ForConversions,
@@ -120,7 +119,7 @@ impl Down {
     }
 }
 
-/// A guard that somebody has.
+/// Guard in the hands of a user.
 pub(super) struct Live {
     pub(super) guard: Guard,
     pub(super) process: Process,
@@ -135,7 +134,7 @@ pub(super) fn millis(d: Duration) -> u64 {
 }
 
 impl World {
-    /// Within a runtime whose clock is paused.
+    /// Creates the world. Needs a runtime whose clock is paused.
     pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let clock = Clock::runtime();
@@ -287,7 +286,7 @@ impl World {
         (answer, now)
     }
 
-    /// What the server has left of a hold, or of what that was converted into, by its own clock.
+    /// Returns the remaining lease on the server of a hold, or of the hold that it was converted into.
     pub(super) fn server_ms(&self, key: &Key, id: Id) -> Option<u64> {
         let now_ms = self.server_time().as_micros() / 1000;
         let held = seen(&self.store.record(key), now_ms).held;
@@ -298,7 +297,7 @@ impl World {
 
     // --- Users.
 
-    /// A guard is somebody's from now on. All others of the lock say how they stand.
+    /// Notes a new guard. All other guards of the lock record their state.
     pub(super) fn enters(&self, live: Live) {
         let lock = live.lock;
         self.state.lock().live.push(live);
@@ -322,7 +321,7 @@ impl World {
         self.state.lock().live.retain(|live| live.process != process);
     }
 
-    /// The resource that checks tokens is used: whether it lets that happen.
+    /// Uses the resource that checks tokens. Returns true if the resource accepts the token.
     pub(super) fn use_fenced(&self, lock: Lock, token: FencingToken) -> bool {
         let mut state = self.state.lock();
         let highest = state.fences.entry(lock).or_default();
@@ -359,12 +358,12 @@ fn news_of(news: &memory::GrantNotification, now_ms: u64) -> News {
     News { id: Id::of(id.as_str()), token: token.as_u64(), tokens: *tokens, deadline_ms, is_waited_for }
 }
 
-/// A virtual process as the world knows it.
+/// Virtual process as the world knows it.
 #[derive(Clone)]
 pub(super) struct Address {
     pub(super) process: Process,
     pub(super) gate: Arc<Gate>,
-    /// The runtime that has used the manager first: where mutants do what belongs to none.
+    /// Runtime that used the manager first. Mutants run background work there.
     pub(super) first: Arc<OnceLock<Arc<Runtime>>>,
 }
 

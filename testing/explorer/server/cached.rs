@@ -1,4 +1,4 @@
-//! What a wrong server does where holds may stay, after what a right one does.
+//! Faults of a wrong server with cached holds, after the operation of a right one.
 
 use super::{Block, Fault, RecallableFlag, Record, Reply, Request, Server, ServerRecall, Shelf, What};
 

@@ -1,4 +1,4 @@
-//! What a wrong server does, around what a right one does.
+//! Faults of a wrong server, before and after the operation of a right one.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ impl Server {
         let now_ms = now.as_micros() / 1000;
         match (self.fault, request.what) {
             (Some(Fault::LastWriterForgotten), What::Leave) => {
-                // The writer is gone, and nobody knows that it was one.
+                // The record forgets that it was a writer that left.
                 let own = self.id(request.id);
                 record.writer.take_if(|writer| writer.id == own);
             }
@@ -32,7 +32,7 @@ impl Server {
                 record.cancel(now_ms, &self.id(request.id));
             }
             (Some(Fault::WriterTurnForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
-                // Readers go on beside readers, whoever waits.
+                // Readers go on entering beside readers, though others wait.
                 let waiting = std::mem::take(&mut record.waiting_readers);
                 record.batch_readers.extend(waiting);
             }

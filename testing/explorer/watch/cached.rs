@@ -1,20 +1,21 @@
-//! The account of holds that may stay.
+//! Second account of holds that may be cached.
 
 use super::super::server::{Block, Id, Outcome, Reply, Request, ServerRecall, Side, What};
 use super::{Invariant, Judged, List, Watch, hold};
 
 impl Watch {
-    /// Whether what keeps this one out may be kept. A writer that waits calls for itself and for readers behind it.
+    /// Returns true if the hold that keeps the waiter out may be cached. A waiting writer recalls for itself and for
+    /// the readers behind it.
     fn is_kept_from(&self, side: Side) -> bool {
         self.marked.is_some() && (side == Side::Write || self.writer.is_some())
     }
 
-    /// Whether a try is in the queue: where it calls, or if it is there.
+    /// Returns true if a try is in the queue: where it recalls, or if it was there before.
     pub(super) fn takes_a_place(&self, id: Id, side: Side) -> bool {
         self.is_kept_from(side) || self.queue.iter().any(|place| place.until.id == id)
     }
 
-    /// Who is called, and whether the lock is marked from now on.
+    /// Judges the recall, and notes whether the lock has the recallable flag from now on.
     pub(super) fn judge_call(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let token = self.top.map_or(0, |(top, _)| top);
         let by_all = ServerRecall { token, tries: None };
@@ -26,7 +27,7 @@ impl Watch {
                 (has_called == Some(false)).then_some(by_all)
             }
             (What::Convert { .. }, Reply::Refused) if self.marked.is_some() => Some(by_one),
-            // Judged before anybody was let in.
+            // `judge_force` has judged this before a waiter was let in.
             (What::Force { .. }, _) => outcome.call,
             _ => None,
         };
@@ -42,7 +43,8 @@ impl Watch {
         Ok(())
     }
 
-    /// What was seen is ended, also if it has newer tokens since, and whoever may keep it is called.
+    /// Judges a force. It ends the hold that was seen, even if that has newer tokens since, and recalls it if it may be
+    /// cached.
     pub(super) fn judge_force(&mut self, seen: u8, back: u8, outcome: &Outcome) -> Judged {
         let is_there = self.writer.is_some_and(|writer| seen & (1 << writer.until.id) != 0);
         let is_carried_out = is_there || back == 0;
@@ -62,7 +64,8 @@ impl Watch {
         Ok(())
     }
 
-    /// New tokens are above all and not ahead of the clock, and come if they were asked for; who waits is told of.
+    /// Judges the tokens and the news of waiters in a renewal. New tokens are above all others and not ahead of the
+    /// clock, and come if they were requested.
     pub(super) fn judge_what_a_renewal_tells(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let Reply::Renewed { is_waited_for, tokens, .. } = outcome.reply else { return Ok(()) };
         let waits = match self.writer {
@@ -87,7 +90,8 @@ impl Watch {
         }
     }
 
-    /// A guard has this token, counted from the highest: a writer's is above all before, a reader's above all writers'.
+    /// Notes the token of a guard, counted from the highest. A writer's token is above all before, a reader's above
+    /// those of all writers.
     pub(in super::super) fn is_handed(&mut self, token: i8, side: Side) {
         let is_above = self
             .handed
@@ -96,7 +100,7 @@ impl Watch {
         self.handed = Some((token, side));
     }
 
-    /// The highest token has grown.
+    /// Moves the token of the last guard when the highest token has changed.
     pub(in super::super) fn move_on(&mut self, moved: impl Fn(&mut i8)) {
         if let Some((token, _)) = &mut self.handed {
             moved(token);

@@ -1,4 +1,4 @@
-//! What an answer says of the lock is what the lock is: whether a writer waits after it, and what a look shows.
+//! Checks that an answer describes the lock as it is: whether a writer waits afterwards, and what an inspection shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,11 @@ fn leaves(op: Op, id: Id) -> bool {
     matches!(op, Op::Leave { id: left } if left == id)
 }
 
-/// Readers share a hold without a word to the server as long as they were told that no writer waits; a writer keeps its hold as long
-/// as nobody does.
+/// Checks `is_waited_for`. Readers share a hold without a request while the last answer said that no writer waits. A
+/// writer keeps its hold while nobody waits.
 pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 waited for");
-    // Those that were seen in the queue, and neither let in nor taken back since.
+    // Waiters that were seen in the queue and have neither entered nor left since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         let What::Applied { op, reply, primary, lock, before, after, news, .. } = what else {
@@ -29,10 +29,11 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
         recorded.extend(before.queue.iter().chain(&after.queue).map(|waiting| (waiting.id, waiting.mode)));
         recorded.retain(|id, _| !after.held.iter().any(|held| held.id == *id) && !leaves(*op, *id));
         let mode_of = |id: Id| after.held.iter().find(|held| held.id == id).map_or(Mode::Read, |held| held.mode);
-        // Whom a hold of this mode keeps out.
+        // Returns true if a hold of this mode keeps the waiter out.
         let concerns = |held: Mode, waiting: Mode| held == Mode::Write || waiting == Mode::Write;
-        // One request touches few records: it may not reach a dead writer, and then it must not let readers pass. Behind a writer dead
-        // readers count, too: nobody looks for them, and all that comes of it is that its hold does not stay.
+        // One request touches few records, so it may not reach a dead writer. Then it must not let readers pass. Behind
+        // a writer, dead readers count too: the server does not look for them, and the only cost is that the hold is
+        // not cached.
         let unreached = |mode| match mode {
             Mode::Read => facts.crowded && recorded.values().any(|waiting| *waiting == Mode::Write),
             Mode::Write => true,
@@ -44,7 +45,7 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
                 format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue)
             });
         }
-        // A renewal looks at nobody: those whom it tells of may be dead by then.
+        // A renewal does not examine the waiters, so those that it reports may be dead by then.
         if let (Op::Renew { keeps: true, .. }, Reply::Renewed { is_waited_for: false, .. }, Some(id)) =
             (op, reply, id_of(*op))
         {
@@ -53,7 +54,7 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
         }
         for news in news {
             let mode = mode_of(news.id);
-            // Whoever comes with this request comes after them.
+            // A waiter that arrives with this request comes after them.
             let is_before = |id: Id| Some(id) != id_of(*op) || before.queue.iter().any(|other| other.id == id);
             let others = waiting(mode).any(|waiting| is_before(waiting.id));
             let right = news.is_waited_for == others || (news.is_waited_for && unreached(mode));
@@ -63,7 +64,7 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A look shows what there is.
+/// Checks that an inspection shows the state of the lock.
 pub(super) fn looks(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("inspect");
     for (at, _, what) in facts.each() {
@@ -78,9 +79,9 @@ pub(super) fn looks(facts: &Facts<'_>) -> Findings {
         let same = *token == before.token
             && *listed == holders
             && writers == queued(before, Mode::Write)
-            // They have no order among themselves.
+            // Waiting readers have no order among themselves.
             && readers == queued(before, Mode::Read).into_iter().collect();
-        // What is shown of a crowd is a part of it.
+        // Of a crowd, an inspection shows only a part.
         let part = *token == before.token
             && listed.iter().all(|held| holders.contains(held))
             && waiters.iter().all(|(id, _)| before.queue.iter().any(|held| held.id == *id));

@@ -1,4 +1,5 @@
-//! A hold that was to be converted to the other side is lost for a reason, and each reason shows in what was answered and when.
+//! Checks conversions. A hold that is lost during its conversion is lost for a reason, and the answers and their times
+//! show each reason.
 
 use super::Findings;
 use super::ends::is_right;
@@ -8,17 +9,17 @@ use crate::base::error::LossReason;
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Op, Released, Reply, What};
 
-/// What a timer may add.
+/// Delay that a timer may add.
 const GRAIN: Micros = 5 * MS;
 
-/// A conversion that ended with its hold lost.
+/// Conversion that ended with the loss of its hold.
 struct LostConversion<'f> {
     old: &'f GuardFacts,
     reason: LossReason,
-    /// When it ended, and at which event.
+    /// Time and event at which the conversion ended.
     ended: Micros,
     index: usize,
-    /// What it asked.
+    /// Requests that the conversion sent.
     asked: Vec<&'f RequestFacts>,
 }
 
@@ -36,18 +37,19 @@ fn lost_conversions<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (Attempt, 
 }
 
 impl LostConversion<'_> {
-    /// Whether the server has said that it does not know the hold.
+    /// Returns true if the server has answered that it does not know the hold.
     fn was_told(&self, facts: &Facts<'_>) -> bool {
         self.asked.iter().any(|request| matches!(request.answered, Some((_, Reply::Lost { .. }))))
             || self.was_told_by_renewal(facts)
     }
 
-    /// By an answer about the old hold, or by a newer grant to its process.
+    /// Returns true if an answer about the old hold, or a newer grant to its process, shows that the hold is over.
     fn is_gone_by_word(&self, facts: &Facts<'_>) -> bool {
         self.was_told_by_renewal(facts) || facts.is_overtaken(self.old, self.ended)
     }
 
-    /// To a renewal while it was asked, or to whoever has asked before.
+    /// Returns true if the server answered a renewal of the old hold, by the end of the conversion, that it does not
+    /// know it.
     fn was_told_by_renewal(&self, facts: &Facts<'_>) -> bool {
         facts.about(self.old.id).any(|request| match request.answered {
             Some((at, Reply::Lost { .. })) => matches!(request.op, Op::Renew { .. }) && at <= self.ended,
@@ -55,7 +57,7 @@ impl LostConversion<'_> {
         })
     }
 
-    /// Whether it has said that an operator has ended what was there: it may never have known this one.
+    /// Returns true if the server has answered that an operator ended the holds. It may never have known this one.
     fn was_told_of_force(&self, facts: &Facts<'_>) -> bool {
         let renewals = facts.about(self.old.id).filter(|request| matches!(request.op, Op::Renew { .. }));
         self.asked.iter().copied().chain(renewals).any(|request| match request.answered {
@@ -64,7 +66,7 @@ impl LostConversion<'_> {
         })
     }
 
-    /// Whether the new hold was over when its process heard of it.
+    /// Returns true if the new hold was over when its process received the answer.
     fn came_too_late(&self, facts: &Facts<'_>) -> bool {
         let process = facts.process(self.old.process);
         self.asked.iter().any(|request| match request.answered {
@@ -75,7 +77,7 @@ impl LostConversion<'_> {
         })
     }
 
-    /// Whether the old hold was over by the local clock: the server may have found that, too.
+    /// Returns true if the old hold was over by the local clock. The server may have found that, too.
     fn is_over(&self, facts: &Facts<'_>) -> bool {
         let requests: Vec<_> = facts.about(self.old.id).collect();
         let in_doubt_until = facts.in_doubt_until(self.old, &requests, self.ended - 1);
@@ -83,7 +85,8 @@ impl LostConversion<'_> {
     }
 }
 
-/// That the server does not know a hold is told if it has said so; that the lease is over, if all was tried; and so on.
+/// Checks the reason of each lost conversion. `Gone` needs the server's answer, `Expired` needs a lease that ended
+/// although the process tried everything, and so on.
 pub(super) fn lost(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 lost conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
@@ -94,7 +97,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
         let is_closed = process.closing.is_some_and(|closing| closing <= ended);
         let is_forced = facts.forced_at(old.id, ended).is_some();
         let right = match conversion.reason {
-            // It was lost before.
+            // The hold was lost before the conversion sent a request.
             reason if conversion.asked.is_empty() => is_right(facts, guard, reason, ended, false),
             LossReason::Expired if is_capped || conversion.came_too_late(facts) => true,
             LossReason::Expired => {
@@ -103,7 +106,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
                 true
             }
             LossReason::MaxHold => is_capped,
-            // It was given back while it was converted, or was over.
+            // The hold was released or over during the conversion.
             LossReason::Gone => {
                 facts.loss_since(old.id, ended)
                     || is_forced
@@ -114,7 +117,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
             }
             LossReason::Forced => is_forced || conversion.was_told_of_force(facts),
             LossReason::Closed => is_closed,
-            // Nothing is copied here.
+            // The simulation never forks a process.
             LossReason::Forked => false,
         };
         findings.add_unless(right, index, || {
@@ -124,7 +127,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A hold that cannot be had on the other side is refused by the server, or by somebody else of its process who is there.
+/// Checks that a refusal comes from the server, or from a guard or waiter of the same process.
 pub(super) fn refused(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("denial of conversions");
     for (number, attempt) in &facts.attempts {
@@ -152,8 +155,8 @@ pub(super) fn refused(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// What nobody has said is not told: that it is not known what came of a conversion is no word of the server. And the
-/// guard says the same as the error.
+/// Checks that errors claim no more than the answers said. An unknown outcome of a conversion is no answer of the
+/// server. The guard reports the same reason as the error.
 pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 reasons of conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
@@ -175,7 +178,8 @@ pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A guard whose conversion nobody has answered says so until the server's word settles it. One that writes is over.
+/// Checks guards whose conversion was not answered. Such a guard reports the doubt until the server's answer resolves
+/// it. A guard that writes is over.
 pub(super) fn in_doubt(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 conversions in doubt");
     for (number, attempt) in facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts.is_some()) {

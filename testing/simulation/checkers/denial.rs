@@ -1,15 +1,15 @@
-//! Contention is never an error, and silence is never a denial: whoever is told that others hold the lock was told so by
-//! the server, or has them in its own process.
+//! Checks denials. Contention is never an error, and silence is never a denial. An attempt is denied only if the server
+//! reported other holders, or if its own process has them.
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, SECOND};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
 
-/// So long a word of the server counts for those who wait behind whoever it was for: until the next heartbeat.
+/// Time for which a server's answer counts for waiters behind the one that asked: until the next heartbeat.
 const WORD: Micros = 1_010 * MS;
 
-/// As far as those count who only want it.
+/// Checks that the server has answered each denial, as far as other waiters matter.
 pub(super) fn answered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("denial");
     for (number, attempt, ended, index) in denied(facts) {
@@ -17,12 +17,12 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
             let there = of.asked <= ended && of.ended.is_none_or(|(gone, _)| attempt.asked <= gone);
             other != number && of.process == attempt.process && of.wish.lock == attempt.wish.lock && there
         });
-        // Whoever asks once believes the last answer to its own question.
+        // An attempt that asks once relies on the last answer to its own request.
         let own = facts.requests.values().filter(|request| {
             request.attempt == Some(*number) && matches!(request.op, Op::Acquire { .. }) && attempt.wish.once
         });
         let word = own.filter_map(|request| request.answered.as_ref()).max_by_key(|(at, _)| *at);
-        // A reader that wants to join is told so by the word that a writer waits.
+        // For a reader that wants to join, the answer that a writer waits is a denial.
         let denies = word.is_none_or(|(_, reply)| {
             let writers = matches!(reply, Reply::Granted { is_waited_for: true, .. });
             writers || matches!(reply, Reply::Contended { .. } | Reply::Queued { .. })
@@ -34,11 +34,12 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whoever only wants the lock too is no reason, except to somebody who does not wait: for a moment, one of another side.
+/// Checks that a denial names a holder. A mere waiter is no reason, except for an attempt that does not wait. There a
+/// waiter of the other side counts for a moment.
 pub(super) fn by_holders(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("denial by nobody");
     for (number, attempt, ended, index) in denied(facts) {
-        // Whoever asks once is not let in before those of its process who wait, whatever the server says.
+        // An attempt that asks once never enters before the waiters of its process, whatever the server answers.
         let first = facts.attempts.iter().any(|(other, of)| {
             let there = of.asked <= ended && of.ended.is_none_or(|(gone, _)| attempt.asked <= gone);
             let conflict = of.wish.mode == Mode::Write || attempt.wish.mode == Mode::Write;
@@ -52,7 +53,7 @@ pub(super) fn by_holders(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Those who were told that others are inside: when, and at which event.
+/// Lists the attempts that were denied, with the time and the event.
 fn denied<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (&'f Attempt, &'f AttemptFacts, Micros, usize)> {
     facts.attempts.iter().filter_map(|(number, attempt)| match (attempt.end, attempt.ended) {
         (Some(End::Busy | End::TimedOut), Some((ended, index))) => Some((number, attempt, ended, index)),
@@ -64,7 +65,7 @@ fn is_told(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     told_by_server(facts, attempt, ended) || held_here(facts, attempt, ended) || given_back(facts, attempt, ended)
 }
 
-/// Whether the server is being told that a hold is over: it may be one that came to a future which was dropped.
+/// Returns true while the process releases a hold of the lock. The hold may belong to a future that was dropped.
 fn given_back(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     facts.requests.values().any(|request| {
         let of_this = request.process == attempt.process && request.lock == attempt.wish.lock;
@@ -73,7 +74,7 @@ fn given_back(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool 
     })
 }
 
-/// Whether the server told its process so, if not in this attempt then to another one that still waits.
+/// Returns true if the server told the process of other holders, in this attempt or in another one that still waits.
 fn told_by_server(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     let process = facts.process(attempt.process);
     let since = attempt.asked.saturating_sub(WORD);
@@ -91,7 +92,7 @@ fn told_by_server(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> b
     })
 }
 
-/// Whether somebody of its process holds it meanwhile, or has not yet been able to give it back.
+/// Returns true if the same process holds the lock meanwhile, or could not release it yet.
 fn held_here(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     facts.guards.values().any(|guard| {
         let of_this = guard.process == attempt.process && guard.wish.lock == attempt.wish.lock;
@@ -99,16 +100,16 @@ fn held_here(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     })
 }
 
-/// When a hold is in nobody's way any more: once the server was told of its release, or could not be.
+/// Returns the time from which a hold blocks nobody: the server has received its release, or could not receive it.
 fn gone(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
     let Some(over) = [guard.over, guard.lost].into_iter().flatten().min() else {
         return Micros::MAX;
     };
     let process = facts.process(guard.process);
-    // One that died in its sleep is paused for ever.
+    // A process that died while paused counts as paused for ever.
     let patience = over + 2 * process.response_timeout + SECOND;
     let last = patience.saturating_add(facts.asleep_with(guard, over, Micros::MAX));
-    // A hold that is converted has another id.
+    // A converted hold has another id.
     let told = facts.about(guard.id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent >= over);
     let heard = told.filter_map(|request| request.answered.as_ref().map(|(at, _)| *at).or(request.failed)).min();
     heard.unwrap_or(last)

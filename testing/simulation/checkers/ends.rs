@@ -1,5 +1,5 @@
 //! Promise 3: a hold ends only by release, lease, `max_hold`, `close` or force. Renewal never re-creates and never
-//! shortens; nobody's lease is cut or stretched by another's.
+//! shortens. No owner cuts or stretches the lease of another.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use super::facts::{Facts, GuardFacts, MS, id_of};
 use crate::base::error::LossReason;
 use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, News, Op, Released, Reply, Seen, What};
 
-/// 1 % and 2 ms of the longest lease.
+/// Margins of the longest lease: 1 % and 2 ms.
 const LONGEST_MARGINS: Micros = 102 * MS;
 
-/// On the server.
-#[allow(clippy::single_match)] // as the other checkers
+/// Checks the ends of holds on the server.
+#[allow(clippy::single_match)] // as in the other checkers
 pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 ends of holds");
     let mut last: BTreeMap<(u32, Lock), Vec<Held>> = BTreeMap::new();
@@ -22,7 +22,7 @@ pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
                 let now_ms = server_us / 1000;
                 if let Some(last) = last.get(&(*primary, *lock)) {
                     let live: Vec<_> = last.iter().filter(|held| held.deadline_ms > now_ms).copied().collect();
-                    // A clock that went back finds holds live again that it has seen expire.
+                    // After a step back of the clock, holds are live again that the server has seen expire.
                     let kept = live.iter().all(|held| before.held.contains(held));
                     findings.add_unless(kept, at, || format!("{live:?} became {before:?} between two requests"));
                 }
@@ -69,14 +69,14 @@ fn of_request(
         (Op::Renew { lease_ms, .. }, Reply::Renewed { .. }) | (Op::Acquire { lease_ms, .. }, Reply::Granted { .. }) => {
             let renews = matches!(op, Op::Renew { .. });
             let least = was.map_or(0, |was| was.deadline_ms);
-            // Let in by this very request, with what it had asked for before.
+            // This request lets the waiter in, with the lease that it had asked for before.
             let claim = news.iter().find(|news| Some(news.id) == own).map_or(0, |news| news.deadline_ms);
             let right = least.max(claim).max(now_ms + lease_ms);
             (was.is_some() || !renews) && is.is_some_and(|is| is.deadline_ms == right) && left(reply) == right - now_ms
         }
         (Op::Conversion { old, lease_ms, .. }, Reply::Granted { .. }) => {
             let right = was.map_or(0, |was| was.deadline_ms).max(now_ms + lease_ms);
-            // One that waits in the queue of a replica is let in by this very request.
+            // The old id may wait in the queue of a replica, and this request lets it in.
             let had = before.held.iter().chain(&before.queue).any(|held| held.id == old);
             let has = after.held.iter().any(|held| held.id == old);
             is.is_some_and(|is| is.deadline_ms == right)
@@ -90,7 +90,7 @@ fn of_request(
         (Op::Leave { .. }, Reply::Held) => was.is_some() && is.is_none(),
         (Op::Leave { .. }, Reply::Waited) => was.is_none() && waited && !waits && is.is_none(),
         (Op::Force { .. }, Reply::Forced(ended)) if ended.is_empty() => all_others_kept,
-        // The holds of a crowd are over before their records are gone.
+        // In a crowd, holds are over before their records are removed.
         (Op::Force { .. }, Reply::Forced(_)) if crowded => after.held.iter().all(told),
         (Op::Force { .. }, Reply::Forced(ended)) => {
             after.held.iter().all(told)
@@ -102,7 +102,7 @@ fn of_request(
     findings.add_unless(right, at, || format!("{op:?} is answered {reply:?}: {before:?} became {after:?}"));
 }
 
-/// What an answer says is left.
+/// Returns the remaining lease that an answer reports.
 fn left(reply: &Reply) -> u64 {
     match reply {
         Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. } => *remaining_ms,
@@ -117,7 +117,7 @@ fn mode_of(op: Op) -> Option<crate::store::Mode> {
     }
 }
 
-/// In users' hands.
+/// Checks the ends of guards in the hands of users.
 pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 ends of guards");
     for (at, now, what) in facts.each() {
@@ -141,39 +141,40 @@ pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether something makes a guard end so.
+/// Returns true if an event explains this loss reason of a guard.
 pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros, releasing: bool) -> bool {
     let held = &facts.guards[&guard];
     let id = held.id;
     let process = facts.process(held.process);
     match reason {
-        // A release that is not answered in time finds nothing, and cannot tell why. What is answered in the same moment is
-        // heard too late.
+        // A release that is not answered in time finds nothing, and cannot know why. An answer of the same moment comes
+        // too late.
         LossReason::Gone => {
             let over = held.over.map_or(now, |over| over - 1);
             facts.loss_since(id, now)
                 || (releasing && now >= facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), over))
                 || converted_without_answer(facts, guard)
-                // A primary that was replaced has granted its process another one.
+                // A replaced primary has granted another hold to the process.
                 || facts.overtakers(held, now).any(|other| facts.loss_since(other.id, now))
                 || (facts.forced_at(id, now).is_some()
                     && (began_anew(facts, held, now) || facts.is_overtaken(held, now)))
         }
-        // Judged by what the answers said.
+        // `losses::forced` judges this by the answers.
         LossReason::Forced => true,
         LossReason::Closed => process.closing.is_some_and(|closing| closing <= now),
-        // Nothing is copied here.
+        // The simulation never forks a process.
         LossReason::Forked => false,
-        // The hold's own end may come first, by the margins of the longest lease.
+        // The end of the hold may come first, by the margins of the longest lease.
         LossReason::MaxHold => {
             now + MS + LONGEST_MARGINS + process.max_clock_skew >= held.root_asked + held.wish.max_hold_ms * MS
         }
-        // Judged by what was renewed when.
+        // `patience::renewals` judges this by the renewals and their times.
         LossReason::Expired => true,
     }
 }
 
-/// Whether a repeat was answered with another grant, or with none: that the hold of before was over, but not why.
+/// Returns true if a repeat was answered with another grant or with none. Then the earlier hold was over, and the
+/// answer does not say why.
 fn began_anew(facts: &Facts<'_>, held: &GuardFacts, now: Micros) -> bool {
     facts.about(held.id).any(|request| {
         let (Op::Acquire { .. }, Some((at, reply))) = (request.op, &request.answered) else { return false };
@@ -186,12 +187,12 @@ fn began_anew(facts: &Facts<'_>, held: &GuardFacts, now: Micros) -> bool {
     })
 }
 
-/// Whether it was to be converted and it is not known what came of that.
+/// Returns true if the guard was to be converted and the outcome is unknown.
 fn converted_without_answer(facts: &Facts<'_>, guard: Guard) -> bool {
     let asked = |attempt| facts.conversions_of(facts.guards[&guard].id).any(|request| request.attempt == Some(attempt));
     let mut conversions = facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts == Some(guard));
     conversions.any(|(number, attempt)| match attempt.end {
-        // By a copy of which nobody has heard.
+        // A copy converted the hold, and its answer never arrived.
         Some(End::Lost(LossReason::Gone) | End::Unreachable) => {
             asked(*number) && facts.was_converted(&facts.guards[&guard])
         }

@@ -7,7 +7,7 @@ use super::facts::{Facts, GuardFacts, MS, Trust};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Guard, Micros, Reply, What};
 
-/// Whether two guards may not both be valid at that moment.
+/// Returns true if the two guards must not both be valid at that moment.
 fn conflict(facts: &Facts<'_>, a: Guard, b: Guard, now: Micros) -> bool {
     let (a, b) = (&facts.guards[&a], &facts.guards[&b]);
     a.wish.lock == b.wish.lock
@@ -17,13 +17,14 @@ fn conflict(facts: &Facts<'_>, a: Guard, b: Guard, now: Micros) -> bool {
         && !facts.excused(b.id, now)
 }
 
-/// A guard that is to become a reader counts as one until the answer is known.
+/// Returns true if the guard counts as a writer. During a downgrade it counts as a reader until the answer is known.
 fn writes(guard: &GuardFacts, now: Micros) -> bool {
     guard.mode == Mode::Write && !guard.is_converting(now)
 }
 
-/// Validity begins with a grant and has one end, so two overlap only if the older is valid when the younger is granted.
-/// The unfenced resource sees the same in what users do.
+/// Checks that no two conflicting guards are valid at once. Validity begins with a grant and has one end. So two guards
+/// overlap only if the older one is valid when the younger one is granted. The unfenced resource shows the same by what
+/// users do.
 pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("1 exclusion");
     let mut newest = None;
@@ -47,7 +48,7 @@ pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
             }
             What::Outside { guard, valid } => {
                 inside.remove(&guard);
-                // It was valid all the time: whoever came meanwhile should not have.
+                // The older guard was valid the whole time, so the other guard should not have entered.
                 for (_, other, entered, when) in met.iter().filter(|(first, ..)| valid && *first == guard) {
                     if conflict(facts, guard, *other, *when) {
                         findings.add(*entered, format!("guards {guard} and {other} are both inside"));
@@ -66,7 +67,7 @@ pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// As long as a guard says that it is valid, the server keeps its hold, and longer: the local end comes first.
+/// Checks that the server keeps a hold for longer than its guard is valid: the local end comes first.
 pub(super) fn covered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("1 validity");
     let mut trusts: BTreeMap<_, Trust> = BTreeMap::new();
@@ -92,14 +93,14 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
                 if facts.excused(guard.id, now) {
                     continue;
                 }
-                // While it is converted, its hold may be another one already.
+                // During its conversion the hold may already have another id.
                 if guard.is_converting(now) {
                     continue;
                 }
                 match server_ms {
                     None => findings.add(at, format!("guard {number} is valid and the server knows nothing of it")),
                     Some(server_ms) => {
-                        // Its clock may run faster by a hundredth.
+                        // The clock of the process may run 1 % faster.
                         let truly_us = server_ms * MS * 100 / 101;
                         findings.add_unless(remaining_us.is_none_or(|left| left <= truly_us), at, || {
                             format!("guard {number} counts on {remaining_us:?} us, the server on {server_ms} ms")

@@ -1,4 +1,4 @@
-//! The history by request, guard, attempt and process.
+//! Facts of a history, by request, guard, attempt and process.
 
 mod listening;
 mod noticed;
@@ -18,7 +18,7 @@ use crate::testing::simulation::history::{
 
 pub(super) const MS: Micros = 1_000;
 pub(super) const SECOND: Micros = 1_000_000;
-/// That a future is not polled any more shows after so long to others who wait.
+/// Time after which other waiters notice that a future is no longer polled.
 pub(super) const RUNTIME_NOTICED: Micros = 5_100 * MS;
 
 pub(super) struct Facts<'h> {
@@ -27,24 +27,24 @@ pub(super) struct Facts<'h> {
     pub(super) attempts: BTreeMap<Attempt, AttemptFacts>,
     pub(super) guards: BTreeMap<Guard, GuardFacts>,
     pub(super) requests: BTreeMap<Request, RequestFacts>,
-    /// When each hold was granted by a server for the first time, and how many there had been before that one.
+    /// Time of the first grant of each hold, and the number of primaries before the one that granted it.
     pub(super) granted: BTreeMap<Id, (Micros, u32)>,
-    /// What notices let their readers count on.
+    /// Notices of grants, for each id.
     noticed: BTreeMap<Id, Vec<Notice>>,
-    /// When the server lost data.
+    /// Times at which the server lost data.
     pub(super) losses: Vec<Micros>,
-    /// When each hold was ended by force.
+    /// Times at which each hold was ended by force.
     forced: BTreeMap<Id, Vec<Micros>>,
-    /// Tokens that a primary granted that was replaced.
+    /// Highest token that a replaced primary granted for each lock.
     pub(super) deposed: BTreeMap<Lock, u64>,
     by_id: BTreeMap<Id, Vec<Request>>,
-    /// Those that were to give a hold up for another one.
+    /// Conversions, by the hold that they give up.
     conversions: BTreeMap<Id, Vec<Request>>,
-    /// What each process hears of each lock that it keeps.
+    /// Pushes and subscriptions of each process, for each lock of which it may cache the hold.
     listening: BTreeMap<(Process, Lock), Listening>,
-    /// When the server was away, another one came, or its clock stepped.
+    /// Times at which the server was away, another one took over, or its clock stepped.
     troubles: Vec<Micros>,
-    /// A crowd takes several requests.
+    /// True if one request touches few records, so a crowd of waiters takes several requests.
     pub(super) crowded: bool,
     replicated: bool,
     pub(super) healed: Micros,
@@ -61,9 +61,9 @@ pub(super) struct ProcessFacts {
     pub(super) cache_for: Micros,
     pub(super) crashed: Option<Micros>,
     pub(super) closing: Option<Micros>,
-    /// When it stood still, from and to.
+    /// Pauses of the process, from and to.
     pub(super) paused: Vec<(Micros, Micros)>,
-    /// When nobody drove one of its runtimes, from and to.
+    /// Spans in which a runtime was not driven, from and to.
     pub(super) stopped: BTreeMap<u32, Vec<(Micros, Micros)>>,
 }
 
@@ -72,12 +72,12 @@ fn within(spans: &[(Micros, Micros)], from: Micros, to: Micros) -> Micros {
 }
 
 impl ProcessFacts {
-    /// How much of a span it stood still.
+    /// Returns how much of a span the process was paused.
     pub(super) fn paused_within(&self, from: Micros, to: Micros) -> Micros {
         within(&self.paused, from, to)
     }
 
-    /// The end of a span, if it has to run for as long as that is.
+    /// Returns the end of a span, extended by the pauses in it.
     pub(super) fn runs_until(&self, from: Micros, until: Micros) -> Micros {
         let mut end = until;
         loop {
@@ -89,23 +89,23 @@ impl ProcessFacts {
         }
     }
 
-    /// How long it may take until another one asks in place of one that is not polled.
+    /// Returns the longest time until another waiter becomes leader after a leader is no longer polled.
     pub(super) fn handing_on(&self, from: Micros, to: Micros) -> Micros {
         if self.was_a_runtime_stopped(from, to) { RUNTIME_NOTICED } else { 0 }
     }
 
-    /// Whether one of its runtimes was not driven, or ended, at some moment of a span.
+    /// Returns true if a runtime of the process was not driven, or had ended, at some moment of the span.
     pub(super) fn was_a_runtime_stopped(&self, from: Micros, to: Micros) -> bool {
         self.stopped.values().flatten().any(|(begin, end)| *begin <= to && from <= *end)
     }
 
-    /// How long after its sending a request with a limit may still be carried out.
+    /// Returns the time after its sending within which the server may carry out a request with a limit.
     pub(super) fn max_delay(&self) -> Micros {
         let span = 2 * self.response_timeout;
         span + span / 100 + 2 * MS + self.max_clock_skew
     }
 
-    /// What is left of a lease after the margins.
+    /// Returns the part of a lease that is left after the margins.
     pub(super) fn usable(&self, lease: Micros) -> Micros {
         (lease - lease / 100).saturating_sub(2 * MS + self.max_clock_skew)
     }
@@ -113,12 +113,12 @@ impl ProcessFacts {
 
 pub(super) struct AttemptFacts {
     pub(super) process: Process,
-    /// On which it is polled.
+    /// Runtime that polls the attempt.
     pub(super) runtime: u32,
     pub(super) wish: Wish,
     pub(super) asked: Micros,
     pub(super) index: usize,
-    /// When and at which event it was over: with a guard, without, or by a crash.
+    /// Time and event of the end: with a guard, without one, or by a crash.
     pub(super) ended: Option<(Micros, usize)>,
     pub(super) end: Option<End>,
     pub(super) guard: Option<Guard>,
@@ -129,27 +129,27 @@ pub(super) struct GuardFacts {
     pub(super) attempt: Attempt,
     pub(super) index: usize,
     pub(super) token: u64,
-    /// Which side its hold is of.
+    /// Side of the hold.
     pub(super) mode: Mode,
-    /// The guard that it is nested in, or was converted from, and so on: the first of them, whose time it shares.
+    /// Outermost guard of the chain of nestings and conversions. This guard shares its time.
     pub(super) root: Guard,
     pub(super) root_asked: Micros,
     pub(super) root_granted: Micros,
-    /// When it was to become a reader, and until when that was open: each time that somebody wanted that.
+    /// Downgrades of this guard: start, and end of the time in which the outcome was open.
     pub(super) converting: Vec<(Micros, Micros)>,
     pub(super) wish: Wish,
     pub(super) id: Id,
     pub(super) granted: Micros,
-    /// How much it had left then.
+    /// Remaining validity at the grant.
     pub(super) began_with: Micros,
-    /// When its user let go of it or its process died. Never for a leaked one.
+    /// Time at which the user dropped or released the guard, or its process died. `None` for a leaked guard.
     pub(super) over: Option<Micros>,
     pub(super) lost: Option<Micros>,
     pub(super) letting: Option<Letting>,
 }
 
 impl GuardFacts {
-    /// Whether it is to become a reader, and the answer is not known.
+    /// Returns true while a downgrade is under way or its outcome is unknown.
     pub(super) fn is_converting(&self, now: Micros) -> bool {
         self.converting.iter().any(|(from, until)| (*from..=*until).contains(&now))
     }
@@ -159,20 +159,20 @@ pub(super) struct RequestFacts {
     pub(super) process: Process,
     pub(super) lock: Lock,
     pub(super) op: Op,
-    /// Whose future sent it.
+    /// Attempt whose future sent the request.
     pub(super) attempt: Option<Attempt>,
-    /// Which server its process asks.
+    /// Server that the process asks.
     pub(super) server: u32,
     pub(super) sent: Micros,
     pub(super) index: usize,
     pub(super) answered: Option<(Micros, Reply)>,
-    /// When the copy was carried out that is answered, by which server, and at which event.
+    /// Time at which the answered copy was carried out, and the server that did it.
     pub(super) applied: Option<(Micros, u32)>,
-    /// That server's time then.
+    /// Time of that server at that moment.
     pub(super) server_us: Option<u64>,
-    /// When its sender gave up.
+    /// Time at which the sender gave up.
     pub(super) failed: Option<Micros>,
-    /// It certainly never arrived.
+    /// True if the request certainly never arrived.
     pub(super) not_done: bool,
 }
 
@@ -181,13 +181,13 @@ impl RequestFacts {
         self.answered.as_ref().is_some_and(|(at, _)| *at <= now)
     }
 
-    /// Whether its sender gave up, and cannot know what came of it.
+    /// Returns true if the sender gave up and cannot know the outcome.
     pub(super) fn is_unanswered(&self) -> bool {
         self.failed.is_some() && !self.not_done
     }
 }
 
-/// The acquisition that a request is about.
+/// Returns the acquisition that a request is about.
 pub(super) fn id_of(op: Op) -> Option<Id> {
     match op {
         Op::Acquire { id, .. } | Op::Conversion { id, .. } | Op::Leave { id } | Op::Renew { id, .. } => Some(id),
@@ -394,7 +394,7 @@ impl<'h> Facts<'h> {
                     (facts.applied, facts.server_us) = (Some((at, *primary)), Some(*server_us));
                 }
                 if let (Op::Force { seen, .. }, Reply::Forced(ended)) = (op, reply) {
-                    // All end at once, however few of them one call removes.
+                    // A force ends all of them at once, however few records one request removes.
                     let all = before.held.iter().filter(|_| before.token <= *seen).map(|held| held.id);
                     for id in ended.iter().copied().chain(all) {
                         self.forced.entry(id).or_default().push(at);
@@ -439,39 +439,39 @@ impl<'h> Facts<'h> {
         &self.processes[&process]
     }
 
-    /// Whether something was wrong with the server in a span.
+    /// Returns true if the server had trouble in the span.
     pub(super) fn is_troubled(&self, from: Micros, to: Micros) -> bool {
         let troubles = self.troubles.iter().chain(&self.losses);
         troubles.filter(|at| (from..=to).contains(*at)).count() > 0
     }
 
-    /// Two primaries may both grant it: the first moment counts, and the older one.
+    /// Notes a grant. Two primaries may both grant the same id: the first moment and the older primary count.
     fn grants(&mut self, id: Id, at: Micros, primary: u32) {
         let (_, first) = self.granted.entry(id).or_insert((at, primary));
         *first = primary.min(*first);
     }
 
-    /// Requests about one acquisition, in order.
+    /// Returns the requests about one acquisition, in order.
     pub(super) fn about(&self, id: Id) -> impl Iterator<Item = &RequestFacts> {
         self.by_id.get(&id).into_iter().flatten().map(|request| &self.requests[request])
     }
 
-    /// The same with their numbers.
+    /// Returns the requests about one acquisition with their numbers, in order.
     pub(super) fn by_number(&self, id: Id) -> impl Iterator<Item = (Request, &RequestFacts)> {
         self.by_id.get(&id).into_iter().flatten().map(|request| (*request, &self.requests[request]))
     }
 
-    /// What was to give it up for another one.
+    /// Returns the conversions that were to give up this hold.
     pub(super) fn conversions_of(&self, id: Id) -> impl Iterator<Item = &RequestFacts> {
         self.conversions.get(&id).into_iter().flatten().map(|request| &self.requests[request])
     }
 
-    /// The same for all.
+    /// Returns the requests of all acquisitions, by id.
     pub(super) fn by_id(&self) -> BTreeMap<Id, Vec<&RequestFacts>> {
         self.by_id.keys().map(|id| (*id, self.about(*id).collect())).collect()
     }
 
-    /// Guards by their hold.
+    /// Returns the guards of each hold.
     pub(super) fn guards_by_id(&self) -> BTreeMap<Id, Vec<&GuardFacts>> {
         let mut by_id: BTreeMap<Id, Vec<&GuardFacts>> = BTreeMap::new();
         for guard in self.guards.values() {
@@ -485,7 +485,7 @@ impl<'h> Facts<'h> {
     }
 }
 
-/// What the server granted with one request: id, side, first token, how many.
+/// Grant by one request: id, side, first token and number of tokens.
 pub(super) struct Given {
     pub(super) id: Id,
     pub(super) mode: Mode,

@@ -1,5 +1,5 @@
-//! Promise 6 within a process: writers one after the other in the order in which they came, readers together; a writer that
-//! waits stops readers from joining; a hold is shared and passed on only as far as the options say.
+//! Promise 6 within a process. Writers follow each other in the order of their arrival, and readers enter together. A
+//! waiting writer stops readers from joining. A hold is shared and handed off only as far as the options allow.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use super::starts::answered_when_it_starts;
 use crate::store::Mode;
 use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
 
-/// A hold is passed on for so long, and whoever is handed it takes it in the next moment.
+/// Time for which a hold is handed off. The next writer takes it in the next moment.
 const TURN_SPAN: Micros = 5 * MS;
 
-/// Whether it takes its place among the waiters of its process.
+/// Returns true if the attempt joins the queue of its process.
 fn queues(attempt: &AttemptFacts) -> bool {
     !attempt.wish.once && attempt.wish.within.is_none()
 }
@@ -21,7 +21,7 @@ fn waits_at(attempt: &AttemptFacts, index: usize) -> bool {
     attempt.index < index && attempt.ended.is_none_or(|(_, ended)| ended > index)
 }
 
-/// Whether its limit is over: it asks for nothing more, and takes its place back.
+/// Returns true if the limit of the attempt is over. Then it asks for nothing more and leaves the queue.
 fn gives_up(attempt: &AttemptFacts, now: Micros) -> bool {
     attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= now)
 }
@@ -39,7 +39,7 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
         for (other_number, other) in &facts.attempts {
             let same = other.process == served.process && other.wish.lock == served.wish.lock;
             let before = other.wish.mode == Mode::Write && other.index < served.index;
-            // What was handed to it was over when it looked: it begins again.
+            // Its offered share was over when it was polled, so it begins again.
             let stood_still = facts.asleep(other, other.asked, now) > 0;
             let waits = queues(other) && waits_at(other, at) && !stood_still && !gives_up(other, now);
             if same && before && waits && !offer_was_lost(facts, other, at) {
@@ -50,10 +50,13 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether a hold was lost while it waited for more of it: a renewal that nobody needs but who was offered that hold was never
-/// answered, or not before the hold was over by the local clock and given up, or by a server that does not know it; or somebody of
-/// its process has ended the hold by force meanwhile. Somebody else has the right to ask by then, and the first grant is for whoever
-/// asks.
+/// Returns true if the waiter lost a hold that was offered to it while it waited for a longer lease.
+///
+/// * The renewal for this waiter was never answered, or only after the local end of the hold. The hold was then given
+///   up, or unknown to the server.
+/// * Or an operator of its process ended the hold by force.
+///
+/// Another waiter is the leader by then, and the first grant belongs to the leader.
 fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> bool {
     let its_own = |request: &&RequestFacts| request.process == attempt.process && request.lock == attempt.wish.lock;
     let since = |request: &&RequestFacts| attempt.index < request.index && request.index < served;
@@ -85,8 +88,7 @@ fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> b
     })
 }
 
-/// Whether another one that takes its place among the writers of that process was granted the lock after that moment, and before
-/// that event.
+/// Returns true if another queued writer of the process was granted the lock after the moment and before the event.
 fn was_served(facts: &Facts<'_>, waiter: &AttemptFacts, after: Micros, before: usize) -> bool {
     facts.guards.values().any(|guard| {
         let attempt = &facts.attempts[&guard.attempt];
@@ -96,7 +98,7 @@ fn was_served(facts: &Facts<'_>, waiter: &AttemptFacts, after: Micros, before: u
     })
 }
 
-/// A reader does not join a hold that was there when it came, if a writer of its process waited before it.
+/// Checks that a reader joins no earlier hold while an older writer of its process waits.
 pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 local phases");
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
@@ -104,7 +106,7 @@ pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
         for (number, writer) in &facts.attempts {
             let same = writer.process == reader.process && writer.wish.lock == reader.wish.lock;
             let waits = writer.wish.mode == Mode::Write && queues(writer) && waits_at(writer, guard.index);
-            // Nobody knows whether it is polled again.
+            // The writer may never be polled again.
             let stood_still = facts.asleep(writer, writer.asked, guard.granted) > 0;
             if same && waits && writer.index < reader.index && !stood_still && !gives_up(writer, guard.granted) {
                 findings.add(guard.index, format!("attempt {} joins though writer {number} waits", guard.attempt));
@@ -114,14 +116,14 @@ pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether it got a share of a hold that was there when it asked.
+/// Returns true if the guard got a share of a hold that was there when it asked.
 fn joins(facts: &Facts<'_>, guard: &GuardFacts) -> bool {
     let reads = guard.mode == Mode::Read && guard.wish.within.is_none() && guard.wish.converts.is_none();
     let asked = facts.attempts[&guard.attempt].index;
     reads && facts.guards.values().any(|other| other.id == guard.id && other.index < asked)
 }
 
-/// A reader joins without a word to the server only as long as the last word is not older than the share window, and said
+/// Checks that a reader joins without a request only within the `join_window` of the last answer. That answer must say
 /// that no writer waits.
 pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 sharing");
@@ -140,7 +142,7 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
         let window = facts.process(guard.process).join_window;
         let called = facts.called_at(guard.id, guard.wish.lock, guard.granted);
         let right = last.is_some_and(|(at, sent, is_waited_for)| {
-            // It waited when the server was asked, or the server said so lately, and nobody has called since.
+            // The reader waited when the server was asked. Or the server answered lately, and no recall has come since.
             asked <= at || (!is_waited_for && guard.granted < sent + window && called <= sent)
         });
         let stays = || facts.is_door_open(guard.id, guard.wish.lock, guard.granted);
@@ -151,7 +153,7 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Writers pass a hold on so many times and for so long at most.
+/// Checks the limits of hand-offs between writers: number and time.
 pub(super) fn budget(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 budget");
     let mut began: BTreeMap<Id, (Micros, u64)> = BTreeMap::new();
@@ -161,7 +163,7 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
         let (began, turns) = began.entry(guard.id).or_insert((guard.granted, 0));
         *turns += 1;
         let process = facts.process(guard.process);
-        // A hold that may stay is passed on as long as nobody waits elsewhere.
+        // A hold that may be cached is handed off as long as no other process waits.
         let handed_over = handed_over(facts, guard);
         let is_open = |at| facts.is_door_open(guard.id, guard.wish.lock, at);
         if *turns > 1 && (is_open(guard.granted) || is_open(handed_over)) {
@@ -170,7 +172,7 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
         findings
             .add_unless(*turns <= process.max_handoffs, guard.index, || format!("{:?} has {turns} turns", guard.id));
         let most = *began + TURN_SPAN + facts.asleep_with(guard, *began, guard.granted);
-        // It was its own when the one before let go, and it waited for the answer to a renewal.
+        // The writer owned the hold when the one before let go, and then waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();
         let passed_on = if has_waited { handed_over } else { guard.granted };
         findings.add_unless(passed_on <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
@@ -178,13 +180,13 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// When the last one let go that had the same hold before.
+/// Returns the time at which the last guard before let go of the same hold.
 fn handed_over(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
     let before = facts.guards.values().filter(|other| other.id == guard.id && other.index < guard.index);
     before.filter_map(|other| other.over).filter(|over| *over <= guard.granted).max().unwrap_or(guard.granted)
 }
 
-/// The server is asked to keep a hold for as long as the guard wants that wants the most.
+/// Checks that each renewal asks for the longest lease that a guard of the hold wants.
 pub(super) fn leases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 leases of guards");
     let guards = facts.guards_by_id();

@@ -1,5 +1,5 @@
-//! Promise 5, and what a second `leave` is for: an acquisition that nobody drives any more is gone as soon as its last copy
-//! may have arrived, and not only with its lease.
+//! Promise 5, and the purpose of a second `leave`. An acquisition that no task drives any more is gone as soon as its
+//! last copy may have arrived, and not only with its lease.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::facts::{Facts, MS, RequestFacts};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, Id, Micros, Op, What};
 
-/// Pauses and trips between an end and the word of it.
+/// Pauses and travel times between an end and its release.
 const SLACK: Micros = 250 * MS;
 
 pub(super) fn none(facts: &Facts<'_>) -> Findings {
@@ -47,13 +47,13 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
     };
     let excused = process.crashed.is_some_and(|crashed| crashed <= now)
         || process.paused_within(driven, now) > 0
-        // What a server remembers that was behind was given back to the one before.
+        // A replica that was behind still records the hold, which was released at the server before.
         || was_given_back_before(facts, id, now)
         || requests.iter().any(|request| unheard(request) && request.sent <= now);
     !excused && now > due + process.response_timeout + SLACK
 }
 
-/// Whether it was given back to a server that is none any more.
+/// Returns true if the hold was released at a server that was replaced since.
 fn was_given_back_before(facts: &Facts<'_>, id: Id, now: Micros) -> bool {
     let lineage = facts.lineage(now);
     let left = facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }));
@@ -62,25 +62,25 @@ fn was_given_back_before(facts: &Facts<'_>, id: Id, now: Micros) -> bool {
         .any(|(at, primary)| at <= now && primary < lineage)
 }
 
-/// When the last one ended that could drive it; `None` as long as there is one.
+/// Returns when the last driver of an acquisition ended; `None` while there is one.
 fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], now: Micros) -> Option<Micros> {
     let mut until = 0;
     for guard in facts.guards.values().filter(|guard| guard.id == id && guard.granted <= now) {
-        // What a leaked guard had ends with what the server was asked for last, for it and for those beside it.
+        // The hold of a leaked guard ends with the last lease that was requested, for it and for its fellow guards.
         let gone = guard.over.map(|over| guard.lost.map_or(over, |lost| lost.min(over)))?;
         until = until.max(gone);
     }
-    // Whoever has it turned drives it, too.
+    // An attempt that converts the hold drives it, too.
     let sent = requests.iter().copied().chain(facts.conversions_of(id)).filter(|request| request.sent <= now);
     let drivers = sent.filter_map(|request| request.attempt);
     for driver in drivers {
         until = until.max(end_of(facts, driver)?);
     }
     let lock = requests.first()?.lock;
-    // The next one in its process goes on with it.
+    // The next waiter in its process goes on with it.
     for (number, attempt) in &facts.attempts {
         let next = attempt.process == id.process && attempt.wish.lock == lock && attempt.wish.mode == mode;
-        // It may have stayed until then.
+        // The hold may have been cached until then.
         let there = until.max(facts.stays_until(id, lock, until)) + MS;
         if next && attempt.asked <= there && attempt.wish.converts.is_none() {
             until = until.max(end_of(facts, *number)?);
@@ -89,7 +89,7 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
     (until <= now).then_some(until)
 }
 
-/// When an attempt had ended, or the guard that it brought.
+/// Returns the end of an attempt; `None` while it is under way.
 fn end_of(facts: &Facts<'_>, attempt: Attempt) -> Option<Micros> {
     facts.attempts[&attempt].ended.map(|(at, _)| at)
 }

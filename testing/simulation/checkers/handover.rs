@@ -1,4 +1,4 @@
-//! Whoever is granted the lock while it waits learns of it by a notice, and not with its next heartbeat.
+//! Checks that a waiter learns of its grant by a notice, and not with its next heartbeat.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use super::Findings;
 use super::facts::{Facts, MS, RequestFacts, SECOND};
 use crate::testing::simulation::history::{Id, Lock, Micros, Op, Process, Reply, What};
 
-/// From the moment in which a notice arrives to the guard.
+/// Time from the arrival of a notice to the guard.
 const AT_ONCE: Micros = 2 * MS;
-/// After so long in the queue a process has subscribed, however slow that was.
+/// Time in the queue after which a process has subscribed, however slow that was.
 const SUBSCRIBED: Micros = 2_600 * MS;
 
-/// A notice that has arrived makes a guard in the same moment, unless less than half of the claim is left by then.
+/// Checks that a notice makes a guard in the same moment, unless less than half of the claim is left by then.
 pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 hand-over");
     let mut handed: BTreeMap<Id, u64> = BTreeMap::new();
@@ -40,7 +40,7 @@ fn half_of_claim(request: &RequestFacts) -> Micros {
     }
 }
 
-/// The last question of a waiter, if it was answered that it waits and somebody is there to listen.
+/// Returns the last request of a waiter, if it was answered "queued" and its attempt still listens.
 fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestFacts> {
     let now = facts.events[at].at;
     let asks = |request: &&RequestFacts| request.index < at && !matches!(request.op, Op::Renew { .. });
@@ -48,7 +48,8 @@ fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestF
     let queued = matches!(last.answered, Some((heard, Reply::Queued { .. })) if heard < now);
     let attempt = &facts.attempts[&last.attempt?];
     let listens = attempt.ended.is_none_or(|(_, ended)| ended > at);
-    // It may ask what time it is, before it asks again; or ask again in this very moment, as may who has its right from now on.
+    // The waiter may ask for the server's time before it repeats its request. It may also repeat it at this moment, as
+    // may a waiter that becomes leader now.
     let newer = |request: &RequestFacts| request.index > last.index && (request.index < at || request.sent == now);
     let asked = facts.about(id).filter(|request| matches!(request.op, Op::Acquire { .. }));
     let of_attempt = facts.requests.values().filter(|request| request.attempt == last.attempt);
@@ -56,7 +57,7 @@ fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestF
     (queued && listens && alone && matches!(last.op, Op::Acquire { .. })).then_some(last)
 }
 
-/// Whether the grant came after what the waiter was answered last, by the server's clock too.
+/// Returns true if the grant came after the last answer to the waiter, by the server's clock too.
 fn granted_since(facts: &Facts<'_>, request: &RequestFacts, granted_us: Option<&u64>) -> bool {
     let answered = facts.each().skip(request.index).find_map(|(_, now, what)| match what {
         What::Applied { op, server_us, .. } if *op == request.op && Some(now) == request.applied.map(|(at, _)| at) => {
@@ -67,17 +68,17 @@ fn granted_since(facts: &Facts<'_>, request: &RequestFacts, granted_us: Option<&
     granted_us.is_some_and(|granted| answered.is_some_and(|answered| *granted >= answered))
 }
 
-/// Whether the attempt behind a request has ended by then, or its process did not run.
+/// Returns true if the attempt behind a request has ended by then, or its process did not run.
 fn served_by(facts: &Facts<'_>, request: &RequestFacts, by: Micros) -> bool {
     let attempt = &facts.attempts[&request.attempt.expect("an acquisition is somebody's")];
     let paused = facts.asleep(attempt, by - AT_ONCE, by) > 0;
     paused || attempt.ended.is_some_and(|(ended, _)| ended <= by)
 }
 
-/// Whoever waits for long has subscribed.
+/// Checks that a process with a long-waiting attempt has subscribed.
 pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 subscription");
-    // Since when each waits in the queue of a server that it has a connection to.
+    // Start of the time that each process waits in the queue of a connected server.
     let mut since: BTreeMap<(Process, Lock), (Id, Micros)> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {

@@ -1,4 +1,4 @@
-//! Promise 4: acquire, renew, release and cancel are idempotent: sent twice, late, or applied with the reply lost, they
+//! Promise 4: acquire, renew, release and cancel are idempotent. Sent twice, late, or applied with the reply lost, they
 //! change nothing more.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                     let asked = matches!(op, Op::Acquire { id, .. } | Op::Conversion { id, .. } if *id == held.id);
                     findings.add_unless(known || asked, at, || format!("{held:?} comes with {op:?}"));
                 }
-                // Two primaries may both have granted it: what ends the one does not end the other.
+                // Two primaries may both have granted it. Then the end of one grant does not end the other.
                 for given in Given::by(what) {
                     let token = tokens.entry(given.id).or_insert(given.token);
                     *token = given.token.min(*token);
@@ -53,9 +53,9 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
             What::Released { guard, how: Released::Ours } => {
                 let held = &facts.guards[guard];
                 let id = held.id;
-                // The last guard of the hold, and all copies of the acquisition are over by then.
+                // This was the last guard of the hold, and all copies of the acquisition are over by then.
                 let alone = facts.guards.values().filter(|held| held.id == id).count() == 1;
-                // A server knows nothing of what one before it, or after it, was told.
+                // A server knows nothing of the releases that another server received.
                 let told =
                     facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
                 let by = told.filter_map(|request| request.applied).last().map(|(_, primary)| primary);
@@ -65,7 +65,7 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                 }
             }
             What::Unanswered { request } | What::NotDone { request } => {
-                // Told again, until the server answers.
+                // The process repeats the release until the server answers.
                 if let Op::Leave { id } = facts.requests[request].op {
                     released.remove(&id);
                 }

@@ -1,5 +1,5 @@
-//! Holds that stay when their last guard has left: who waits is heard of, what is called is given up in time, and nobody enters
-//! after that. `docs/CACHED_HOLDS.md` has the times.
+//! Checks cached holds. The process learns of waiters, gives a recalled hold up in time, and no guard enters after
+//! that. `docs/IDLE.md` has the times.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,32 @@ use super::facts::{Facts, Given, MS, SECOND};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Called, Held, Id, Lock, Micros, Op, Reply, Seen, What};
 
-/// From a call to the server's word that a hold is over, if nothing goes wrong.
+/// Time from a recall to the server's record that the hold is over, if nothing goes wrong.
 const HOP: Micros = 100 * MS;
-/// Who waits asks again within this, and calls.
+/// Time within which a waiter repeats its request and recalls.
 const HEARTBEAT: Micros = 1_010 * MS;
-/// Those who wait for one lock call no more often.
+/// Shortest time between two recalls of all waiters of one lock.
 const PACE_MS: u64 = 500;
-/// A renewal comes by then: three eighths of the longest lease.
+/// Time within which a renewal comes: three eighths of the longest lease.
 const RENEWAL: Micros = 10 * SECOND * 3 / 8;
 
-/// Whether a hold keeps out whoever waits.
+/// Returns true if the hold keeps the waiter out.
 fn keeps_out(held: &Held, waiting: &Held) -> bool {
     held.mode == Mode::Write || waiting.mode == Mode::Write
 }
 
-/// A lock that may be kept, as long as this is its last token, and when somebody has called last.
+/// Recallable flag of a lock: it counts while this is the last token. Also the time of the last recall.
 #[derive(Clone, Copy, Default)]
 struct Mark {
     token: u64,
     called_ms: Option<u64>,
 }
 
-/// Who is refused by a lock that may be kept calls, but all together no more often than twice a second; who only tries always does.
+/// Checks that a waiter recalls a cached hold that keeps it out. All waiters together recall at most twice a second. An
+/// attempt that only tries always recalls.
 pub(super) fn calls(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: calls");
-    // What a replica has of it that takes over is not known.
+    // `None`: the flag that a replica has when it takes over is not known.
     let mut marks: BTreeMap<(u32, Lock), Option<Mark>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         let What::Applied { primary, lock, op, reply, server_us, before, after, called, deposed: false, .. } = what
@@ -71,7 +72,8 @@ pub(super) fn calls(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whoever may keep its hold marks the lock. The mark counts for those that have the same token, and goes on with new tokens.
+/// Sets the recallable flag when a holder may cache its hold. The flag counts for holds with the same token, and
+/// follows new tokens.
 fn marks_it(mark: &mut Option<Mark>, op: Op, reply: &Reply, (before, after): (&Seen, &Seen)) {
     let is_waited_for = match (op, reply) {
         (
@@ -81,7 +83,7 @@ fn marks_it(mark: &mut Option<Mark>, op: Op, reply: &Reply, (before, after): (&S
         _ => return,
     };
     if mark.is_none() && is_waited_for {
-        // When somebody has called for it before is not known either.
+        // The time of the last recall is not known either.
         return;
     }
     let renews = matches!(op, Op::Renew { .. });
@@ -90,7 +92,7 @@ fn marks_it(mark: &mut Option<Mark>, op: Op, reply: &Reply, (before, after): (&S
     *mark = Some(Mark { token: after.token, called_ms });
 }
 
-/// An operator ends the writer that was seen, whatever tokens it has by now.
+/// Checks that a force ends the writer that was seen, whatever tokens it has by now.
 pub(super) fn forced(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: force");
     for (at, _, what) in facts.each() {
@@ -101,8 +103,8 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// The tokens that a renewal brings are the last that the server has given; and each writer's is above those of all guards before
-/// it, whichever hold of whichever process they had.
+/// Checks the tokens that renewals bring. They are the last that the server has given. Each writer's token is above
+/// those of all earlier guards, whatever hold of whatever process they had.
 pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: tokens");
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
@@ -121,7 +123,8 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
                 let highest = highest.entry(held.wish.lock).or_default();
                 let turn = held.mode == Mode::Write && held.wish.within.is_none();
                 let rises = if turn { *token > *highest } else { *token >= *highest };
-                // Until it hears of that, a process goes on with what the server has lost, or what an operator has ended.
+                // A process goes on with a hold that the server lost, or that an operator ended, until it learns of
+                // that.
                 let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
                 let is_lost = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
                 let passed = facts.deposed.get(&held.wish.lock).is_some_and(|deposed| *highest <= *deposed);
@@ -136,7 +139,7 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// No guard enters after the local end of what was answered.
+/// Checks that no guard enters after the local end of the last answer.
 pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: validity");
     for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
@@ -151,15 +154,15 @@ pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// One that waits, and an idle hold that keeps it out.
+/// Waiter, and the cached hold that keeps it out.
 struct Wait {
     from: Micros,
     lock: Lock,
     held: Held,
 }
 
-/// A hold that nobody uses and that somebody waits for is given up: in a hop, in a heartbeat if a call is missed, in any case with the
-/// next renewal.
+/// Checks that a process gives up a cached hold when someone waits: in a hop, in a heartbeat if a recall is missed, in
+/// any case with the next renewal.
 pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: given up");
     let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
@@ -169,7 +172,7 @@ pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
             let still = before.held.iter().any(|other| other.id == *held);
             let waits = before.queue.iter().any(|other| other.id == *waiting);
             let by = if still && waits { due(facts, wait, now) } else { None };
-            // A try that was told "used" calls nobody, though its place is there until its word arrives.
+            // A try that learned "used" recalls nobody, though it stays in the queue until its release arrives.
             let has_left = |by: &Micros| leaves(facts, *waiting).any(|left| left <= *by);
             let by = by.filter(|by| !has_left(by));
             findings.add_unless(by.is_none_or(|by| now <= by), at, || {
@@ -193,13 +196,13 @@ pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// When whoever has this id has told the server that it is gone.
+/// Returns the times at which an acquisition sent its releases.
 fn leaves(facts: &Facts<'_>, id: Id) -> impl Iterator<Item = Micros> {
     facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. })).map(|request| request.sent)
 }
 
-/// By when a hold is to be given up that nobody uses. `None` if that cannot be said: somebody uses it, or it is not in its process's
-/// hands.
+/// Returns the time by which an unused hold has to be given up. `None` if that is undefined: a guard uses it, or its
+/// process does not have it.
 fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     let (id, lock) = (wait.held.id, wait.lock);
     let process = facts.process(id.process);
@@ -208,7 +211,7 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     let from = wait.from.max(over);
     let is_used = facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > from));
     let is_told = leaves(facts, id).any(|left| left <= now);
-    // It was turned into another one. If the primary that turned it is lost, it may be there again, and nobody has it.
+    // The hold was converted. If that primary is lost, the old record may be back, and no process has it.
     let is_turned = facts.requests.values().any(|request| {
         let is_granted = matches!(request.answered, Some((at, Reply::Granted { .. })) if at <= now);
         is_granted && matches!(request.op, Op::Conversion { old, .. } if old == id)
@@ -221,7 +224,8 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     }
     let missed = Micros::try_from(listening.missed(from.saturating_sub(HEARTBEAT), now)).expect("few");
     let is_heard = listening.stood(from.saturating_sub(HEARTBEAT), now);
-    // Who asked again just after a call was lost has called nobody, and is heard of a heartbeat later.
+    // A waiter that repeats its request just after a lost recall recalls nobody. The process learns of it a heartbeat
+    // later.
     let heard = from + missed * (HEARTBEAT + PACE_MS * MS) + HOP;
     let renewed = from + RENEWAL + process.response_timeout + HOP;
     let unheard =

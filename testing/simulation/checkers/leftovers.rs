@@ -1,5 +1,5 @@
-//! Promise 5: a dropped future, a dead process or an aborted task leaves nothing longer than one lease, a leaked guard
-//! nothing longer than `max_hold`.
+//! Promise 5: a dropped future, a dead process or an aborted task leaves nothing longer than one lease. A leaked guard
+//! leaves nothing longer than `max_hold`.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,12 @@ use super::Findings;
 use super::facts::{Facts, GuardFacts, MS, RequestFacts, SECOND, id_of};
 use crate::testing::simulation::history::{Id, Letting, Micros, Op, What};
 
-/// A request may be on its way this long.
+/// Longest time that a request may be on its way.
 const TRANSIT: Micros = 5_100 * MS;
-/// A waiter that was handed the hold takes so long to take it, and one that wants to join as long to be told no.
+/// Longest time in which a waiter takes a share that was offered to it. A reader that asks to join may wait as long for
+/// a refusal.
 const OFFER: Micros = 3_100 * MS;
-/// After all is well again, a hold that nobody has is gone within this.
+/// Time after the end of all faults within which a hold without an owner is gone.
 const SOON: Micros = 3 * SECOND;
 
 pub(super) fn none(facts: &Facts<'_>) -> Findings {
@@ -44,13 +45,13 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                 for held in &before.held {
                     let asked = last_asked.get(&held.id).copied().unwrap_or_default();
                     let guards = guards.get(&held.id).map(Vec::as_slice).unwrap_or_default();
-                    // Without a guard it may stay for a while more.
+                    // Without a guard, the hold may stay cached for a while.
                     let idle = facts.process(held.id.process).cache_for;
                     let ends = |guard: &&GuardFacts| {
                         let longest = guard.wish.max_hold_ms * MS;
                         guard.root_granted + longest + longest / 100 + TRANSIT + idle
                     };
-                    // Or for one lease of somebody who gave up.
+                    // Or the hold lasts for one lease of an attempt that gave up.
                     if let Some(ends) =
                         guards.iter().map(ends).max().map(|ends| ends.max(asked_without_guard(facts, guards)))
                     {
@@ -71,7 +72,7 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Until when a hold may last that was asked for before anybody had a guard of it, or by a reader that never had one.
+/// Returns until when a hold may last that was requested before it had a guard, or by a reader that never had one.
 fn asked_without_guard(facts: &Facts<'_>, guards: &[&GuardFacts]) -> Micros {
     let Some(first) = guards.iter().min_by_key(|guard| guard.index) else {
         return 0;
@@ -80,7 +81,7 @@ fn asked_without_guard(facts: &Facts<'_>, guards: &[&GuardFacts]) -> Micros {
         let attempt = request.attempt.map(|attempt| &facts.attempts[&attempt]);
         attempt.is_some_and(|attempt| attempt.guard.is_none_or(|guard| facts.guards[&guard].id != first.id))
     };
-    // Whoever joins with a longer lease waits for the answer to a renewal that asks for it, and may die before.
+    // A reader that joins with a longer lease waits for the answer to a renewal. It may die before that answer.
     let joins_in_vain = |at: Micros| {
         let wish = &first.wish;
         facts.attempts.values().any(|attempt| {
@@ -99,13 +100,13 @@ fn asked_without_guard(facts: &Facts<'_>, guards: &[&GuardFacts]) -> Micros {
     facts.about(first.id).map(lasts).max().unwrap_or_default()
 }
 
-/// When what a process had that died is over: one lease after the last message of it has arrived, the longest that it
-/// asked for under that id.
+/// Returns when the hold of a dead process is over. That is one lease after its last message has arrived, the longest
+/// lease that it requested under that id.
 fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
     let process = facts.process(id.process);
     let lasts = |request: &RequestFacts| {
         let (transit, lease_ms) = match request.op {
-            // A grant while it waited lasts for its patience, which begins when it was heard of last.
+            // A grant to a waiter lasts for its `patience_ms`, which begins with its last request.
             Op::Acquire { lease_ms, patience_ms, .. } => {
                 (process.max_delay(), lease_ms.max(patience_ms.unwrap_or_default() * 2))
             }
@@ -120,7 +121,7 @@ fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
     facts.about(id).map(lasts).max().unwrap_or(crashed) + process.max_clock_skew
 }
 
-/// When the last guard of a hold was let go or lost. `None` as long as there is one.
+/// Returns when the last guard of a hold was released, dropped or lost. `None` while there is one.
 fn over(guards: &[&GuardFacts]) -> Option<Micros> {
     let ends = guards.iter().map(|guard| match (guard.over, guard.lost) {
         (Some(over), Some(lost)) => Some(over.min(lost)),
@@ -129,10 +130,10 @@ fn over(guards: &[&GuardFacts]) -> Option<Micros> {
     ends.collect::<Option<Vec<_>>>().and_then(|ends| ends.into_iter().max())
 }
 
-/// Whether somebody may still have a hold, or may not yet have been able to give it back.
+/// Returns true if a process may still use a hold, or may not have been able to release it yet.
 fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, now: Micros) -> bool {
     let process = facts.process(id.process);
-    // What a dead process had is judged by its lease. A message from before the healing may still arrive.
+    // `lease_of_the_dead` judges the hold of a dead process. A message from before the end of faults may still arrive.
     if process.crashed.is_some() || now < facts.healed + 2 * TRANSIT || process.paused_within(now - SOON, now) > 0 {
         return true;
     }
@@ -141,12 +142,12 @@ fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, n
     let gone = gone.zip(guards.first()).map(|(gone, guard)| facts.stays_until(id, guard.wish.lock, gone));
     match gone {
         Some(gone) => now <= gone + OFFER + SOON,
-        // Granted while it waited, it is for others to have when its claim is over.
+        // A hold that was granted to a waiter goes to others when its claim is over.
         None => has || !guards.is_empty() || now <= asked + 2 * SOON + SECOND,
     }
 }
 
-/// Somebody has what is renewed, or waits to take it until that is answered.
+/// Checks that a renewed hold has a guard, or a waiter that takes it when the renewal is answered.
 fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
     for request in facts.requests.values() {
         if let (Op::Renew { .. }, Some(id)) = (request.op, id_of(request.op)) {

@@ -1,4 +1,4 @@
-//! Promise 10: a server that answers is not asked more than is needed, and one that does not is not hammered.
+//! Promise 10: a process asks a server that answers no more than needed, and does not flood one that is silent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use super::facts::{Facts, MS, RequestFacts, SECOND};
 use crate::base::error::LossReason;
 use crate::testing::simulation::history::{Id, Micros, Op, Request, What};
 
-/// So often one acquisition may be asked for in a second: the heartbeat, deadlines that pass, and answers that are late.
+/// Requests for one acquisition in a second: the heartbeat, deadlines that pass, and late answers.
 const MAX_ASKS: usize = 16;
-/// So many tries in a second may fail, with pauses that grow.
+/// Attempts that may fail in a second, with growing pauses between them.
 const MAX_FAILURES: usize = 12;
 
 pub(super) fn asks(facts: &Facts<'_>) -> Findings {
@@ -17,7 +17,7 @@ pub(super) fn asks(facts: &Facts<'_>) -> Findings {
     let notices = notices(facts);
     for (id, requests) in facts.by_id() {
         let asked = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.answered.is_some();
-        // Once somebody has it, others ask whether they may join, each for itself.
+        // Once the acquisition has a guard, other readers ask whether they may join, each for itself.
         let asked: Vec<_> =
             requests.iter().filter(asked).take_while(|request| !facts.is_had(request)).copied().collect();
         let told = |from, to| {
@@ -28,11 +28,11 @@ pub(super) fn asks(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A hold is not lost to a server that works and is reached: only that it has much to do is no reason.
+/// Checks that no hold is lost while the server works and is reachable. A full workload alone is no reason.
 pub(super) fn losses(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("10 losses");
     let mut hindered: Vec<Micros> = Vec::new();
-    // A hold may have more of a lease than its last guard asked for, and the server may have been gone for longer than that.
+    // A hold may last longer than its last guard asked for, and the server may have been gone for longer than that.
     let mut is_away = false;
     let mut hindered_requests: BTreeSet<Request> = BTreeSet::new();
     for (at, now, what) in facts.each() {
@@ -58,7 +58,7 @@ pub(super) fn losses(facts: &Facts<'_>) -> Findings {
                 }
                 let excused =
                     is_away || hindered.iter().any(|at| *at >= longest) || process.paused_within(longest, now) > 0;
-                // One that came to little that was left was not to be renewed yet.
+                // A guard that joined a hold with little time left had no renewal due yet.
                 let is_new = many == 0 && held.granted + held.wish.lease_ms * MS / 2 > now;
                 findings.add_unless(excused || is_new || !reached, at, || {
                     format!("guard {guard} is lost, and {many} renewals had only to wait for others")
@@ -80,7 +80,7 @@ pub(super) fn failures(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// What makes a process ask again.
+/// Returns the times of notices, which make a process ask again.
 fn notices(facts: &Facts<'_>) -> BTreeMap<u32, Vec<Micros>> {
     let mut notices: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (_, now, what) in facts.each() {

@@ -1,4 +1,4 @@
-//! What a process makes of the server's word that a hold is over.
+//! Checks how a process reacts to an answer that a hold is over.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use crate::base::error::LossReason;
 use crate::store::Mode;
 use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Process, Released, Reply, What};
 
-/// No guard is valid after its process was told that the server does not know the hold, or has begun another under its
-/// id.
+/// Checks that no guard is valid after an answer to its process that the server does not know the hold. The same is
+/// true for an answer that another hold began under its id.
 pub(super) fn answered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 answered losses");
     let mut lost: BTreeMap<Id, Micros> = BTreeMap::new();
@@ -23,7 +23,7 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
             }
             What::Sample { guard, valid: true, .. } => {
                 let id = facts.guards[guard].id;
-                // Heard in the same moment, it is told in the next.
+                // A guard sees an answer of this moment only in the next one.
                 let told = lost.get(&id).filter(|told| **told + MS < now);
                 findings.add_unless(told.is_none(), at, || {
                     format!("guard {guard} is valid, and its process was told at {told:?} us that it is lost")
@@ -35,10 +35,10 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whose end an answer tells, if its process had it by then.
+/// Returns the acquisition that this answer ends, if its process had it by then.
 fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: Micros) -> Option<Id> {
     match (request.op, reply) {
-        // While it is being converted, that may be the turn: its answer tells.
+        // During a conversion the old hold may just have been converted. The answer to the conversion decides.
         (Op::Renew { id, .. }, Reply::Lost { forced }) => {
             let by_force = facts.guards.values().any(|guard| guard.id == id && guard.token <= *forced);
             (by_force || !facts.is_being_converted(id, now)).then_some(id)
@@ -50,7 +50,7 @@ fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: M
             };
             facts.guards.values().any(other).then_some(id)
         }
-        // It asked for more readers of a hold that it had.
+        // The request asked for more readers of a hold that the process had.
         (Op::Acquire { id, .. }, Reply::Contended { .. } | Reply::Queued { .. }) => {
             facts.guards.values().any(|guard| guard.id == id && guard.granted < now).then_some(id)
         }
@@ -58,7 +58,7 @@ fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: M
     }
 }
 
-/// A guard says that its renewals are answered only if the last one was.
+/// Checks that a guard reports its renewals as confirmed only if the last one was answered.
 pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("8 unconfirmed");
     let mut failed: BTreeMap<Id, Micros> = BTreeMap::new();
@@ -66,7 +66,7 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
         match what {
             What::Unanswered { request } | What::NotDone { request } => {
                 let request = &facts.requests[request];
-                // What was sent later, by whoever needed more tokens, may have been answered before.
+                // Another request, sent later for more tokens, may have been answered before.
                 let is_last = |id| !facts.about(id).any(|later| later.index > request.index && later.is_answered(now));
                 if let Op::Renew { id, .. } = request.op
                     && is_last(id)
@@ -83,7 +83,7 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
             }
             What::Sample { guard, valid: true, confirmed: true, .. } => {
                 let held = &facts.guards[guard];
-                // While it is converted it is not renewed.
+                // The process does not renew a hold during its conversion.
                 let converting = |attempt: &AttemptFacts| {
                     let open = attempt.ended.is_none_or(|(_, ended)| ended > at);
                     attempt.wish.converts == Some(*guard) && attempt.asked <= now && open
@@ -100,7 +100,7 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A newer grant to its own process that conflicts with it ends a hold: the server had lost it.
+/// Checks that a newer, conflicting grant to the same process ends a hold: the server had lost it.
 pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 own newer grant");
     let mut newest: Option<Guard> = None;
@@ -113,7 +113,7 @@ pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
                 let conflict = old.root != new.root && (old.mode == Mode::Write || new.mode == Mode::Write);
                 let same = old.process == new.process && old.wish.lock == new.wish.lock;
                 let older = facts.granted.get(&old.id) < facts.granted.get(&new.id);
-                // A new primary may not know the last tokens. Whatever it grants with an earlier one is lost from the start.
+                // A new primary may not know the last tokens. Its grants with an earlier token are lost from the start.
                 let is_overtaken = new.token < old.token && new.began_with == 0;
                 let is_newer = same && conflict && older && !is_overtaken;
                 findings.add_unless(!(is_newer && old.converting.is_empty()), at, || {
@@ -126,7 +126,7 @@ pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A hold that was ended by force is told as such if the answer said so, and no other.
+/// Checks that a guard reports the loss as forced if the answer said so, and only then.
 pub(super) fn forced(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 forced");
     let mut marks: BTreeMap<Id, u64> = BTreeMap::new();
@@ -136,7 +136,7 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
     for (at, now, what) in facts.each() {
         match what {
             What::Applied { op: Op::Force { seen, .. }, primary, lock, before, after, .. } if before.token <= *seen => {
-                // Up to the last token of before: whoever waits is let in by it, with a later one.
+                // A force covers all tokens up to the last one before it. The waiter that it lets in gets a later one.
                 ended.insert((*primary, *lock), before.token);
                 findings.add_unless(after.forced == before.token, at, || format!("{after:?} after a force"));
             }
@@ -173,7 +173,7 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
                 let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
                 let right = match reason {
                     LossReason::Forced => by_answer || by_own(),
-                    // A newer grant of its own may have told first, which does not say why.
+                    // A newer grant to the same process may have ended the hold first, and that does not say why.
                     LossReason::Gone => {
                         last.get(&held.id).is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now)
                     }

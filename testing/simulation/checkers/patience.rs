@@ -1,4 +1,4 @@
-//! Promises 7 and 8: what a lost notification or a silent server costs, and how long it is borne.
+//! Promises 7 and 8: cost of a lost notification or a silent server, and the time for which a process endures it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,14 +8,14 @@ use crate::base::error::LossReason;
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Guard, Lock, Micros, Op, Process, Reply, What};
 
-/// What timers and a full agenda may add to a pause.
+/// Delay that timers and a full deadline queue may add to a pause.
 const GRAIN: Micros = 5 * MS;
-/// A failed try is repeated within this, however many have failed.
+/// Longest pause before a failed attempt is repeated, however many have failed.
 const RETRY: Micros = 250 * MS;
-/// The same after the first. Each further pause is twice as long.
+/// Pause after the first failure. Each further pause is twice as long.
 const FIRST_RETRY: Micros = 20 * MS;
 
-/// For so long whoever tries waits for the word of those who keep the lock.
+/// Longest time for which a try waits for the recall replies of holders.
 const RECALL_TIMEOUT: Micros = 50 * MS;
 
 /// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
@@ -23,15 +23,15 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 heartbeat");
     for requests in facts.by_id().values() {
         let acquires = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. }));
-        // Once somebody has it, others ask whether they may join.
+        // Once the acquisition has a guard, other readers ask whether they may join.
         let acquires: Vec<_> = acquires.take_while(|request| !facts.is_had(request)).collect();
         for pair in acquires.windows(2) {
             let [earlier, later] = pair else { continue };
             let (from, most) = match (&earlier.answered, earlier.failed) {
                 (Some((at, Reply::Contended { retry_in_ms } | Reply::Queued { retry_in_ms })), _) => {
-                    // The server's clock may run slower by a hundredth.
+                    // The server's clock may run 1 % slower.
                     let most = SECOND.min(retry_in_ms * MS * 101 / 100 + MS);
-                    // Who tries waits for the word, and asks once more.
+                    // A try waits for the recall replies and asks once more.
                     let is_try = matches!(earlier.op, Op::Acquire { tries: true, .. });
                     (*at, if is_try { most.max(RECALL_TIMEOUT) } else { most })
                 }
@@ -41,7 +41,8 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
             };
             let waited = later.sent.saturating_sub(from);
             let process = facts.process(later.process);
-            // Whoever asked last, or is next, may not be polled: then it takes a while until another one asks.
+            // The last leader, or the next one, may not be polled. Then it takes a while until another waiter is
+            // leader.
             let waiting = facts.attempts.values().filter(|attempt| could_ask(facts, earlier, attempt));
             let waiting = waiting.filter(|attempt| attempt.ended.is_none_or(|(ended, _)| from <= ended));
             let asleep = waiting.map(|attempt| facts.asleep(attempt, from, later.sent)).max().unwrap_or_default();
@@ -56,13 +57,13 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether a waiter may go on with what another one of its process has asked.
+/// Returns true if a waiter may go on with the request of another one of its process.
 fn could_ask(facts: &Facts<'_>, request: &RequestFacts, waiter: &AttemptFacts) -> bool {
     let mode = request.attempt.map(|attempt| facts.attempts[&attempt].wish.mode);
     waiter.process == request.process && waiter.wish.lock == request.lock && Some(waiter.wish.mode) == mode
 }
 
-/// What asking the server for its time has cost a process.
+/// Returns the time that a process spent on asking the server for its time.
 fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
     let readings = facts.requests.values().filter(|request| {
         request.op == Op::Time
@@ -74,8 +75,8 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
     readings.map(|reading| cost(reading, before)).sum()
 }
 
-/// What asking whether it may join a hold of its process has cost a reader, who has taken the place of another at the server and
-/// asks for that first.
+/// Returns the time that a reader spent on asking whether it may join a hold of its process. A reader that takes over
+/// the place of another at the server asks that first.
 fn joins(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
     let own = facts.requests.values().filter(|request| {
         let repeats = matches!(request.op, Op::Acquire { .. }) && facts.is_had(request);
@@ -85,12 +86,13 @@ fn joins(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
     own.map(|request| cost(request, before)).sum()
 }
 
-/// How long one that was sent before has kept its sender from the next. A try that fails costs a response timeout.
+/// Returns how long an earlier request delayed the next one of its sender. An attempt that fails costs a response
+/// timeout.
 fn cost(request: &RequestFacts, before: &RequestFacts) -> Micros {
     match (&request.answered, request.failed) {
         (Some((at, _)), _) => at - request.sent,
         (None, Some(at)) => at - request.sent + RETRY,
-        // Its future was dropped.
+        // The future of the attempt was dropped.
         (None, None) => before.sent - request.sent,
     }
 }
@@ -99,7 +101,7 @@ fn cost(request: &RequestFacts, before: &RequestFacts) -> Micros {
 pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("8 unreachable");
     let mut own: BTreeMap<Attempt, Vec<&RequestFacts>> = BTreeMap::new();
-    // Each side asks for itself: whoever waits for a hold of its own process does not learn of a silence to the other side.
+    // Each side has its own leader. A waiter for a hold of its own process does not learn of silence to the other side.
     let mut of_side: HashMap<(Process, Lock, Mode), Vec<&RequestFacts>> = HashMap::new();
     let mode_of = |attempt: Attempt| facts.attempts[&attempt].wish.mode;
     for request in facts.requests.values() {
@@ -111,7 +113,7 @@ pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
     for (number, attempt) in &facts.attempts {
         let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
         too_early(facts, &mut findings, *number, attempt, own);
-        // One waiter asks for all; who asks once asks for itself.
+        // The leader asks for all waiters of its side. An attempt that asks once asks for itself.
         let asked = of_side
             .get(&(attempt.process, attempt.wish.lock, attempt.wish.mode))
             .map(Vec::as_slice)
@@ -131,9 +133,9 @@ fn too_early(
     let (Some(End::Unreachable), Some((at, index))) = (attempt.end, attempt.ended) else {
         return;
     };
-    // A limit of its own ends a wait at any moment of silence.
+    // A limit of the attempt itself may end the wait at any moment of silence.
     let limited = attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= at);
-    // A grant may be over when it comes: then it is as good as silence.
+    // A grant may be over when it arrives. Then it counts as silence.
     let heard = own.iter().filter_map(|request| match &request.answered {
         Some((at, Reply::Contended { .. } | Reply::Queued { .. } | Reply::Late)) => Some(*at),
         _ => None,
@@ -142,7 +144,7 @@ fn too_early(
     let silent_us = at - heard;
     let process = facts.process(attempt.process);
     let enough = silent_us >= process.unreachable_after
-        // Whoever wants one answer has none after the time of two.
+        // An attempt that wants one answer gives up after two response timeouts.
         || attempt.wish.once && at - attempt.asked >= 2 * process.response_timeout;
     findings.add_unless(enough || limited, index, || {
         format!("attempt {number} gives up though the server was silent for {silent_us} us only")
@@ -170,7 +172,7 @@ fn too_late(
     }
 }
 
-/// A span in which requests were not answered, from the first to the last.
+/// Span in which requests were not answered, from the first to the last.
 #[derive(Debug)]
 struct Silence {
     from: Micros,
@@ -178,16 +180,16 @@ struct Silence {
 }
 
 fn silences(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<Silence> {
-    // After a longer gap it is somebody else who asks.
+    // After a longer gap another attempt asks.
     let gap = response_timeout + 300 * MS;
     let mut silences: Vec<Silence> = Vec::new();
     let mut silent = false;
     for request in requests {
         match &request.answered {
-            // What the clock says is no answer.
+            // The server's time alone is no answer to the attempt.
             Some((_, Reply::Time)) => {}
             Some(_) => silent = false,
-            // Its future was dropped: nobody listened.
+            // The future was dropped, so an answer would not have been noticed.
             None if request.failed.is_none() => {}
             None if silent && silences.last().is_some_and(|silence| request.sent < silence.last + gap) => {
                 silences.last_mut().expect("one is silent").last = request.sent;
@@ -214,8 +216,8 @@ pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
             let held = &facts.guards[guard];
             let requests = &by_id[&held.id];
             let until = expired_rightly(facts, &mut findings, at, now, held, requests);
-            let busy = 35 * MS; // in the middle of its work a user does not look
-            // Nor does one who waits for the answer to a conversion.
+            let busy = 35 * MS; // a user does not look in the middle of its work
+            // A task that waits for the answer to a conversion does not look either.
             let until = converted_until(facts, *guard, until).unwrap_or(until);
             let noticed = until + busy + facts.asleep_with(held, until, now);
             findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
@@ -224,21 +226,21 @@ pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// When somebody knew what came of the conversion of a guard who asked for it at that moment.
+/// Returns when the outcome of a conversion was known that was under way at that moment.
 fn converted_until(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<Micros> {
     let asks = facts.attempts.values().filter(|attempt| attempt.wish.converts == Some(guard) && attempt.asked <= now);
     asks.filter_map(|attempt| attempt.ended).map(|(ended, _)| ended).filter(|ended| *ended >= now).max()
 }
 
-/// A renewal that failed is repeated soon, and the more of them have failed, the later; unless another answer has confirmed the
-/// hold meanwhile: then it is due as after that.
+/// Checks that a failed renewal is repeated soon, and later after more failures. Another answer may confirm the hold
+/// meanwhile: then the renewal is due as after that answer.
 fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFacts]) {
     let renewals: Vec<_> = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. })).collect();
     let mut pause = FIRST_RETRY;
     for pair in renewals.windows(2) {
         let [earlier, later] = pair else { continue };
         let Some(failed) = earlier.failed else {
-            // One that is not known may have been converted: that is neither a failure nor a word for it.
+            // An unknown hold may have been converted. That answer is neither a failure nor a confirmation.
             if !matches!(earlier.answered, Some((_, Reply::Lost { .. }))) {
                 pause = FIRST_RETRY;
             }
@@ -260,12 +262,13 @@ fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFact
     }
 }
 
-/// After how much of a lease the first renewal is due: a third, an eighth of it later at most.
+/// Returns when the first renewal of a lease is due: after a third, and at most an eighth of that later.
 fn first_due(lease: Micros) -> Micros {
     lease * 9 / 24 + 10 * MS
 }
 
-/// Whether a guard had to end by the local clock, though its process did what it could. Until when it was valid.
+/// Checks that a guard had to end by the local clock, though its process did what it could. Returns until when the
+/// guard was valid.
 pub(super) fn expired_rightly(
     facts: &Facts<'_>,
     findings: &mut Findings,
@@ -277,7 +280,7 @@ pub(super) fn expired_rightly(
     let process = facts.process(held.process);
     let vouched = facts.vouched(held.id, requests, now);
     let until = vouched.min(facts.in_doubt_until(held, requests, now));
-    // A writer may not be alone any more if nobody knows what came of its conversion: no renewal puts that off.
+    // A writer may have company if the outcome of its downgrade is unknown. No renewal extends that time.
     let left_open = held.mode == Mode::Write && facts.open_since(held, now).is_some_and(|since| since <= vouched);
     let confirmed = requests.iter().filter_map(|request| match &request.answered {
         Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *when < until => {
@@ -285,9 +288,9 @@ pub(super) fn expired_rightly(
         }
         _ => None,
     });
-    // A claim, if only a notice has confirmed it so far.
+    // Only a notice has confirmed it so far: its claim counts.
     let (confirmed, left_ms) = confirmed.max().unwrap_or_default();
-    // A notice and an answer of the same moment count from different anchors.
+    // A notice and an answer of the same moment count from different clock samples.
     findings.add_unless(now + GRAIN >= until, at, || format!("lost before its local deadline at {until} us"));
     let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS).min(left_ms * MS);
     let paused = process.paused_within(confirmed, now) > 0;

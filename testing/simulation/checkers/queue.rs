@@ -1,6 +1,9 @@
-//! Promise 6 between processes, and what of promise 5 the queue keeps: a writer that waits stops new readers; when a writer
-//! leaves all readers that wait enter together; writers are first come, first served; nobody is forgotten; whoever is
-//! granted while it waits, dead or alive, has no more than its claim.
+//! Promise 6 between processes, and the part of promise 5 that the queue keeps.
+//!
+//! * A waiting writer stops new readers.
+//! * When a writer leaves, all waiting readers enter together.
+//! * Writers are first come, first served, and no waiter is forgotten.
+//! * A waiter that is granted the lock, dead or alive, has no more than its claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,12 +34,12 @@ fn of(mode: Mode, all: &[Held]) -> Vec<Id> {
 
 impl Step<'_> {
     fn changes_nothing(&self) -> bool {
-        // A force that comes late does nothing at all.
+        // A late force changes nothing.
         let late = matches!(self.op, Op::Force { seen, .. } if self.before.token > seen);
         late || matches!(self.op, Op::Inspect | Op::Time | Op::Renew { .. }) || *self.reply == Reply::Late
     }
 
-    /// Who goes away by this.
+    /// Returns true if the operation removes this id.
     fn leaves(&self, id: Id) -> bool {
         match self.op {
             Op::Leave { id: left } => left == id,
@@ -54,14 +57,14 @@ pub(super) fn order(facts: &Facts<'_>) -> Findings {
             let stay = was.iter().filter(|id| is.contains(id));
             let came = is.iter().filter(|id| !was.contains(id));
             let right: Vec<_> = stay.chain(came).copied().collect();
-            // Readers enter together: they have no order among themselves.
+            // Readers enter together, so they have no order among themselves.
             findings.add_unless(mode == Mode::Read || right == is, step.at, || format!("{was:?} became {is:?}"));
             for gone in was.iter().filter(|id| !is.contains(id)) {
                 let told = step.news.iter().any(|news| news.id == *gone) || id_of(step.op) == Some(*gone);
                 findings.add_unless(told, step.at, || format!("{gone:?} is forgotten"));
             }
         }
-        // A crowd enters in parts: who is passed meanwhile is judged by the bypasses.
+        // A crowd enters in parts. `bypasses` judges the waiters that are passed meanwhile.
         if !step.changes_nothing() && !facts.crowded {
             served(&mut findings, &step);
         }
@@ -79,7 +82,7 @@ fn served(findings: &mut Findings, step: &Step<'_>) {
         });
     }
     let (writers, readers) = (of(Mode::Write, &after.queue), of(Mode::Read, &after.queue));
-    // Whoever comes with this request comes after them.
+    // A waiter that arrives with this request comes after them.
     let left_out: Vec<_> = readers.iter().filter(|id| of(Mode::Read, &before.queue).contains(id)).collect();
     let entered = news.iter().any(|news| of(Mode::Read, &after.held).contains(&news.id));
     findings.add_unless(!entered || left_out.is_empty(), *at, || format!("{left_out:?} do not enter with the others"));
@@ -90,19 +93,21 @@ fn served(findings: &mut Findings, step: &Step<'_>) {
     findings.add_unless(!after.held.is_empty() || writers.is_empty(), *at, || format!("{writers:?} wait for nobody"));
 }
 
-/// Who goes in front of a waiter: new readers before no waiting writer, and one writer before a waiting reader.
+/// Checks which grants pass a waiter. No new reader passes a waiting writer, and one writer at most passes a waiting
+/// reader.
 pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 bypass");
     let mut passed: BTreeMap<Id, usize> = BTreeMap::new();
     let mut lock_of: BTreeMap<Id, Lock> = BTreeMap::new();
-    // Who waited when the last writer left, or waited for none, and whether one was there when last looked.
+    // Readers that waited when the last writer left, or that waited behind no writer. The flag is true if a writer was
+    // there at the last look.
     let mut phases: BTreeMap<Lock, (BTreeSet<Id>, bool)> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         if let What::Applied { lock, before, after, deposed: false, .. } = what {
             let writes = |seen: &Seen| !of(Mode::Write, &seen.held).is_empty();
             let (turn, written) = phases.entry(*lock).or_default();
             let left = (*written || writes(before)) && !(writes(before) && before.held == after.held);
-            // Or one that waited has died: nobody keeps readers out, and they enter with the next request.
+            // Or the waiting writer has died. Then nothing keeps readers out, and they enter with the next request.
             let died = !writes(before) && of(Mode::Write, &before.queue).is_empty();
             if left || died {
                 turn.extend(of(Mode::Read, &before.queue));
@@ -116,7 +121,7 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                     matches!(op, Op::Leave { id: left } if *left == id)
                         || matches!(op, Op::Conversion { old, .. } if *old == id)
                 };
-                // Whoever was gone from the queue meanwhile begins anew.
+                // A reader that left the queue meanwhile begins anew.
                 let waiting = of(Mode::Read, &before.queue);
                 passed.retain(|id, _| lock_of.get(id) != Some(lock) || waiting.contains(id));
                 let goes_on = before.held.iter().any(|held| held.mode == Mode::Read && !ends(held.id));
@@ -124,12 +129,13 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                     Given::by(what).into_iter().filter(|given| before.held.iter().all(|held| held.id != given.id));
                 for given in new {
                     let conversions = matches!(op, Op::Conversion { id, .. } if *id == given.id);
-                    // Whoever comes with this request is no earlier, and whoever leaves by it is not passed.
+                    // A writer that arrives with this request is no earlier one, and a writer that leaves by it is not
+                    // passed.
                     let mut writers = of(Mode::Write, &after.queue);
                     writers.retain(|id| of(Mode::Write, &before.queue).contains(id));
                     if given.mode == Mode::Read && !writers.is_empty() && !conversions {
                         let waited = news.iter().any(|news| news.id == given.id);
-                        // One of a crowd whose turn it is, though others of it are in already.
+                        // A reader of a crowd may enter in its phase though others of the crowd are inside already.
                         let its_turn =
                             facts.crowded && phases.get(lock).is_some_and(|(turn, _)| turn.contains(&given.id));
                         findings.add_unless(waited && (!goes_on || its_turn), at, || {
@@ -157,14 +163,14 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// A waiter is borne for its patience, and has as long to claim what it is granted.
+/// Checks that a waiter stays for its `patience_ms`, and has as long to claim its grant.
 pub(super) fn claims(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("5 dead waiters");
     let mut claim: BTreeMap<Id, u64> = BTreeMap::new();
     let mut longest: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         if let What::Stale { .. } | What::Promoted { .. } = what {
-            // It remembers what was asked for before.
+            // The server remembers the earlier requests.
             claim.clone_from(&longest);
         }
         let What::Applied { op, reply, server_us, before, after, news, deposed: false, .. } = what else {

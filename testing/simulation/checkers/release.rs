@@ -1,5 +1,5 @@
-//! Promise 4: `release` says `Ok` only when the hold is known to have been ours to the end: by the server's word where it
-//! ends the hold, by the local deadline where it does not.
+//! Promise 4: `release` returns `Ok` only when the hold is known to have lasted to its end. Where the release ends the
+//! hold, the server's answer shows that. Where it does not, the local deadline does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use super::Findings;
 use super::facts::{Facts, RequestFacts, id_of};
 use crate::testing::simulation::history::{Guard, Id, Op, Released, Reply, What};
 
-/// Where it ends the hold.
+/// Checks releases that end the hold.
 pub(super) fn by_the_servers_word(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release");
     let mut of_waiters = Findings::of("4 release of a waiter");
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| !in_doubt(told)) {
         let Some(last) = told.last() else { continue };
-        // Whoever stands in the queue, in that of a replica that was behind, has no hold there.
+        // An acquisition in the queue of a replica that was behind has no hold there.
         let waited = matches!(last.answered, Some((_, Reply::Waited)));
         let findings = if waited { &mut of_waiters } else { &mut findings };
         findings.add_unless(answered_held(&told), at, || {
@@ -24,7 +24,8 @@ pub(super) fn by_the_servers_word(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// The same where an answer was lost: the server has found the hold all the same, if not by the copy that it answered.
+/// Checks releases that end the hold where an answer was lost. The server has found the hold all the same, if not with
+/// the copy that it answered.
 pub(super) fn by_the_servers_word_in_doubt(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release in doubt");
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| in_doubt(told)) {
@@ -33,7 +34,8 @@ pub(super) fn by_the_servers_word_in_doubt(facts: &Facts<'_>) -> Findings {
         let found = facts.events[told[0].index..at].iter().any(|event| {
             matches!(&event.what, What::Applied { op: Op::Leave { id }, reply: Reply::Held, .. } if ids.contains(id))
         });
-        // A promotion that loses the grant is beyond the level: the new primary may have granted tokens on both sides of it.
+        // A promotion that loses the grant is beyond the durability level. The new primary may have granted tokens on
+        // both sides of it.
         findings.add_unless(found || facts.loss_since(id, facts.events[at].at), at, || {
             format!("the release of guard {guard} is fine, and none of {} tries has found its hold", told.len())
         });
@@ -45,18 +47,18 @@ fn answered_held(told: &[&RequestFacts]) -> bool {
     told.iter().any(|request| matches!(request.answered, Some((_, Reply::Held))))
 }
 
-/// Its hold, and what that may have been converted into.
+/// Returns the id of the hold, and the ids that it may have been converted into.
 fn ids(facts: &Facts<'_>, guard: Guard) -> BTreeSet<Id> {
     let id = facts.guards[&guard].id;
     facts.conversions_of(id).filter_map(|request| id_of(request.op)).chain([id]).collect()
 }
 
-/// Whether a copy went unanswered.
+/// Returns true if a copy went unanswered.
 fn in_doubt(told: &[&RequestFacts]) -> bool {
     told.iter().any(|request| request.answered.is_none())
 }
 
-/// Where others of its process go on with the hold.
+/// Checks releases after which other guards of the process go on with the hold.
 pub(super) fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release of a share");
     for (at, number, told) in released(facts) {
@@ -74,7 +76,7 @@ pub(super) fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Releases that were fine: when they were, whose, and what the server was told meanwhile.
+/// Returns the releases that returned `Ok`: the event, the guard, and the releases sent to the server meanwhile.
 fn released<'f>(facts: &'f Facts<'_>) -> Vec<(usize, Guard, Vec<&'f RequestFacts>)> {
     let mut began: BTreeMap<Guard, usize> = BTreeMap::new();
     let mut released = Vec::new();

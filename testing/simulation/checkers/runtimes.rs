@@ -1,7 +1,8 @@
-//! Promise 11: holds are renewed, releases told and waiters served as long as the process runs, whatever its runtimes do.
+//! Promise 11: holds are renewed, releases sent and waiters served as long as the process runs, whatever its runtimes
+//! do.
 //!
-//! The other checkers allow a future for what its own runtime does, and nothing else: what is theirs is judged there. Here is
-//! what one runtime does to another.
+//! The other checkers excuse a future for the faults of its own runtime, and for nothing else. This one checks the
+//! effect of one runtime on another.
 
 use std::collections::HashMap;
 
@@ -12,14 +13,14 @@ use crate::base::error::LossReason;
 use crate::base::mode::Mode;
 use crate::testing::simulation::history::{Letting, Lock, Micros, Op, Process, Released, What};
 
-/// What was handed to a future that nobody polls is taken from it within this.
+/// Time within which an offered share is taken from a future that is not polled.
 const OFFER: Micros = 3_100 * MS;
-/// A release is told within this once a hold has no guard.
+/// Time within which a release is sent once a hold has no guard.
 const TOLD: Micros = 100 * MS;
-/// Whose answers others wait for, however few each of them tells.
+/// Number of releases under way from which on further ones wait for an answer, however few each batch carries.
 const MOST_RELEASES: usize = 2;
 
-/// A hold is not lost because a runtime stands still or has ended: it was renewed as if nothing were.
+/// Checks that no hold is lost because a runtime stands still or has ended: its renewals go on.
 pub(super) fn holds(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 holds");
     for (at, now, what) in facts.each() {
@@ -39,8 +40,8 @@ pub(super) fn holds(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// The server is told of a hold whose last guard is gone, in whatever way, at once; a little later if the runtime of that guard had
-/// the release at hand and did not go on.
+/// Checks that the server receives the release of a hold at once when its last guard is gone, in whatever way. It comes
+/// a little later if the runtime of that guard had an inline release and stopped.
 pub(super) fn releases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 releases");
     for (id, guards) in facts.guards_by_id() {
@@ -48,12 +49,13 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let process = facts.process(last.process);
         let leaked = guards.iter().any(|guard| guard.over.is_none() || guard.letting == Some(Letting::Leak));
         let ended = process.crashed.is_some() || process.closing.is_some();
-        // A conversion is told by what it asks; a loss by what buries the hold.
+        // A conversion ends the old hold by its own request, and a lost hold is released as part of the loss.
         let converted = facts.conversions_of(id).next().is_some();
-        // What an operator has ended without a guard is over by itself.
+        // A hold that an operator ended while it had no guard is over by itself.
         let lost = guards.iter().any(|guard| guard.lost.is_some()) || facts.forced_at(id, facts.over).is_some();
         let Some(over) = last.over.filter(|_| !leaked && !ended && !converted && !lost) else { continue };
-        // Handed to the next of its process, it is known to be over when that has not taken it.
+        // A share was handed to the next waiter of the process. Its hold is known to be over when that waiter has not
+        // taken it.
         let stays = facts.stays_until(id, last.wish.lock, over);
         let is_asked_for = stays > over && facts.is_wanted_here(id.process, last.wish.lock, over, stays + TOLD);
         let handed = if is_asked_for || waits_for(facts, last, over) { OFFER } else { 0 };
@@ -61,7 +63,7 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let by = process.runs_until(over, stays + handed + inline + TOLD);
         let by = by.max(room_for_releases(facts, id.process, stays) + TOLD);
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
-        // Its end comes by itself in the meantime.
+        // The hold ends by itself in the meantime.
         let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;
         findings.add_unless(told || expires, last.index, || {
             format!("{id:?} is over at {over} us, and the server is not told by {by} us")
@@ -70,7 +72,7 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// When a process may send the next releases, if so many are under way that others wait for their answers.
+/// Returns when a process may send its next releases if the limit of releases under way is reached.
 fn room_for_releases(facts: &Facts<'_>, process: Process, now: Micros) -> Micros {
     let told = facts.requests.values().filter(|request| request.process == process);
     let told = told.filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
@@ -80,7 +82,7 @@ fn room_for_releases(facts: &Facts<'_>, process: Process, now: Micros) -> Micros
     if open.len() < MOST_RELEASES { 0 } else { open[open.len() - MOST_RELEASES] }
 }
 
-/// Whether somebody of its process waited for a hold when it was let go of.
+/// Returns true if an attempt of the process waited for a hold when its guard ended.
 fn waits_for(facts: &Facts<'_>, held: &GuardFacts, over: Micros) -> bool {
     facts.attempts.values().any(|attempt| {
         let same = attempt.process == held.process && attempt.wish.lock == held.wish.lock;
@@ -88,7 +90,7 @@ fn waits_for(facts: &Facts<'_>, held: &GuardFacts, over: Micros) -> bool {
     })
 }
 
-/// Somebody asks the server for whoever waits on a runtime that goes on, or its process has the lock.
+/// Checks that a process asks the server for each waiter on a runtime that goes on, or has the lock itself.
 pub(super) fn waiters(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 waiters");
     let asked = asked(facts);
@@ -114,7 +116,7 @@ pub(super) fn waiters(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// When each process has asked for each side of each lock.
+/// Returns the times at which each process has asked for each side of each lock.
 fn asked(facts: &Facts<'_>) -> HashMap<(Process, Lock, Mode), Vec<Micros>> {
     let mut asked: HashMap<_, Vec<_>> = HashMap::new();
     for request in facts.requests.values() {
@@ -126,7 +128,7 @@ fn asked(facts: &Facts<'_>) -> HashMap<(Process, Lock, Mode), Vec<Micros>> {
     asked
 }
 
-/// Whether its process had the lock in that span, but for as long as it takes to hand it on.
+/// Returns true if its process had the lock in that span, except for the time that a hand-off takes.
 fn has_it(facts: &Facts<'_>, attempt: &AttemptFacts, (from, to): (Micros, Micros)) -> bool {
     let mut held: Vec<_> = facts
         .guards

@@ -1,4 +1,4 @@
-//! Promise 3, of guards that start: what they wanted is what they get.
+//! Promise 3 for guards that start: a guard gets what it asked for.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use super::Findings;
 use super::facts::{Facts, GuardFacts, MS, SECOND};
 use crate::testing::simulation::history::{Guard, Id, Op, Reply, What};
 
-/// A guard starts with at least half of its lease, if that is a second or more, else with a third of what the margins leave of it.
-/// Whoever is granted the lock by a notice starts at once, with as much of its claim. And nobody has more than the answer leaves
-/// with which it starts, to a request for all that it wants.
+/// Checks the validity with which a guard starts. It has at least half of its lease if that is a second or more, else a
+/// third of what the margins leave. A waiter that is granted the lock by a notice starts at once, with as much of its
+/// claim. No guard has more than the answer with which it starts leaves, to a request for all that it wants.
 pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 fresh guards");
     let mut first: BTreeMap<Id, Guard> = BTreeMap::new();
@@ -30,7 +30,7 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// For how long the server was asked for a hold, if a guard of it starts with the answer.
+/// Returns the lease that was requested for a hold, if a guard of it starts with the answer.
 pub(super) fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<u64> {
     let asked = facts.about(guard.id).filter_map(|request| match (request.op, &request.answered) {
         (
@@ -42,7 +42,7 @@ pub(super) fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> 
     asked.max()
 }
 
-/// With how much its hold was asked for.
+/// Returns the claim with which the hold of a guard was requested.
 fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
     let asked = facts.about(guard.id).filter_map(|request| match request.op {
         Op::Acquire { lease_ms, patience_ms: Some(patience_ms), .. } => Some(patience_ms.min(lease_ms)),
@@ -51,7 +51,7 @@ fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
     asked.max().unwrap_or(u64::MAX)
 }
 
-/// A nested guard has an end of its own.
+/// Checks that a nested guard has an end of its own.
 pub(super) fn nested(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 nested guards");
     for (at, now, what) in facts.each() {

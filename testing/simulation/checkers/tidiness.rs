@@ -1,10 +1,10 @@
-//! Promise 9: every key has a ttl, and idle entries go away. And whoever waits is served.
+//! Promise 9: every key has a ttl, idle entries disappear, and every waiter is served.
 
 use super::Findings;
 use super::facts::{Facts, MS, SECOND};
 use crate::testing::simulation::history::{Micros, Process, What};
 
-/// The longest lease of the simulation, and more than any margin.
+/// Longest lease of the simulation, and more than any margin.
 const LONGEST: Micros = 10_200 * MS;
 
 pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
@@ -57,7 +57,8 @@ pub(super) fn everybody_served(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether a request of a process went unanswered, or was not yet answered, in that time; or nothing was.
+/// Returns true if a background request of the process was not answered in that span, or if the process was paused in
+/// it.
 fn was_silent(facts: &Facts<'_>, process: Process, from: Micros, until: Micros) -> bool {
     let of_process = facts.requests.values().filter(|request| request.process == process && request.sent <= until);
     let unheard = of_process.filter(|request| request.attempt.is_none()).any(|request| {

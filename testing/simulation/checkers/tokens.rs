@@ -1,4 +1,4 @@
-//! Promise 2: tokens strictly increase from phase to phase, across loss of the key too; readers of a phase share one.
+//! Promise 2: tokens strictly increase from phase to phase, across loss of the key too. Readers of a phase share one.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut given: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
     let mut given_by_deposed: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
-    // The blocks that a hold has had before the last, and those that a deposed primary has brought.
+    // Blocks that a hold has had before the last, and blocks that a deposed primary has granted.
     let mut earlier: BTreeMap<Id, Vec<(u64, u64)>> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
     let mut passed: BTreeMap<Id, u64> = BTreeMap::new();
@@ -21,7 +21,7 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
             What::Applied { deposed, lock, op, before, after, reply, .. } => {
                 let highest = highest.entry(*lock).or_default();
                 if let (Op::Renew { id, .. }, Reply::Renewed { tokens: Some(block), .. }) = (op, reply) {
-                    // What a deposed primary brings is no matter of its successor's.
+                    // A block of a deposed primary is independent of the blocks of its successor.
                     let before = if *deposed { Some(*block) } else { given.insert(*id, *block) };
                     earlier.entry(*id).or_default().extend(before);
                     brings(block, *deposed, highest, at, &mut findings);
@@ -81,17 +81,17 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether the resource may reject a token of a phase that began then.
+/// Returns true if the resource may reject a token of a phase that began at `began`.
 fn may_be_rejected(facts: &Facts<'_>, guard: Guard, token: u64, began: Micros, now: Micros) -> bool {
     let guard = &facts.guards[&guard];
-    // A replica that is behind may bring a read phase back that others have overtaken, for readers to join.
+    // A replica that is behind may restore a read phase that others have overtaken, and readers may join it.
     let overtaken = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
-    // One that knows nothing of the new primary goes on, with the later token.
+    // A process that does not know the new primary goes on, with the later token.
     let passed = facts.deposed.get(&guard.wish.lock).is_some_and(|deposed| token <= *deposed);
     overtaken || passed || facts.excused(guard.id, now)
 }
 
-/// A renewal brings a block of tokens, above all before, unless a deposed primary does.
+/// Checks a block of tokens from a renewal: it is above all before, unless a deposed primary grants it.
 fn brings((first, count): &(u64, u64), deposed: bool, highest: &mut u64, at: usize, findings: &mut Findings) {
     if deposed {
         return;
@@ -100,7 +100,7 @@ fn brings((first, count): &(u64, u64), deposed: bool, highest: &mut u64, at: usi
     *highest = first + count - 1;
 }
 
-/// The token that a grant must have; without one it must be higher than all before.
+/// Returns the token that a grant must have. `None`: it only has to be higher than all before.
 fn expected(grant: &Given, before: &Seen, given: &BTreeMap<Id, (u64, u64)>, phase: Option<u64>) -> Option<u64> {
     let is_there = before.held.iter().any(|held| held.id == grant.id);
     match given.get(&grant.id).filter(|_| is_there) {
@@ -110,7 +110,7 @@ fn expected(grant: &Given, before: &Seen, given: &BTreeMap<Id, (u64, u64)>, phas
     }
 }
 
-/// The token of the read phase that is there and goes on.
+/// Returns the token of the read phase that is there and goes on.
 fn phase_of((before, after): (&Seen, &Seen), op: Op, given: &BTreeMap<Id, (u64, u64)>) -> Option<u64> {
     let ends = match op {
         Op::Force { seen, .. } if before.token <= seen => return None,

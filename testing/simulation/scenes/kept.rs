@@ -1,4 +1,4 @@
-//! Holds that stay in a process that is nearly alone, while the server is away for a while and then replaced.
+//! Cached holds in a process that is nearly alone, while the server is away for a while and then replaced.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::testing::simulation::history::Wish;
 use crate::testing::simulation::workload::Leaked;
 use crate::testing::simulation::world::{Down, World};
 
-/// When the server goes away, and when a replica has taken over and the processes hear of it.
+/// Times of the outage, and of the moment when a replica has taken over and the processes learn of it.
 struct Plan {
     away: Instant,
     rerouted: Instant,
@@ -20,13 +20,13 @@ struct Plan {
 pub(super) async fn used_alone(world: &Arc<World>, leaked: &Leaked) {
     let (user, other) = (Player::enters(world, leaked, 0), Player::enters(world, leaked, 1));
     let writes = user.uses(wish(b'b', Mode::Write), 30, 150);
-    // Before and after a ping.
+    // Either before or after a ping.
     let at = |ms| Instant::now() + Duration::from_millis(ms + world.draw(|rng| rng.u64(0..500)));
     let plan = Plan { away: at(2_000), rerouted: at(7_400) };
     tokio::join!(reads(&user), writes, waits(&user, &other, &plan), troubles(world, &plan));
 }
 
-/// One reader is inside while the server is away, and others come and go.
+/// Keeps one reader inside while the server is away, and lets other readers come and go.
 async fn reads(user: &Player) {
     let long = Wish { lease_ms: 10_000, ..wish(b'a', Mode::Read) };
     user.uses(long, 0, 2).await;
@@ -35,7 +35,7 @@ async fn reads(user: &Player) {
 }
 
 impl Player {
-    /// Takes a lock so many times, with pauses.
+    /// Takes a lock several times, with pauses.
     async fn uses(&self, wish: Wish, pause_ms: u64, times: u32) {
         for _ in 0..times {
             let held = self.takes(wish).await;
@@ -45,10 +45,10 @@ impl Player {
     }
 }
 
-/// Waits for a lock that is free just when another primary has taken over, and goes on with it.
+/// Waits for a lock that becomes free just when another primary has taken over, and goes on with it.
 async fn waits(user: &Player, other: &Player, plan: &Plan) {
     user.uses(wish(b'c', Mode::Write), 0, 1).await;
-    // Pings are half a second apart, and the first one comes with the question: none falls into the change.
+    // Pings are half a second apart, and the first comes with the request: none falls into the failover.
     tokio::time::sleep_until(plan.rerouted - Duration::from_millis(1_750)).await;
     let inside = other.takes(wish(b'c', Mode::Write)).await;
     let leaves = async {
@@ -67,7 +67,7 @@ async fn troubles(world: &Arc<World>, plan: &Plan) {
     world.freezes();
     tokio::time::sleep(Duration::from_millis(10)).await;
     world.promotes();
-    // Who releases hears of it first: the one that waits is not told then, and asks.
+    // The process that releases learns of the failover first. So the waiter gets no notice and has to ask.
     world.reroutes(1);
     tokio::time::sleep_until(plan.rerouted).await;
     world.reroutes(0);

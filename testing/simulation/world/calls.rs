@@ -1,5 +1,5 @@
-//! Calls: who listens for a lock that it keeps, and what it hears. Subscriptions are confirmed, pinged and lost as the transport does
-//! it; messages are lost, late and doubled as notices are.
+//! Recalls: processes that listen for recalls of their cached holds, and the messages that reach them. Subscriptions
+//! are confirmed, pinged and lost as in the transport. Messages are lost, late and doubled as notices are.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,17 +14,18 @@ use crate::store::memory::PendingRecall;
 use crate::testing::simulation::history::{Called, Heard, Id, Lock, Process, What};
 use crate::testing::simulation::mutants::{Mutant, parse};
 
-/// As the transport has it.
+/// Interval of pings, as in the transport.
 const PING: Duration = Duration::from_millis(500);
 
-/// Somebody who keeps a lock.
+/// Subscriber of a process to the recalls of one lock.
 pub(super) struct Keeper {
     process: Process,
     lock: Lock,
     calls: Weak<Recalls>,
-    /// The server at which it is subscribed, and until when that is heard.
+    /// Server at which the keeper is subscribed, and the time until which the subscription is live.
     stands: Option<(u32, Arc<Liveness>)>,
-    /// What a wrong one is told of that: by each server, and whichever it hears counts for all.
+    /// Mutant: subscriptions at each server that the keeper learned of. A ping answered by any server confirms all of
+    /// them.
     told: Vec<(u32, Arc<Liveness>)>,
 }
 
@@ -54,7 +55,7 @@ impl World {
         drop(tokio::spawn(Arc::clone(self).keeps_listening(number, process)));
     }
 
-    /// Whether the lock is still kept. If not, nothing is left of who kept it.
+    /// Returns true while the keeper exists. Removes it otherwise.
     fn is_listening(&self, number: u32) -> bool {
         let mut state = self.state.lock();
         let is_kept = state.keepers.get(&number).is_some_and(|keeper| keeper.calls.strong_count() > 0);
@@ -64,7 +65,7 @@ impl World {
         is_kept
     }
 
-    /// Who has answered a process.
+    /// Returns the node that answers a process.
     pub(in crate::testing::simulation) fn answering(&self, process: Process) -> NodeId {
         self.name_of(self.server_of(process))
     }
@@ -75,7 +76,7 @@ impl World {
         old.map_or(state.server.number, |old| old.number)
     }
 
-    /// Subscribes, and pings as long as anybody listens.
+    /// Subscribes, and pings as long as the keeper exists.
     async fn keeps_listening(self: Arc<Self>, number: u32, process: Process) {
         loop {
             let Some(gate) = self.state.lock().ears.get(&process).map(|ear| Arc::clone(&ear.gate)) else {
@@ -93,11 +94,11 @@ impl World {
                 return;
             }
             let lost = match (answers && is_in_time).then(|| self.confirms(number, server)) {
-                // A connection that says nothing.
+                // The connection is silent.
                 None if self.mutant == Some(Mutant::NoAge) => self.breaks(number).and(None),
                 None => self.breaks(number),
                 Some(None) => None,
-                // On another connection: what the one before had is lost.
+                // Messages on the connection before this one are lost.
                 Some(Some(fresh)) => {
                     let lost = self.breaks_unless(number, server);
                     self.answered(number, &fresh, sent);
@@ -124,7 +125,7 @@ impl World {
         is_up && self.hears(process, server)
     }
 
-    /// Until when that server is heard, of a subscription that is there.
+    /// Returns the validity of the keeper's subscription at that server, new or existing.
     fn confirms(&self, number: u32, server: u32) -> Option<Arc<Liveness>> {
         let new = self.fresh_until(server, self.first_fresh());
         let mut state = self.state.lock();
@@ -146,7 +147,7 @@ impl World {
         Arc::new(Liveness::until(self.name_of(server), until))
     }
 
-    /// What a keeper is told by some answer to what was sent then.
+    /// Confirms the subscriptions of a keeper by an answer to a ping that was sent at `sent`.
     fn answered(&self, number: u32, fresh: &Liveness, sent: Moment) {
         fresh.on_answer(sent);
         if let Some(keeper) = self.state.lock().keepers.get(&number) {
@@ -171,7 +172,7 @@ impl World {
         if stands == Some(server) { None } else { self.breaks(number) }
     }
 
-    /// Whom to tell.
+    /// Ends the subscription of a keeper. Returns the recalls that have to learn of it.
     fn breaks(&self, number: u32) -> Option<Arc<Recalls>> {
         let mut state = self.state.lock();
         let keeper = state.keepers.get_mut(&number)?;
@@ -206,7 +207,7 @@ impl World {
         calls.on_confirmed(LiveSubscription { epoch, liveness: Arc::clone(fresh) });
     }
 
-    /// Passes a call on to all who are subscribed at that server.
+    /// Passes a recall on to all keepers that are subscribed at that server.
     pub(super) fn publish_call(self: &Arc<Self>, lock: Lock, PendingRecall { token, id }: PendingRecall, server: u32) {
         let call = Recall { token, tries: id.map(|id| id.shared()) };
         let keepers: Vec<_> = {
@@ -244,7 +245,7 @@ impl World {
         }
     }
 
-    /// A call has come to a process.
+    /// Delivers a recall to a process.
     async fn is_called(self: &Arc<Self>, (process, lock): (Process, Lock), call: &Recall, calls: &Recalls) {
         let called = Called { token: call.token.as_u64(), tries: call.tries.as_deref().map(Id::of) };
         self.hears_of(process, lock, Heard::Call(called));
@@ -254,7 +255,7 @@ impl World {
             Some(Mutant::LeavesUnderGuard) => self.leaves_at_once(process, lock),
             _ => {}
         }
-        // Whoever of the process listens: it comes on one channel.
+        // All listeners of the process get it, because it comes on one channel.
         let all: Vec<_> = {
             let state = self.state.lock();
             let here = state.keepers.values().filter(|keeper| (keeper.process, keeper.lock) == (process, lock));
@@ -266,7 +267,7 @@ impl World {
         }
     }
 
-    /// Gives back what a process has, whoever is inside.
+    /// Mutant: releases the holds of a process although a guard is inside.
     fn leaves_at_once(self: &Arc<Self>, process: Process, lock: Lock) {
         let inside = self
             .state
@@ -285,12 +286,12 @@ impl World {
         }
     }
 
-    /// Whether somebody of a process is inside.
+    /// Returns true if a guard of the process is inside.
     pub(in crate::testing::simulation) fn is_inside(&self, process: Process, lock: Lock) -> bool {
         self.state.lock().live.iter().any(|live| (live.process, live.lock) == (process, lock))
     }
 
-    /// Whoever tries is told that a guard is inside.
+    /// Notifies a try that a guard is inside.
     pub(in crate::testing::simulation) fn reply_in_use(&self, lock: Lock, id: &str) {
         self.tell(Id::of(id).process, lock, &Notification::Used { id: id.into() });
     }

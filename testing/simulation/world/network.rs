@@ -1,4 +1,4 @@
-//! The network: what becomes of a request on its way there, and of its answer on the way back.
+//! Network: the way of a request to the server, and of its answer back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,20 @@ use super::{Down, World, lock_of, millis};
 use crate::base::key::Key;
 use crate::testing::simulation::history::{Op, Process, Request, What};
 
-/// What counts as slow.
+/// Shortest time that counts as slow.
 const MIN_SLOW: Duration = Duration::from_millis(50);
 
-/// Which server a request has reached.
+/// Server that a request has reached.
 enum Reached {
     Primary,
     Deposed,
     Frozen,
-    /// It is none any more, or not to be reached.
+    /// No server: this one is no primary any more, or is unreachable.
     Nobody(Down),
 }
 
 impl World {
-    /// Sends a request: whatever becomes of the sender, the copies travel on.
+    /// Sends a request. Its copies travel on even if the sender is gone.
     pub(in crate::testing::simulation) fn post(
         self: &Arc<Self>,
         process: Process,
@@ -52,7 +52,7 @@ impl World {
         (request, answered)
     }
 
-    /// What is to become of a request, or of several that travel together.
+    /// Draws the fate of a request, or of several that travel together.
     pub(in crate::testing::simulation) fn fates(&self, parcel: &Parcel) -> Fates {
         let mut state = self.state.lock();
         let (healed, profile) = (state.healed, &self.profile);
@@ -70,8 +70,8 @@ impl World {
             there,
             back,
             request_lost: lost.0,
-            // A late copy of an acquisition or a turn that was answered would be one that its sender cannot know of. On one
-            // connection a request is not carried out after a later one, so there it does not happen.
+            // A late copy of an acquisition or conversion that was answered would be unknown to its sender. One
+            // connection carries requests out in order, so that cannot happen there.
             reply_lost: lost.1 || (copied && matches!(parcel, Parcel::Acquire { .. } | Parcel::Conversion { .. })),
         };
         let second = copied.then(|| Fate { copy: 2, there: first.there + late, ..first });
@@ -97,7 +97,7 @@ impl World {
                 reached = world.reached(node).await;
             }
             let deposed = match reached {
-                // Where no connection was to be had, nothing was sent, and nothing comes again.
+                // Without a connection, no copy was sent and none is repeated.
                 _ if refused.load(Ordering::SeqCst) => return world.record(What::RequestLost { request, copy }),
                 Reached::Nobody(Down::Refusing) => {
                     refused.store(true, Ordering::SeqCst);
@@ -136,20 +136,20 @@ impl World {
     }
 
     async fn travels(&self, time: Duration) {
-        // A timer takes a millisecond at least.
+        // A timer takes at least a millisecond.
         if !self.profile.hot {
             tokio::time::sleep(time).await;
         }
     }
 
-    /// The address that a process has for the primary.
+    /// Returns the address that a process has for the primary.
     fn node_of(&self, process: Process) -> u32 {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
         old.map_or(state.server.node, |old| old.node)
     }
 
-    /// Who is there, as soon as somebody is that moves.
+    /// Returns the server at this address, as soon as it is not frozen.
     async fn reached(&self, node: u32) -> Reached {
         loop {
             let thawed = self.thawed.notified();
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Returns when the server has done what came before.
+    /// Returns when the server has done the earlier work.
     async fn served(&self) {
         if self.profile.service_ms == 0 {
             return;

@@ -1,4 +1,4 @@
-//! Notices: who is subscribed, and what a process hears.
+//! Notices: subscriptions of processes, and the notices that reach them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,30 +14,30 @@ use crate::store::{AcquisitionId, Answered, Granted, Notification};
 use crate::testing::simulation::gate::Gate;
 use crate::testing::simulation::history::{Id, Lock, Process, What};
 
-/// An older anchor judges no notice, as the transport has it.
+/// Greatest age of a clock sample that can judge a notice, as in the transport.
 const MAX_ANCHOR_AGE: Duration = Duration::from_secs(2);
 
-/// Who wants to be told.
+/// Receiver of notices for a lock in one process.
 pub(super) struct Subscriber {
     pub(super) process: Process,
     pub(super) lock: Lock,
     pub(super) to: mpsc::Sender<Notification>,
 }
 
-/// What a process judges notices by.
+/// Clock sample by which a process judges notices.
 pub(super) struct Ear {
     pub(super) gate: Arc<Gate>,
     pub(super) anchor: Arc<Mutex<Option<ClockSample>>>,
 }
 
-/// A notice as it lies on the wire.
+/// Notice on its way to a process.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     pub(super) key: Arc<Key>,
     pub(super) id: AcquisitionId,
     pub(super) granted: Granted,
     pub(super) at: ServerTime,
-    /// Which of the servers, one after the other, has sent it.
+    /// Number of the server that has sent it, in the order of their appearance.
     pub(super) server: u32,
 }
 
@@ -54,13 +54,13 @@ impl Drop for Unsubscribe {
 }
 
 impl World {
-    /// A process judges notices by this anchor from now on.
+    /// Sets the clock sample by which a process judges notices from now on.
     pub(in crate::testing::simulation) fn listens(&self, address: &Address, anchor: &Arc<Mutex<Option<ClockSample>>>) {
         let ear = Ear { gate: Arc::clone(&address.gate), anchor: Arc::clone(anchor) };
         self.state.lock().ears.insert(address.process, ear);
     }
 
-    /// Notices for one waiter.
+    /// Subscribes a waiter to notices.
     pub(in crate::testing::simulation) fn subscribe(
         self: &Arc<Self>,
         process: Process,
@@ -77,7 +77,7 @@ impl World {
         subscription
     }
 
-    /// The same, if a channel of a waiter before still lingers.
+    /// Subscribes a waiter if the channel of an earlier waiter still lingers.
     pub(in crate::testing::simulation) fn subscribed(
         self: &Arc<Self>,
         process: Process,
@@ -97,7 +97,7 @@ impl World {
         (notices, Unsubscribe { world: Arc::clone(self), number })
     }
 
-    /// The server is told of a channel, in its time.
+    /// Subscribes a channel at the server, after a delay.
     pub(super) fn confirm(self: &Arc<Self>, process: Process, lock: Lock) {
         let (late, server) = {
             let mut state = self.state.lock();
@@ -110,7 +110,7 @@ impl World {
             tokio::time::sleep(Duration::from_millis(by_ms)).await;
             {
                 let mut state = world.state.lock();
-                // It is told again when it is up.
+                // The channel is subscribed again when the server is up.
                 if state.server.down.is_some() || state.server.number != server {
                     return;
                 }
@@ -120,7 +120,7 @@ impl World {
         }));
     }
 
-    /// Passes one notice on, or not, or twice.
+    /// Passes one notice on: never, once or twice.
     pub(super) fn publish(self: &Arc<Self>, message: Message) {
         let (process, lock) = (Id::of(message.id.as_str()).process, lock_of(&message.key));
         let (lost, late, twice) = {
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A process reads a notice when it runs, and counts from what it was answered last.
+    /// Delivers a notice when the process runs, and counts its lease from the last clock sample.
     async fn arrives(&self, process: Process, lock: Lock, message: Message) {
         let Some((gate, anchor)) =
             self.state.lock().ears.get(&process).map(|ear| (Arc::clone(&ear.gate), Arc::clone(&ear.anchor)))
@@ -174,7 +174,7 @@ impl World {
         self.tell(process, lock, &notice);
     }
 
-    /// Whether a process has a connection to that server.
+    /// Returns true if the process has a connection to that server.
     pub(super) fn hears(&self, process: Process, server: u32) -> bool {
         let state = self.state.lock();
         match &state.old {
@@ -196,7 +196,7 @@ impl World {
     }
 }
 
-/// What is left of a grant from the moment on at which the anchor was sent; `None` if it is over by then.
+/// Returns the remaining lease of a grant from the send time of the clock sample. `None` if it is over by then.
 fn remaining_from(anchor: ClockSample, message: &Message) -> Option<Duration> {
     let deadline_ms = message.at.as_micros() / 1000 + millis(message.granted.remaining);
     let left_us = (deadline_ms * 1000).checked_sub(anchor.server.as_micros()).filter(|left_us| *left_us > 0)?;

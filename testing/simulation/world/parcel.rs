@@ -1,4 +1,4 @@
-//! What is sent, what comes back, and what becomes of it on the way.
+//! Requests, their answers, and the fates of both.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::store::{
 };
 use crate::testing::simulation::history::{Id, Op, Reply, Shown};
 
-/// A request as it lies on the wire.
+/// Request on its way to the server.
 #[derive(Clone, Debug)]
 pub(in crate::testing::simulation) enum Parcel {
     Acquire {
@@ -25,7 +25,7 @@ pub(in crate::testing::simulation) enum Parcel {
     Leave {
         id: AcquisitionId,
     },
-    /// With so many tokens, if the hold may stay.
+    /// `keeps` is the number of tokens to bring, if the hold may be cached.
     Renew {
         id: AcquisitionId,
         lease: Duration,
@@ -38,7 +38,7 @@ pub(in crate::testing::simulation) enum Parcel {
     Time,
 }
 
-/// What comes back.
+/// Answer of the server.
 #[derive(Clone, Debug)]
 pub(in crate::testing::simulation) enum Answer {
     Acquired(Acquired),
@@ -50,19 +50,19 @@ pub(in crate::testing::simulation) enum Answer {
     Time,
 }
 
-/// How a delivery ended, as far as the sender can hear of it.
+/// End of a delivery, as far as the sender can learn of it.
 #[derive(Clone, Debug)]
 pub(in crate::testing::simulation) enum Delivery {
     Answered(Answer, ServerTime),
     Refused,
-    /// It gives a hold, and no replica has that.
+    /// The request gives a hold, and no replica has it.
     Unreplicated,
 }
 
-/// That of the first copy, and of the second if there is one.
+/// Fates of the first copy, and of the second if there is one.
 pub(in crate::testing::simulation) type Fates = (Fate, Option<Fate>);
 
-/// What is to become of one copy.
+/// Fate of one copy.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::testing::simulation) struct Fate {
     pub(super) copy: u32,
@@ -173,7 +173,7 @@ fn shown(view: &View) -> Shown {
     Shown { token: raw(view.token), holders, waiters }
 }
 
-/// What a server does with a request.
+/// Carries a request out as a right server does.
 pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
     match parcel {
         Parcel::Acquire { request, not_after_ms } => Answer::Acquired(record.acquire(now, *not_after_ms, request)),

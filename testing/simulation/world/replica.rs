@@ -1,4 +1,4 @@
-//! What happens to the server: it falls silent, loses its data, or is replaced by a replica that is behind.
+//! Changes of the server: it falls silent, loses its data, or is replaced by a replica that is behind.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::store::memory::replica::Image;
 use crate::testing::simulation::history::{Micros, Process, What};
 use crate::testing::simulation::mutants::Mutant;
 
-/// How often the replica hears from the primary.
+/// Interval at which the primary is copied to the replica.
 const REPLICATION: Duration = Duration::from_millis(100);
 
 impl World {
     /// Copies the primary to the replica from time to time.
     pub(in crate::testing::simulation) async fn replicate(self: Arc<Self>) {
-        // After that nobody takes over.
+        // After the healing no replica takes over.
         while !self.state.lock().healed {
             self.copy_to_replica();
             let pause = if self.profile.wait_ms > 0 { self.lag() } else { REPLICATION };
@@ -25,7 +25,7 @@ impl World {
         }
     }
 
-    /// Until the replica has heard of what is written now: mostly in time for whoever waits for that.
+    /// Returns the time until the replica has a write. Mostly it is in time for a request that waits for it.
     fn lag(&self) -> Duration {
         let ms = self.draw(|rng| match rng.u32(0..200) {
             0 => rng.u64(1_000..5_000),
@@ -35,7 +35,7 @@ impl World {
         Duration::from_millis(ms)
     }
 
-    /// Whether an answer counts: where a replica has to know of a hold, when it does, within the time that is given to it.
+    /// Returns true if an answer counts. Where a replica has to acknowledge a hold, it must do so within `wait_ms`.
     pub(super) async fn counts(&self, answer: &Answer, deposed: bool) -> bool {
         if self.profile.wait_ms == 0 || !answer.gives_hold() || self.mutant == Some(Mutant::WaitsBeforeTheGrant) {
             return true;
@@ -46,7 +46,7 @@ impl World {
         let applied = self.now();
         let lineage = self.state.lock().server.lineage;
         while self.now() <= applied + self.profile.wait_ms * 1000 {
-            // A primary that was replaced has no replica any more, though nothing goes wrong from now on.
+            // A replaced primary has no replica any more, even after the healing.
             if !deposed && (self.has_healed(lineage) || self.acknowledges(applied, lineage)) {
                 return true;
             }
@@ -55,13 +55,13 @@ impl World {
         false
     }
 
-    /// Whether replicas lag no more behind this line of primaries.
+    /// Returns true if replicas of this line of primaries lag behind no more.
     fn has_healed(&self, lineage: u32) -> bool {
         let state = self.state.lock();
         state.healed && state.server.lineage == lineage
     }
 
-    /// Whether a replica has what was written then. A primary that was replaced has none any more.
+    /// Returns true if a replica has the write. A replaced primary has no replica any more.
     fn acknowledges(&self, written: Micros, lineage: u32) -> bool {
         let server = &mut self.state.lock().server;
         let newest = server.replica.last().map_or(0, |(at, _)| *at);
@@ -86,14 +86,14 @@ impl World {
         state.server.down = Some(down);
         state.server.number += 1;
         if down == Down::Refusing {
-            // A silent one is not noticed.
+            // A process does not notice that a server is silent.
             state.confirmed.clear();
         }
         drop(state);
         self.record(What::Down { refuses: down == Down::Refusing });
     }
 
-    /// Subscriptions are made anew.
+    /// Brings the server back, and subscribes all channels again.
     pub(in crate::testing::simulation) fn comes_up(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.server.down = None;
@@ -115,7 +115,7 @@ impl World {
         self.record(What::Emptied);
     }
 
-    /// A replica takes over that is behind.
+    /// Replaces the data by that of a replica that is behind.
     pub(in crate::testing::simulation) fn falls_back(&self) {
         let Some(behind_ms) = self.replica_takes_over() else {
             return;
@@ -124,11 +124,11 @@ impl World {
         self.record(What::Stale { behind_ms });
     }
 
-    /// How far it is behind.
+    /// Replaces the data by an image of the replica. Returns how far that is behind, in milliseconds.
     fn replica_takes_over(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let many = state.server.replica.len();
-        // It is not behind what it has acknowledged.
+        // The replica is not behind the writes that it has acknowledged.
         let acknowledged = state.server.acknowledged;
         let first = state.server.replica.partition_point(|(at, _)| *at < acknowledged);
         let pick = first + state.rng.usize(0..(many - first).max(1));
@@ -139,13 +139,13 @@ impl World {
         Some((self.now() - at) / 1000)
     }
 
-    /// The primary stands still.
+    /// Freezes the primary.
     pub(in crate::testing::simulation) fn freezes(&self) {
         self.state.lock().server.frozen = true;
         self.record(What::Frozen);
     }
 
-    /// A replica takes over from a primary that stands still. Nobody knows of it yet.
+    /// Promotes a replica in place of a frozen primary. No process knows of it yet.
     pub(in crate::testing::simulation) fn promotes(&self) {
         let store = Arc::new(Store::with(self.store.image()));
         let mut state = self.state.lock();
@@ -163,7 +163,7 @@ impl World {
         self.thawed.notify_waiters();
     }
 
-    /// A process hears of the new primary, and subscribes there.
+    /// Connects a process to the new primary, and subscribes it there.
     pub(in crate::testing::simulation) fn reroutes(self: &Arc<Self>, process: Process) {
         let mut state = self.state.lock();
         if !state.behind.remove(&process) {
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// The old primary answers what lies in its sockets, and whoever still asks it.
+    /// Wakes the old primary. It answers the requests in its sockets, and the processes that still ask it.
     pub(in crate::testing::simulation) fn wakes(&self) {
         if let Some(old) = &mut self.state.lock().old {
             old.frozen = false;
@@ -197,7 +197,7 @@ impl World {
         self.thawed.notify_waiters();
     }
 
-    /// The processes that have not heard of the new primary.
+    /// Returns the processes that do not know the new primary.
     pub(in crate::testing::simulation) fn behind(&self) -> Vec<Process> {
         self.state.lock().behind.iter().copied().collect()
     }
@@ -210,7 +210,7 @@ impl World {
         self.record(What::Stepped { skew_ms });
     }
 
-    /// From now on nothing goes wrong.
+    /// Ends all faults.
     pub(in crate::testing::simulation) fn heals(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.healed = true;

@@ -1,30 +1,30 @@
-//! What a process knows of the locks that it keeps: whether it would hear a call, and whether one has come.
+//! Recall facts of a process: whether a recall for a cached hold would reach it, and whether one has come.
 
 use super::{Facts, MS, SECOND};
 use crate::testing::simulation::history::{Called, Event, Heard, Id, Lock, Micros, Op, Process, Reply, What};
 
-/// For so long after a ping was sent that was answered, a subscription is relied on.
+/// Time for which a subscription counts as live after an answered ping was sent.
 const FRESH: Micros = SECOND;
 
-/// What it heard of one lock.
+/// Recalls and subscription of one lock in one process.
 #[derive(Default)]
 pub(in crate::testing::simulation::checkers) struct Listening {
-    /// From when to when it was subscribed, and where.
+    /// Spans in which the process was subscribed, and at which server.
     subscribed: Vec<(Micros, Micros, u32)>,
-    /// When a ping was sent that was answered, and when the answer came.
+    /// Pings that were answered: time of sending, time of the answer.
     pings: Vec<(Micros, Micros)>,
     calls: Vec<(Micros, Called)>,
-    /// Calls that were lost, or took long.
+    /// Times of recalls that were lost or delayed.
     missed: Vec<Micros>,
 }
 
 impl Listening {
-    /// Whether it was subscribed all the time.
+    /// Returns true if the process was subscribed for the whole span.
     pub(in crate::testing::simulation::checkers) fn stood(&self, from: Micros, to: Micros) -> bool {
         self.subscribed.iter().any(|(begin, end, _)| *begin <= from && to < *end)
     }
 
-    /// How many calls it has missed.
+    /// Returns how many recalls the process has missed.
     pub(in crate::testing::simulation::checkers) fn missed(&self, from: Micros, to: Micros) -> usize {
         self.missed.iter().filter(|at| (from..=to).contains(*at)).count()
     }
@@ -34,7 +34,7 @@ impl Listening {
     }
 }
 
-/// An answer about a hold: when it was asked for and by what, when it came, and whether somebody waits.
+/// Answer about a hold: when and by what it was asked for, when it came, and whether someone waits.
 struct Word {
     sent: Micros,
     server: u32,
@@ -83,7 +83,7 @@ impl Facts<'_> {
         })
     }
 
-    /// Whether a hold has no guard then, and nobody of its process asks for one.
+    /// Returns true if the hold has no guard then, and its process has no attempt for the lock.
     pub(in crate::testing::simulation::checkers) fn is_idle(&self, id: Id, lock: Lock, now: Micros) -> bool {
         let mut guards = self.guards.values().filter(|guard| guard.id == id).peekable();
         let is_used = guards.peek().is_none()
@@ -91,7 +91,7 @@ impl Facts<'_> {
         !is_used && !self.is_wanted_here(id.process, lock, now, now)
     }
 
-    /// Whether somebody of a process wants a lock in that span.
+    /// Returns true if an attempt of the process wants the lock in that span.
     pub(in crate::testing::simulation::checkers) fn is_wanted_here(
         &self,
         process: Process,
@@ -109,7 +109,8 @@ impl Facts<'_> {
         self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.token).min().unwrap_or_default()
     }
 
-    /// Calls that end a hold. Who only tries calls for an idle one.
+    /// Returns the times of recalls that end a hold. The recall of an attempt that only tries counts while the hold is
+    /// idle.
     fn calls_for(&self, id: Id, lock: Lock) -> impl Iterator<Item = Micros> {
         let first = self.first_token(id);
         let calls = self.listening(id.process, lock).into_iter().flat_map(|listening| &listening.calls);
@@ -117,7 +118,8 @@ impl Facts<'_> {
         calls.filter(move |(_, called)| called.token >= first).filter(counts).map(|(at, _)| *at)
     }
 
-    /// When a process learnt last, before that moment, that somebody waits for a hold that may stay.
+    /// Returns the last time before `now` at which the process learned that someone waits for a hold that may be
+    /// cached.
     pub(in crate::testing::simulation::checkers) fn called_at(&self, id: Id, lock: Lock, now: Micros) -> Micros {
         if !self.words(id).any(|word| word.keeps) {
             return 0;
@@ -126,8 +128,8 @@ impl Facts<'_> {
         self.calls_for(id, lock).chain(told).filter(|at| *at < now).max().unwrap_or_default()
     }
 
-    /// Whether guards of a hold may come without asking: every call for it would be heard, and none has come since the server said
-    /// that nobody waits.
+    /// Returns true if guards of a hold may start without a request. Then every recall would arrive, and none has come
+    /// since the server answered that nobody waits.
     pub(in crate::testing::simulation::checkers) fn is_door_open(&self, id: Id, lock: Lock, now: Micros) -> bool {
         let Some(listening) = self.listening(id.process, lock) else { return false };
         let called_at = self.called_at(id, lock, now);
@@ -141,7 +143,7 @@ impl Facts<'_> {
         is_taken_back && words.iter().any(relies) && listening.is_fresh(now)
     }
 
-    /// Until when a hold may stay that has no guard from some moment on.
+    /// Returns until when a hold may stay cached that has no guard from `from` on.
     pub(in crate::testing::simulation::checkers) fn stays_until(&self, id: Id, lock: Lock, from: Micros) -> Micros {
         let cache_for = self.process(id.process).cache_for;
         if cache_for == 0 || !self.is_door_open(id, lock, from) {

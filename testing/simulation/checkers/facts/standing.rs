@@ -1,11 +1,11 @@
-//! How a hold stands at some moment, by what had happened until then.
+//! State of a hold at some moment, by the events until then.
 
 use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, Trust, id_of, within};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Id, Micros, Op, Reply};
 
 impl Facts<'_> {
-    /// How much of a span the future of an attempt was not polled, or whoever has its guard.
+    /// Returns how much of a span the future of an attempt, or the task with its guard, was not polled.
     pub(in crate::testing::simulation::checkers) fn asleep(
         &self,
         attempt: &AttemptFacts,
@@ -17,7 +17,7 @@ impl Facts<'_> {
         process.paused_within(from, to) + stopped
     }
 
-    /// The same of a guard's.
+    /// Returns how much of a span the task with this guard was not polled.
     pub(in crate::testing::simulation::checkers) fn asleep_with(
         &self,
         guard: &GuardFacts,
@@ -27,45 +27,46 @@ impl Facts<'_> {
         self.asleep(&self.attempts[&guard.attempt], from, to)
     }
 
-    /// How many times the server had lost data by then.
+    /// Returns how many times the server had lost data by then.
     pub(in crate::testing::simulation::checkers) fn lineage(&self, now: Micros) -> u32 {
         let losses = self.losses.iter().filter(|at| **at <= now).count();
         u32::try_from(losses).expect("few")
     }
 
-    /// Whether a hold may be gone though nobody let go of it: it was granted by a server whose data was lost since, or an
-    /// operator has ended it; and its process has not been told by the server that there is now.
+    /// Returns true if a hold may be gone though no user let go of it. A server granted it and lost its data since, or
+    /// an operator ended it. In both cases the process has no answer of the present server yet.
     pub(in crate::testing::simulation::checkers) fn excused(&self, id: Id, now: Micros) -> bool {
         let Some((_, primary)) = self.granted.get(&id) else {
             return false;
         };
         let lineage = self.lineage(now);
         let answered = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at <= now);
-        // That the server does not know a hold that is being converted may be the turn.
+        // For a hold that is being converted, the answer "unknown" may be the conversion.
         let heard = |request: &RequestFacts| match &request.answered {
             Some((at, Reply::Lost { .. })) if *at < now => !self.is_being_converted(id, now),
             Some((at, _)) => *at < now,
             None => false,
         };
         let applied = || self.about(id).filter(|request| heard(request)).filter_map(|request| request.applied);
-        // What a primary says that was replaced counts for its process as long as that does not know better.
+        // Answers of a replaced primary count for a process until it learns of the new one.
         let lost = self.losses.iter().rfind(|at| **at <= now).copied().unwrap_or_default();
         let mut all = self.about(id).filter(|request| answered(request)).filter_map(|request| request.applied);
         let misled = all.any(|(at, primary)| at > lost && primary < lineage);
         let untold = || *primary < lineage && !applied().any(|(_, primary)| primary == lineage);
         let of_loss = !self.replicated && (misled || untold());
-        // Converted, it may have the other id already.
+        // A converted hold may have its other id already.
         let ids = std::iter::once(id).chain(self.conversions_of(id).filter_map(|conversion| id_of(conversion.op)));
         let of_force = ids.into_iter().any(|id| self.is_forced(id, now));
         of_loss || of_force
     }
 
-    /// When a hold was ended by force, of late: a copy of its acquisition may have begun it anew before.
+    /// Returns the last time at which a hold was ended by force. A copy of its acquisition may have begun it anew
+    /// before.
     pub(in crate::testing::simulation::checkers) fn forced_at(&self, id: Id, now: Micros) -> Option<Micros> {
         self.forced.get(&id).into_iter().flatten().copied().filter(|at| *at <= now).max()
     }
 
-    /// Whether an operator has ended a hold, and its process has not been answered about it since.
+    /// Returns true if an operator has ended a hold, and its process has had no answer about it since.
     fn is_forced(&self, id: Id, now: Micros) -> bool {
         let Some(forced) = self.forced_at(id, now) else {
             return false;
@@ -75,13 +76,13 @@ impl Facts<'_> {
         !applied.into_iter().any(|(at, _)| at > forced)
     }
 
-    /// Whether the server has lost data since it granted a hold.
+    /// Returns true if the server has lost data since it granted a hold.
     pub(in crate::testing::simulation::checkers) fn loss_since(&self, id: Id, now: Micros) -> bool {
         self.granted.get(&id).is_some_and(|(_, primary)| *primary < self.lineage(now))
     }
 
-    /// Until when an answer lets a hold be trusted, if it is the only one. A server whose clock goes back names more than anybody has
-    /// asked for, and others are in when it is right again: nobody counts on that.
+    /// Returns until when one answer alone lets a hold be trusted. A server whose clock goes back reports more than any
+    /// request asked for. Other holders are inside when the clock is right again, so no process relies on that.
     pub(in crate::testing::simulation::checkers) fn covered_until(
         &self,
         request: &RequestFacts,
@@ -91,7 +92,7 @@ impl Facts<'_> {
         request.sent + self.process(request.process).usable(remaining_ms.min(most_ms) * MS)
     }
 
-    /// Longest lease that was asked for under an id until the answer to a request came.
+    /// Returns the longest lease that was requested under an id until the answer to a request came.
     fn asked_ms(&self, request: &RequestFacts) -> u64 {
         let answered = request.answered.as_ref().map_or(request.sent, |(at, _)| *at);
         let id = id_of(request.op).expect("a grant has an id");
@@ -104,14 +105,14 @@ impl Facts<'_> {
         leases.max().unwrap_or_default()
     }
 
-    /// Until when the answers so far let a hold be trusted by the local clock.
+    /// Returns until when the answers so far let a hold be trusted by the local clock.
     pub(in crate::testing::simulation::checkers) fn vouched(
         &self,
         id: Id,
         requests: &[&RequestFacts],
         now: Micros,
     ) -> Micros {
-        // A notice counts only if it began the hold, and no answer that came after it.
+        // A notice counts only if it began the hold, and no later answer did.
         let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
         let was_answered = |since: Micros| {
             let answers = requests.iter().filter_map(|request| request.answered.as_ref());
@@ -141,8 +142,8 @@ impl Facts<'_> {
         trust.until()
     }
 
-    /// How long a guard may be trusted whose hold may have been converted: as long as the new hold lasts at least, counted from
-    /// the last request by which the server was seen to know the old one.
+    /// Returns how long a guard may be trusted whose hold may have been converted. The new hold lasts at least as long,
+    /// counted from the last request that showed the server knew the old hold.
     pub(in crate::testing::simulation::checkers) fn in_doubt_until(
         &self,
         held: &GuardFacts,
@@ -150,7 +151,7 @@ impl Facts<'_> {
         now: Micros,
     ) -> Micros {
         let conversions = self.requests.values().filter_map(|request| match request.op {
-            // One that was surely not carried out leaves nothing open.
+            // A conversion that was certainly not carried out leaves nothing open.
             Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now && !request.not_done => {
                 Some((request, lease_ms))
             }
@@ -178,12 +179,12 @@ impl Facts<'_> {
         first.sent.max(stood) + self.process(held.process).usable(lease_ms * MS)
     }
 
-    /// Whether an answer has shown that a request to convert a hold was not carried out, and cannot be any more.
+    /// Returns true if an answer has shown that a conversion was not carried out and cannot be any more.
     fn is_settled(&self, held: &GuardFacts, request: &RequestFacts, now: Micros) -> bool {
         let arrives_by = request.sent + self.process(held.process).max_delay();
         let asked = |at: Micros| request.attempt.is_some_and(|attempt| self.is_asked(attempt, at));
         let stood = |other: &RequestFacts| match &other.answered {
-            // As long as somebody asks, only what that one is answered counts.
+            // While an attempt is under way, only the answer to that attempt counts.
             Some((at, Reply::Renewed { .. })) => *at <= now && other.sent >= arrives_by && !asked(*at),
             Some((at, Reply::Refused)) => *at <= now && other.sent >= arrives_by,
             _ => false,
@@ -191,13 +192,13 @@ impl Facts<'_> {
         self.about(held.id).chain(self.conversions_of(held.id)).any(stood)
     }
 
-    /// Whether an attempt is under way.
+    /// Returns true while an attempt is under way.
     fn is_asked(&self, attempt: Attempt, now: Micros) -> bool {
         let attempt = &self.attempts[&attempt];
         attempt.asked <= now && attempt.ended.is_none_or(|(ended, _)| now < ended)
     }
 
-    /// Since when nobody asks any more what came of the conversion of a hold, though that is not known.
+    /// Returns the time from which no attempt asks for the outcome of a conversion, though it is unknown.
     pub(in crate::testing::simulation::checkers) fn open_since(
         &self,
         held: &GuardFacts,
@@ -212,17 +213,18 @@ impl Facts<'_> {
         ended.map(|(ended, _)| ended).filter(|ended| *ended <= now).min()
     }
 
-    /// Whether the server has converted it.
+    /// Returns true if the server has converted the hold.
     pub(in crate::testing::simulation::checkers) fn was_converted(&self, held: &GuardFacts) -> bool {
         self.conversions_of(held.id).filter_map(|request| id_of(request.op)).any(|id| self.granted.contains_key(&id))
     }
 
-    /// Whether its process was granted a newer hold that conflicts with it: that shows that it was over, but not why.
+    /// Returns true if its process was granted a newer hold that conflicts with it. That shows that the hold was over,
+    /// but not why.
     pub(in crate::testing::simulation::checkers) fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
         self.overtakers(held, now).next().is_some()
     }
 
-    /// Guards of its process with newer grants that conflict with it.
+    /// Returns the guards of its process with newer, conflicting grants.
     pub(in crate::testing::simulation::checkers) fn overtakers(
         &self,
         held: &GuardFacts,
@@ -235,14 +237,14 @@ impl Facts<'_> {
         })
     }
 
-    /// Whether its acquisition had a guard before it was sent.
+    /// Returns true if its acquisition had a guard before the request was sent.
     pub(in crate::testing::simulation::checkers) fn is_had(&self, request: &RequestFacts) -> bool {
         let id = id_of(request.op);
         self.guards.values().any(|guard| Some(guard.id) == id && guard.index < request.index)
     }
 
-    /// Whether somebody waits for the answer to its turn. Whoever does need not know whether a request has gone out, as while the
-    /// node is silent.
+    /// Returns true while an attempt waits for the outcome of a conversion of this hold. The attempt may not know
+    /// whether a request has gone out, for example while the node is silent.
     pub(in crate::testing::simulation::checkers) fn is_being_converted(&self, id: Id, now: Micros) -> bool {
         if self.guards.values().any(|guard| guard.id == id && guard.is_converting(now)) {
             return true;

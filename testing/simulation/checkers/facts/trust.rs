@@ -1,15 +1,15 @@
-//! Until when the answers about a hold let it be trusted by the local clock.
+//! Validity that the answers about a hold give by the local clock.
 
 use super::{MS, Micros, RequestFacts};
 
-/// What the answers so far have said. A server that has lost nothing never names an earlier deadline than before. One that does has
-/// lost what it had granted, and then only that answer counts, from when it was asked for.
+/// Sum of the answers so far. A server that has lost nothing never reports an earlier deadline than before. A server
+/// that does has lost its grants. Then only that answer counts, from the time of its request.
 #[derive(Default)]
 pub(in crate::testing::simulation::checkers) struct Trust {
     until: Micros,
-    /// The newest request that was answered.
+    /// Send time of the newest answered request.
     sent: Micros,
-    /// When a server last named a deadline, and the latest that it has named, both by its own clock.
+    /// Time of the last reported deadline, and the latest deadline so far, both by the server's clock.
     named: Option<(u64, u64)>,
 }
 
@@ -18,7 +18,7 @@ impl Trust {
         self.until
     }
 
-    /// An answer that comes when the hold is over brings nothing back.
+    /// Returns true if the hold is over. A later answer brings nothing back.
     pub(in crate::testing::simulation::checkers) fn is_over(&self, now: Micros) -> bool {
         self.until > 0 && self.until <= now
     }
@@ -27,7 +27,7 @@ impl Trust {
         self.until = self.until.max(until);
     }
 
-    /// A request was answered at `now`, which alone is good until `until`.
+    /// Notes an answer at `now`, which alone is valid until `until`.
     pub(in crate::testing::simulation::checkers) fn is_answered(
         &mut self,
         now: Micros,
@@ -36,7 +36,7 @@ impl Trust {
         until: Micros,
     ) {
         let named = request.server_us.map(|server_us| (server_us, server_us / 1000 * 1000 + remaining_ms * MS));
-        // Whenever the server read its clock, it had less than this process counts on.
+        // Whenever the server read its clock, less was left than this process counts on.
         let leaves_less = self.until > now + remaining_ms * MS && self.sent <= request.sent;
         if leaves_less || self.is_unknown_to(named) {
             self.until = until;
@@ -49,7 +49,7 @@ impl Trust {
         self.sent = self.sent.max(request.sent);
     }
 
-    /// Whether a server that names this deadline knows nothing of the latest of before.
+    /// Returns true if a server that reports this deadline does not know the latest earlier one.
     fn is_unknown_to(&self, named: Option<(u64, u64)>) -> bool {
         let Some(((before_us, latest_us), (server_us, until_us))) = self.named.zip(named) else {
             return false;
