@@ -14,15 +14,27 @@ fn last_cells(text: &str) -> Vec<&str> {
 }
 
 /// Returns true if `module::…::name` is a function of these tests or of the sources. With `fork-test::` in front it is
-/// one of that package. The last module may be within the file of the one above it.
+/// one of that package. The last module may be within the file of the one above it, and tests of `src` with files of their own
+/// are in `testing/unit`.
 fn exists(test: &str) -> bool {
     let Some((module, name)) = test.rsplit_once("::") else {
         return false;
     };
     let outer = module.rsplit_once("::").map_or(module, |(outer, _)| outer);
     let of_forks = module.strip_prefix("fork-test::").unwrap_or(module);
-    let places =
-        [("tests/it", module), ("tests/it", outer), ("src", module), ("src", outer), ("fork-test/tests", of_forks)];
+    let judges = module.strip_prefix("testing::").unwrap_or(module);
+    // A module of tests with a file of its own has its children beside it.
+    let beside = module.replace("::tests::", "::");
+    let places = [
+        ("tests/it", module),
+        ("tests/it", outer),
+        ("src", module),
+        ("src", outer),
+        ("testing/unit", module),
+        ("testing/unit", &beside),
+        ("testing", judges),
+        ("fork-test/tests", of_forks),
+    ];
     places.iter().any(|(folder, module)| {
         let file = root().join(folder).join(module.replace("::", "/")).with_extension("rs");
         fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
@@ -48,10 +60,13 @@ fn every_row_names_tests_that_exist() {
 #[test]
 fn made_up_tests_do_not_exist() {
     assert!(exists("callers::table::made_up_tests_do_not_exist"));
-    assert!(exists("config::tests::what_is_not_said_is_as_by_default"));
-    for made_up in
-        ["callers::table::made_up", "config::tests::made_up", "callers::nowhere::made_up_tests_do_not_exist", "made_up"]
-    {
+    assert!(exists("face::config::tests::what_is_not_said_is_as_by_default"));
+    for made_up in [
+        "callers::table::made_up",
+        "face::config::tests::made_up",
+        "callers::nowhere::made_up_tests_do_not_exist",
+        "made_up",
+    ] {
         assert!(!exists(made_up), "{made_up}");
     }
 }
