@@ -8,7 +8,7 @@ use cluster_testenv::{Node, Server};
 use redis_rwlock::{Durability, Error, HoldState, LossReason, RedisManager, RwLockManager, Topology, TwoKeyManager};
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
-use crate::servers::Pair;
+use crate::servers::{Pair, wait_until_followed};
 use crate::wait::{soon, until};
 
 mod demoted;
@@ -119,7 +119,7 @@ async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
     assert_too_few(manager.read(&name).await, &name);
     f.fixture.becomes_free(&name).await;
     f.pair.replica.resume();
-    f.pair.wait_until_it_follows();
+    wait_until_followed(&f.pair.primary);
     manager.write(&name).await.expect("granted again").release().await.expect("released");
 }
 

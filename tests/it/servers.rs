@@ -93,26 +93,26 @@ impl Pair {
         let pair = Self { primary: node(), replica: node() };
         let (host, port) = (pair.primary.addr().ip().to_string(), pair.primary.port().to_string());
         ask(&pair.replica, &["REPLICAOF", &host, &port]);
-        pair.wait_until_it_follows();
+        wait_until_followed(&pair.primary);
         pair
-    }
-
-    /// Waits until the replica follows new writes. A replica that was just attached acknowledges its first copy, and
-    /// gets the rest up to a second later.
-    pub(crate) fn wait_until_it_follows(&self) {
-        let mut client = self.primary.client().expect("connected");
-        for _ in 0..3 {
-            // Valkey waits only for what this connection has written.
-            for command in [&["SET", "follows", "", "PX", "1"][..], &["WAIT", "1", "20000"]] {
-                let reply = client.command(command).and_then(Reply::into_result).expect("answered");
-                assert_ne!(reply.int(), Some(0), "the replica does not follow");
-            }
-        }
     }
 
     /// Number of clients that wait for the replica at this moment.
     pub(crate) fn waiting(&self) -> usize {
         waiting_at(&self.primary)
+    }
+}
+
+/// Waits until the replica of a primary acknowledges new writes. A replica that was just attached acknowledges its first
+/// copy, and gets the rest up to a second later.
+pub(crate) fn wait_until_followed(primary: &Node) {
+    let mut client = primary.client().expect("connected");
+    for _ in 0..3 {
+        // Valkey waits only for what this connection has written.
+        for command in [&["SET", "follows", "", "PX", "1"][..], &["WAIT", "1", "20000"]] {
+            let reply = client.command(command).and_then(Reply::into_result).expect("answered");
+            assert_ne!(reply.int(), Some(0), "the replica does not follow");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use redis_rwlock::{HoldState, Topology};
 
 use super::field::on_both_servers;
 use crate::fixture::{Fixture, Settings, on_one_replica};
-use crate::servers::ask;
+use crate::servers::{ask, wait_until_followed};
 use crate::wait::{Stalls, soon, start, until, until_renewed};
 
 on_both_servers![
@@ -26,11 +26,12 @@ struct Pair {
 }
 
 impl Pair {
-    async fn start(server: Server) -> Self {
+    fn start(server: Server) -> Self {
         let (old, new) = (Node::start(server).expect("it starts"), Node::start(server).expect("it starts"));
         ask(&old, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
         follow(&new, &old);
-        until("a replica", async || says(&new, "master_link_status:up")).await;
+        // The link of the replica is up before the primary counts its acknowledgements.
+        wait_until_followed(&old);
         let address = Proxy::before(old.addr()).expect("a proxy");
         Self { old, new, address }
     }
@@ -55,10 +56,6 @@ fn follow(replica: &Node, primary: &Node) {
     ask(replica, &["REPLICAOF", &ip, &port]);
 }
 
-fn says(node: &Node, line: &str) -> bool {
-    ask(node, &["INFO", "replication"]).text().expect("text").contains(line)
-}
-
 fn offset(node: &Node) -> Option<String> {
     let info = ask(node, &["INFO", "replication"]).text().expect("text").into_owned();
     info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")).map(|offset| offset.trim().to_owned())
@@ -78,7 +75,7 @@ async fn everything_moves_where_a_replica_has_to_know(server: Server) {
 
 /// Checks guards, waiters, releases, looks and notifications after a failover behind one address.
 async fn everything_moves(server: Server, settings: Settings) {
-    let pair = Pair::start(server).await;
+    let pair = Pair::start(server);
     let fixture = pair.fixture();
     let (manager, other) = (fixture.manager_with(settings.clone()).await, fixture.manager_with(settings).await);
     let (kept, busy) = (fixture.name(), fixture.name());
@@ -112,7 +109,7 @@ async fn everything_moves(server: Server, settings: Settings) {
 /// The old primary follows the new one and then stands still. It keeps its connections, and does not say that it is a
 /// replica.
 async fn replica_that_stands_still_is_left_too(server: Server) {
-    let pair = Pair::start(server).await;
+    let pair = Pair::start(server);
     let fixture = pair.fixture();
     let (manager, other) = (fixture.manager().await, fixture.manager().await);
     let (kept, busy) = (fixture.name(), fixture.name());
@@ -140,7 +137,7 @@ async fn replica_that_stands_still_is_left_too(server: Server) {
 
 /// The lock is free at the new primary, and no notification tells the waiter.
 async fn waiter_that_nobody_wakes_moves_too(server: Server) {
-    let pair = Pair::start(server).await;
+    let pair = Pair::start(server);
     let fixture = pair.fixture();
     let other = fixture.manager().await;
     let name = fixture.name();
