@@ -38,6 +38,8 @@ const MAX_MASTERS: usize = 9;
 ///   before the guard exists.
 /// * There is no queue: a refused acquisition asks again after a pause with jitter, so the order of arrival does not
 ///   count. The writers of a process do not hand off to each other.
+/// * A `try_*` is refused as soon as no majority is possible. Its requests to slower masters may arrive later, and such
+///   a master grants one for a round trip at most. Another `try_*` in this time may be refused although the lock is free.
 ///
 /// An operation fails with [`Error::NoQuorum`] if less than a majority answers and may vote. A waiting acquisition
 /// fails after [`unreachable_after`](Builder::unreachable_after), a `try_*` after two [response

@@ -38,8 +38,7 @@ async fn writer_excludes_everybody(f: &Fixture) {
         assert!(other.try_read(&name).await.expect("answered").is_none());
     }
     guard.release().await.expect("released");
-    let guard = b.try_write(&name).await.expect("answered").expect("free");
-    guard.release().await.expect("released");
+    f.take_freed(&b, &name).await;
 }
 
 async fn readers_share(f: &Fixture) {
@@ -65,8 +64,7 @@ async fn readers_exclude_writers(f: &Fixture) {
         assert!(other.try_write(&name).await.expect("answered").is_none(), "one reader is left");
     }
     second.release().await.expect("released");
-    let guard = a.try_write(&name).await.expect("answered").expect("free");
-    guard.release().await.expect("released");
+    f.take_freed(&a, &name).await;
 }
 
 async fn locks_of_different_names_are_independent(f: &Fixture) {
