@@ -33,7 +33,8 @@
 //! | `tls` | yes | `rediss://` URLs |
 //! | `serde` | no | `Config` from files and the environment; views that serialize |
 //! | `metrics` | no | metrics, reported to the facade of the crate `metrics` |
-//! | `cli` | no | the program `redis-rwlock`, on Unix |
+//!
+//! The package `redis-rwlock-cli` has the program `redis-rwlock` for the command line of Unix.
 //!
 //! # Guides
 //!
@@ -88,6 +89,8 @@ mod testing;
 
 pub use base::attempt::BoxFuture;
 pub use base::durability::Durability;
+#[cfg(feature = "serde")]
+pub use base::duration_text::{DurationText, InvalidDuration};
 pub use base::error::{Error, LossReason, Refusal, Result, Source};
 pub use base::health::{Health, NodeFinding, NodeHealth, NodeRole, Stats};
 pub use base::lease::{FencingToken, InvalidToken};
@@ -98,7 +101,7 @@ pub use base::topology::{AddressSource, Tls, Topology};
 pub use face::acquire::{Acquire, Acquiring};
 pub use face::blocking;
 #[cfg(feature = "serde")]
-pub use face::config::Config;
+pub use face::config::{Config, VariableOwner};
 pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use face::manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
 pub use lock::end::{Ended, HoldState};

@@ -3,8 +3,28 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Duration for people: whole milliseconds below a second, hundredths of a second above.
-pub(crate) struct DurationText(pub(crate) Duration);
+/// Duration as people write and read it. It is the format of the durations of a `Config`, and of those in errors and
+/// logs. Needs the cargo feature `serde`.
+///
+/// `Display` writes whole milliseconds below a second, and hundredths of a second above. `FromStr` reads a number with
+/// one of the units `ns`, `us`, `ms`, `s`, `m`, `min`, `h` and `d`, or `max` for no limit.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use redis_rwlock::DurationText;
+///
+/// let DurationText(limit) = "1.5h".parse()?;
+/// assert_eq!(limit, Duration::from_secs(5400));
+/// assert_eq!(DurationText(Duration::from_micros(12_345_678)).to_string(), "12.34s");
+/// assert!("soon".parse::<DurationText>().is_err());
+/// # Ok::<_, redis_rwlock::InvalidDuration>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(clippy::exhaustive_structs)] // it is a duration and nothing else
+pub struct DurationText(pub Duration);
 
 impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,17 +38,18 @@ impl fmt::Display for DurationText {
     }
 }
 
-/// Duration in configurations: `10s`, `1.5h`, `max`.
+/// Text that is not a [`DurationText`]: it has no number, no unit, or a unit that does not exist.
 #[cfg(feature = "serde")]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ParsedDuration(pub(crate) Duration);
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is no duration: write it as 10s, 500ms, 1.5h or max")]
+pub struct InvalidDuration(String);
 
 #[cfg(feature = "serde")]
-impl std::str::FromStr for ParsedDuration {
-    type Err = String;
+impl std::str::FromStr for DurationText {
+    type Err = InvalidDuration;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || format!("{text:?} is no span of time: write it as 10s, 500ms, 1.5h or max");
+    fn from_str(text: &str) -> Result<Self, InvalidDuration> {
+        let refused = || InvalidDuration(text.to_owned());
         if text == "max" {
             return Ok(Self(Duration::MAX));
         }
@@ -56,7 +77,7 @@ impl std::str::FromStr for ParsedDuration {
 }
 
 #[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for ParsedDuration {
+impl<'de> serde::Deserialize<'de> for DurationText {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
@@ -145,17 +166,17 @@ mod tests {
             ("1.5h", 5_400_000_000_000),
             ("1d", 86_400_000_000_000),
         ] {
-            assert_eq!(text.parse(), Ok(ParsedDuration(Duration::from_nanos(nanos))), "{text}");
+            assert_eq!(text.parse(), Ok(DurationText(Duration::from_nanos(nanos))), "{text}");
         }
-        assert_eq!("max".parse(), Ok(ParsedDuration(Duration::MAX)));
+        assert_eq!("max".parse(), Ok(DurationText(Duration::MAX)));
         for text in ["", "10", "s", "-1s", "1 s", "1e3s", "1.s", ".5s", "1.2.3s", "1w", "99999999999s", "1.0000000001s"]
         {
-            let error = text.parse::<ParsedDuration>().expect_err(text);
-            assert!(error.contains("write it as 10s"), "{error}");
+            let error = text.parse::<DurationText>().expect_err(text);
+            assert!(error.to_string().contains("write it as 10s"), "{error}");
         }
         for span in [Duration::ZERO, Duration::from_millis(1_200), Duration::from_micros(70), Duration::from_secs(3600)]
         {
-            assert_eq!(DurationText(span).to_string().parse(), Ok(ParsedDuration(span)), "what is written is read");
+            assert_eq!(DurationText(span).to_string().parse(), Ok(DurationText(span)), "what is written is read");
         }
     }
 }

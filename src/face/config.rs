@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::base::durability::Durability;
-use crate::base::duration_text::ParsedDuration;
+use crate::base::duration_text::{DurationText, InvalidDuration};
 use crate::base::error::{Error, Result};
 use crate::base::events;
 use crate::base::options::TimestampClients;
@@ -16,7 +16,7 @@ use crate::base::topology::{Tls, Topology};
 use crate::face::manager::{Builder, RedisManager};
 
 mod names;
-use names::VariableOwner;
+pub use names::VariableOwner;
 
 /// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
 /// Needs the cargo feature `serde`.
@@ -70,23 +70,23 @@ pub struct Config {
     topology: Topology,
     tls: Option<TlsFields>,
     password_file: Option<PathBuf>,
-    lease: Option<ParsedDuration>,
-    max_hold: Option<ParsedDuration>,
-    wait_timeout: Option<ParsedDuration>,
-    unreachable_after: Option<ParsedDuration>,
-    response_timeout: Option<ParsedDuration>,
-    max_clock_skew: Option<ParsedDuration>,
-    join_window: Option<ParsedDuration>,
+    lease: Option<DurationText>,
+    max_hold: Option<DurationText>,
+    wait_timeout: Option<DurationText>,
+    unreachable_after: Option<DurationText>,
+    response_timeout: Option<DurationText>,
+    max_clock_skew: Option<DurationText>,
+    join_window: Option<DurationText>,
     reentry: Option<Nesting>,
     key_prefix: Option<String>,
     label: Option<String>,
     timestamp_keys: Option<String>,
     timestamp_clients: Option<TimestampClientFields>,
     max_handoffs: Option<u64>,
-    cache_for: Option<ParsedDuration>,
+    cache_for: Option<DurationText>,
     max_cached: Option<usize>,
     max_waiters: Option<usize>,
-    recall_timeout: Option<ParsedDuration>,
+    recall_timeout: Option<DurationText>,
     durability: Option<Acknowledged>,
 }
 
@@ -109,16 +109,16 @@ enum Nesting {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TimestampClientFields {
-    read: Option<ParsedDuration>,
-    write: Option<ParsedDuration>,
-    key_ttl: Option<ParsedDuration>,
+    read: Option<DurationText>,
+    write: Option<DurationText>,
+    key_ttl: Option<DurationText>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Acknowledged {
     replicas: NonZeroU8,
-    timeout: ParsedDuration,
+    timeout: DurationText,
 }
 
 impl Config {
@@ -267,7 +267,9 @@ impl Config {
 
     /// Sets `field` to the value of the variable `name`.
     fn set(&mut self, name: &str, field: &str, value: &str) -> Result<()> {
-        let span = |option| value.parse().map(Some).map_err(|reason| invalid(option, format!("{name}: {reason}")));
+        let span = |option| {
+            value.parse().map(Some).map_err(|reason: InvalidDuration| invalid(option, format!("{name}: {reason}")))
+        };
         let (path, text) = (Some(PathBuf::from(value)), Some(value.to_owned()));
         let tls = &mut self.tls;
         let limits = &mut self.timestamp_clients;
@@ -311,6 +313,23 @@ impl Config {
         Ok(())
     }
 
+    /// Returns the owner of an environment variable, by its name without the prefix. A program that reads such variables
+    /// itself, for example to put its command line above them, learns which of them belong to a configuration.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{Config, VariableOwner};
+    ///
+    /// assert_eq!(Config::variable_owner("LEASE"), VariableOwner::Config);
+    /// assert_eq!(Config::variable_owner("SERVICE_HOST"), VariableOwner::Others);
+    /// assert_eq!(Config::variable_owner("LEESE"), VariableOwner::Misspelt("LEASE"));
+    /// assert_eq!(Config::variable_owner("HOME"), VariableOwner::Unknown);
+    /// ```
+    pub fn variable_owner(name: &str) -> VariableOwner {
+        names::owner_of(name)
+    }
+
     /// Returns a builder with all options of the configuration. Setters that are called on it replace them.
     pub fn builder(&self) -> Builder<RedisManager> {
         let mut topology = self.topology.clone();
@@ -321,8 +340,8 @@ impl Config {
             topology = topology.password_file(path);
         }
         let mut builder = RedisManager::builder(topology);
-        let mut set = |period: Option<ParsedDuration>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
-            if let Some(ParsedDuration(span)) = period {
+        let mut set = |period: Option<DurationText>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
+            if let Some(DurationText(span)) = period {
                 builder = setter(builder.clone(), span);
             }
         };
@@ -362,7 +381,7 @@ impl Config {
         if let Some(max_waiters) = self.max_waiters {
             builder = builder.max_waiters(max_waiters);
         }
-        if let Some(Acknowledged { replicas, timeout: ParsedDuration(timeout) }) = self.durability {
+        if let Some(Acknowledged { replicas, timeout: DurationText(timeout) }) = self.durability {
             builder = builder.durability(Durability::Replicated { replicas, timeout });
         }
         builder
@@ -390,7 +409,7 @@ impl TlsFields {
 impl TimestampClientFields {
     fn or_default(self) -> TimestampClients {
         let default = TimestampClients::default();
-        let or = |period: Option<ParsedDuration>, default| period.map_or(default, |ParsedDuration(span)| span);
+        let or = |period: Option<DurationText>, default| period.map_or(default, |DurationText(span)| span);
         TimestampClients::new(or(self.read, default.read), or(self.write, default.write))
             .key_ttl(or(self.key_ttl, default.key_ttl))
     }

@@ -12,7 +12,7 @@ const FLOORS: [&str; 6] = ["face", "engine", "lock", "store", "net", "base"];
 /// Pairs of folders that may not import each other in either direction, though one is above the other.
 const APART: [(&str, &str); 2] = [("lock", "store"), ("lock", "net")];
 
-/// Returns the folder of a file below `src`, by its path or by its name. `None` for `lib.rs` and for the program.
+/// Returns the folder of a file below `src`, by its path or by its name. `None` for `lib.rs`.
 fn folder_of(path: &Path) -> Option<&'static str> {
     let below = path.strip_prefix(root().join("src")).expect("a file below src");
     let first = below.components().next().expect("a file").as_os_str().to_str().expect("text");
@@ -62,14 +62,27 @@ fn each_folder_says_what_it_knows() {
     }
 }
 
+/// The program and `torture` are packages of their own, and compile no file of the library.
+#[test]
+fn programs_use_the_public_surface_only() {
+    for (path, text) in files("cli/src", "rs").into_iter().chain(files("torture/src", "rs")) {
+        assert!(!text.contains("#[path") && !text.contains("include!("), "{} includes a file", path.display());
+    }
+    for manifest in ["cli/Cargo.toml", "torture/Cargo.toml"] {
+        let text = fs::read_to_string(root().join(manifest)).expect("a manifest");
+        assert!(!text.contains("_testing"), "{manifest} asks for what only tests may use");
+    }
+}
+
 /// Every folder and every file of more than 150 lines has its place on the map.
 #[test]
 fn architecture_has_every_folder_and_every_long_file() {
     let map = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("there is a map");
-    for (path, text) in files("src", "rs") {
+    let programs = files("cli/src", "rs").into_iter().chain(files("torture/src", "rs"));
+    for (path, text) in files("src", "rs").into_iter().filter(|(path, _)| folder_of(path).is_some()).chain(programs) {
         let name = path.strip_prefix(root()).expect("a file of the crate").display().to_string();
         let is_head = FLOORS.iter().any(|folder| name == format!("src/{folder}.rs"));
-        if folder_of(&path).is_none() || text.lines().count() <= 150 && !is_head {
+        if text.lines().count() <= 150 && !is_head {
             continue;
         }
         let last = path.file_name().expect("a file").to_str().expect("text");

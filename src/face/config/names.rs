@@ -1,7 +1,7 @@
 //! Names of the variables that [`Config`](super::Config) reads, and owners of other variables with the same prefix.
 //!
 //! Kubernetes and Docker write variables into every container, named after the services beside it. A service with the
-//! name `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
+//! name `rwlock` must not keep a program from starting.
 
 /// Fields of a configuration in the form of variables, without the prefix.
 pub(crate) const FIELDS: [&str; 30] = [
@@ -40,15 +40,17 @@ pub(crate) const FIELDS: [&str; 30] = [
 /// Variables of the program `redis-rwlock`: two that `run` sets for its command, and one that names a file.
 const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
 
-/// Owner of a variable, by its name without the prefix.
+/// Owner of an environment variable: see [`Config::variable_owner`](super::Config::variable_owner).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum VariableOwner {
+#[non_exhaustive]
+pub enum VariableOwner {
     /// Configuration: the variable is one of its fields.
     Config,
     /// Kubernetes, Docker, or the program `redis-rwlock`.
     Others,
     /// User who probably meant this field.
     Misspelt(&'static str),
+    /// Owner that has nothing to do with locks, as far as the name shows.
     Unknown,
 }
 

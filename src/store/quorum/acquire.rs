@@ -64,7 +64,7 @@ impl Quorum {
         }
     }
 
-    /// A planted fault, which the example `torture` has to find: it counts a missing answer as a yes.
+    /// A planted fault, which the program `torture` has to find: it counts a missing answer as a yes.
     #[cfg(redis_rwlock_plant)]
     fn late_yes(&self) -> Vote {
         const SECOND_US: u64 = 1_000_000;

@@ -8,13 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Config, Error, RedisManager};
+use redis_rwlock::{Config, DurationText, Error, InvalidDuration, RedisManager, VariableOwner};
 use serde_json::Value;
 
 use crate::args::Servers;
-use crate::duration_text::ParsedDuration;
 use crate::exit::{Code, Failure, in_words_of_users};
-use crate::names::{self, VariableOwner};
 use crate::output::Output;
 
 const PREFIX: &str = "RWLOCK";
@@ -202,7 +200,9 @@ impl Settings {
 
 /// Parses a duration as in the options: `10s`, `1.5h`, `max`.
 pub(crate) fn span(text: &str) -> Result<Duration, Failure> {
-    text.parse().map(|ParsedDuration(span)| span).map_err(|reason| Failure::new(Code::USAGE, reason))
+    text.parse()
+        .map(|DurationText(span)| span)
+        .map_err(|error: InvalidDuration| Failure::new(Code::USAGE, error.to_string()))
 }
 
 fn split(urls: &str) -> Vec<String> {
@@ -215,7 +215,7 @@ fn environment(output: Output) -> Result<Layer, Failure> {
     for (variable, value) in env::vars_os() {
         let name = variable.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_prefix('_'));
         let Some(name) = name else { continue };
-        match names::owner_of(name) {
+        match Config::variable_owner(name) {
             VariableOwner::Config => {
                 drop(layer.insert(name.to_owned(), Setting { value, source: Source::Environment }))
             }
@@ -225,7 +225,7 @@ fn environment(output: Output) -> Result<Layer, Failure> {
                     format!("{PREFIX}_{name} is no option: {PREFIX}_{meant} is, so correct the name or remove it");
                 return Err(Failure::new(Code::INVALID, reason));
             }
-            VariableOwner::Unknown => {
+            _ => {
                 output.tell("ignored", &format!("the variable {PREFIX}_{name} is no option and is ignored"));
             }
         }
@@ -274,7 +274,7 @@ fn read_file(path: &Path) -> Result<Layer, Failure> {
     for (field, value) in fields {
         // `topology` groups fields that have no such prefix in the environment.
         let name = field.strip_prefix("topology.").unwrap_or(&field).replace('.', "_").to_uppercase();
-        match names::owner_of(&name) {
+        match Config::variable_owner(&name) {
             VariableOwner::Config => {}
             VariableOwner::Misspelt(meant) => {
                 return Err(unusable(format!("there is no option {field}: {} is, so correct it", field_of(meant))));

@@ -8,16 +8,14 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use redis_rwlock::{Health, NodeFinding, NodeHealth, NodeRole, RwLockManager};
+use redis_rwlock::{DurationText, Health, NodeFinding, NodeHealth, NodeRole, RwLockManager};
 use serde::Serialize;
 
-use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure, in_words_of_users};
 use crate::output::Output;
 use crate::settings::{Place, Settings};
 use crate::table::{columns, shown};
 
-#[cfg(feature = "tls")]
 mod encrypted;
 mod finding;
 mod link;

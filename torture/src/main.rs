@@ -1,7 +1,7 @@
 //! Tortures the locks: worker processes on real servers, all faults of the test environment, and a judge.
 //!
 //! ```text
-//! cargo run --release --example torture -- --level primary --server redis --minutes 1 --seed 7 --faults all
+//! cargo run --release -p torture -- --level primary --server redis --minutes 1 --seed 7 --faults all
 //! ```
 //!
 //! The servers come from `cluster-testenv/install`. Linux only. However the run ends, no server and no worker outlives

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis_rwlock::{Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
+use redis_rwlock::{DurationText, Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
 use serde::Serialize;
 
-use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure, full_text};
 use crate::output::Output;
 use crate::settings::Settings;

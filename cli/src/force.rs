@@ -2,9 +2,8 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use redis_rwlock::RwLockManager;
+use redis_rwlock::{DurationText, RwLockManager};
 
-use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure};
 use crate::look;
 use crate::output::Output;

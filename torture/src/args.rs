@@ -29,7 +29,7 @@ OPTIONS
   --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),
                      skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; has to be
                      built with RUSTFLAGS='--cfg redis_rwlock_plant')
-  --markdown         the table as it stands in docs/RELIABILITY.md
+  --markdown         the table as Markdown
   --keep             the histories are kept, and it is said where
   --help";
 

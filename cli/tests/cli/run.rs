@@ -65,7 +65,7 @@ fn killed_command_and_one_that_is_not_there_are_told() {
 fn wrong_command_lines_are_told_and_start_nothing() {
     for (args, code, part) in [
         (&["run", "x"][..], 2, "COMMAND"),
-        (&["run", "--grace", "soon", "x", "--", "true"], 2, "span of time"),
+        (&["run", "--grace", "soon", "x", "--", "true"], 2, "is no duration"),
         (&["run", "--grace", "9s", "x", "--", "true"], 2, "too long"),
         (&["run", "--lease", "1ms", "--grace", "0ms", "x", "--", "true"], 78, "lease"),
         (&["run", "", "--", "true"], 78, "name"),

@@ -103,7 +103,7 @@ struct Line {
 
 /// Returns all lines of docs/CLI.md, and options of `help run`.
 fn lines() -> Vec<Line> {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).expect("it is there");
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/CLI.md")).expect("it is there");
     let of_page = page.split("```").skip(1).step_by(2).flat_map(str::lines);
     let of_page = of_page.filter_map(|line| Some(&line[line.find("redis-rwlock run ")?..]));
     let of_page = of_page.map(|line| {

@@ -5,12 +5,11 @@ use std::process;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use redis_rwlock::{RedisManager, RwLockManager};
+use redis_rwlock::{DurationText, RedisManager, RwLockManager};
 
 use super::finding::{Finding, Findings, Level};
 use super::rights;
 use super::survey::{self, Survey};
-use crate::duration_text::DurationText;
 use crate::exit::Failure;
 use crate::settings::Settings;
 

@@ -7,14 +7,9 @@ compile_error!("the program `redis-rwlock` needs signals and process groups, as 
 
 mod args;
 mod doctor;
-#[allow(dead_code)] // the library's file, which writes and reads more than this program needs
-#[path = "../../base/duration_text.rs"]
-mod duration_text;
 mod exit;
 mod force;
 mod look;
-#[path = "../../face/config/names.rs"] // the library's file
-mod names;
 mod output;
 mod run;
 mod settings;

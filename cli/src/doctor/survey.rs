@@ -5,11 +5,11 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use redis::Value;
+use redis_rwlock::DurationText;
 
 use super::finding::{Finding, Findings, Level};
 use super::link::{Failure, Link};
 use super::rights::{self, Refused};
-use crate::duration_text::DurationText;
 use crate::settings::{Place, Settings};
 
 const SLOTS: u16 = 16384;

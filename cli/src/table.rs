@@ -1,8 +1,7 @@
 //! Columns of text, and locks as rows of them.
 
-use redis_rwlock::LockView;
+use redis_rwlock::{DurationText, LockView};
 
-use crate::duration_text::DurationText;
 use crate::look::Look;
 
 /// Heads of the columns that [`row`] makes.

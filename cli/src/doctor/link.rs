@@ -96,8 +96,11 @@ impl Link {
 async fn connect(info: ConnectionInfo, settings: &Settings) -> Result<MultiplexedConnection, RedisError> {
     let connecting = async {
         match info.addr() {
-            ConnectionAddr::Tcp(host, port) => greet(&info, TcpStream::connect((&**host, *port)).await?).await,
-            #[cfg(feature = "tls")]
+            ConnectionAddr::Tcp(host, port) => {
+                let stream = TcpStream::connect((&**host, *port)).await?;
+                stream.set_nodelay(true)?;
+                greet(&info, stream).await
+            }
             ConnectionAddr::TcpTls { host, port, .. } => {
                 greet(&info, super::encrypted::connect(host, *port, settings).await?).await
             }
@@ -105,8 +108,6 @@ async fn connect(info: ConnectionInfo, settings: &Settings) -> Result<Multiplexe
             other => Err(io::Error::new(io::ErrorKind::Unsupported, other.to_string()).into()),
         }
     };
-    #[cfg(not(feature = "tls"))]
-    let _ = settings;
     let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")).into();
     tokio::time::timeout(TIMEOUT, connecting).await.unwrap_or_else(|_| Err(late()))
 }

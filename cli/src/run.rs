@@ -10,13 +10,12 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use redis_rwlock::{
-    Acquire, Error, FencingToken, Guard, LossReason, ReadGuard, RedisManager, RwLockManager, WriteGuard,
+    Acquire, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RedisManager, RwLockManager, WriteGuard,
 };
 use rustix::process::Signal;
 use tokio::time::Instant;
 
 use crate::args::RunOptions;
-use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure, full_text};
 use crate::look;
 use crate::output::Output;
