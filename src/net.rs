@@ -1,7 +1,7 @@
-//! Transport below the schemes: carries a script to the node that owns its slot, and returns the answer or reports that
-//! there is none.
+//! Transport between the schemes and the servers. It sends each script to the node that owns the script's slot. It
+//! returns the answer, or reports that there is none.
 //!
-//! Knows the base only. Must not know the meaning of a script.
+//! Knows `base` only. Must not know the meaning of a script.
 
 use std::fmt;
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Script {
         self.digest.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned())
     }
 
-    /// Returns the start of every call by digest, in RESP, behind the number of parts.
+    /// Returns the beginning of every call by digest, in RESP, without the number of parts before it.
     fn named(&self) -> &str {
         self.named.get_or_init(|| {
             let digest = self.digest();
@@ -79,15 +79,15 @@ impl Script {
 /// Effect of a request that the server executes late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Expiry {
-    /// None: a late request changes nothing more.
+    /// No effect. A late copy of such a request changes nothing.
     Never,
-    /// The server refuses it. Its first argument is the server time after which that happens, filled in when the
-    /// request is sent: one response timeout later.
+    /// The server refuses the late request. The first argument of the request is a limit in server time. The connection
+    /// fills in this limit, one response timeout after the sending.
     ResponseTimeout,
 }
 
-/// Script call. Its keys and arguments lie one after the other in RESP, so a call is one allocation and is copied in
-/// two pieces.
+/// Script call. Its keys and arguments are stored in RESP, one after the other. So a call needs one allocation, and a
+/// sender copies two pieces: the keys, and the arguments.
 #[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
@@ -96,15 +96,15 @@ pub(crate) struct Call {
     /// True if the call may grant a hold, or extend one.
     pub(crate) grants: bool,
     encoded: Vec<u8>,
-    /// Place of each part in `encoded`, keys first.
+    /// Position of each part in `encoded`, keys first.
     places: [ArgumentPlace; Call::MAX_PARTS],
     parts: usize,
     keys: usize,
-    /// Part that the reply must repeat: it proves that the reply belongs to this call.
+    /// Index of the part that the reply must repeat. The repetition proves that the reply belongs to this call.
     echo: Option<usize>,
 }
 
-/// Place of one part. Names have a limit, so 32 bits are enough.
+/// Position of one part. Keys and arguments have limited lengths, so 32 bits are enough.
 #[derive(Clone, Copy, Default)]
 struct ArgumentPlace {
     begin: u32,
@@ -112,7 +112,7 @@ struct ArgumentPlace {
 }
 
 impl Call {
-    /// Limit for keys and arguments together; none of our scripts has more.
+    /// Limit for the number of keys and arguments of one call.
     const MAX_PARTS: usize = 9;
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
@@ -175,57 +175,59 @@ impl Call {
     }
 }
 
-/// Reads a published message into a notification. The clock sample is of the node that published it, if there is one to
-/// trust.
+/// Function that turns a published message into a notification. The clock sample is of the node that published the
+/// message; `None` if there is no sample to trust.
 pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<ClockSample>) -> Notification;
 
-/// Carries calls. An answer belongs to this copy of this call, or there is none.
+/// Sends script calls to servers. An answer always belongs to the copy of the call that was sent last.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
     /// Sends a call ahead of calls that acquire.
     fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
     /// Sends a call that may take long on a connection of its own.
     fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends calls of one route in one pipeline; returns one answer each, in order.
+    /// Sends calls of one route in one pipeline. Returns one answer for each, in order.
     fn call_all<'a>(
         &'a self,
         route: &'a Route,
         calls: Vec<Call>,
     ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>>;
     fn route(&self, slot: u16) -> Route;
-    /// Yields an item when routes may have changed; `None` where they never do.
+    /// Yields an item when routes may have changed. `None` if routes never change.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
-    /// Returns true if this runtime has a connection with room for a call for `slot`.
+    /// Returns true if this runtime has a connection that can take a call for `slot` without a wait.
     fn can_send_inline(&self, slot: u16) -> bool;
-    /// Returns when the owner of `slot` answered last, as far as that is known.
+    /// Returns the last contact with the owner of `slot`, as far as the owner is known.
     fn hearing(&self, slot: u16) -> ServerContact;
     /// Returns the newest clock sample of this runtime's connection, if there is only one server.
     fn clock_sample(&self) -> Option<ClockSample>;
-    /// Returns a moment at or after the start of the server, if there is only one and it was asked.
+    /// Returns a moment at or after the start of the server. `None` with several servers, or if no connection asked for
+    /// the server's uptime.
     fn up_since(&self) -> Option<Moment>;
-    /// Succeeds when a server answers that this library can work with.
+    /// Succeeds when a server has answered and this library can work with it.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// Subscribes to a channel of `slot`, whose messages `read` reads; all subscribers of a channel pass the same
-    /// `read`.
+    /// Subscribes to a channel of `slot`. `read` reads the messages; all subscribers of a channel must pass the same
+    /// function.
     ///
-    /// The first notification is [`Notice::AskAgain`], as soon as it is certain that none will be missed. Another one
-    /// comes whenever some may have been missed.
+    /// The first notification is [`Notification::AskAgain`]. It comes as soon as no later notification can be missed.
+    /// Another one comes whenever notifications may have been missed.
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
-    /// Subscribes, if it is certain already that no notification will be missed: then no [`Notice::AskAgain`] comes
-    /// first. Never waits.
+    /// Subscribes only if the channel is confirmed already, so that no notification can be missed. Then no
+    /// [`Notification::AskAgain`] comes first. Never waits.
     fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
-    /// Passes to `calls` what is published on a channel, and whether the subscription is live, while `calls` has an
-    /// owner. It runs in the background runtime. Never waits; returns `false` if there is no such runtime.
+    /// Passes the recalls of a channel to `calls`, and reports there when the subscription becomes live or breaks. Ends
+    /// when `calls` has no owner any more. The background runtime does this work. Never waits; returns `false` if there
+    /// is no such runtime.
     fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool;
-    /// Returns true if any channel is subscribed: if not, the caller need not build a channel name.
+    /// Returns true if any channel is subscribed. If none is, the caller need not build a channel name.
     fn is_subscribing(&self) -> bool;
-    /// Passes every key on every primary that matches `pattern` to `found`; a key may come twice.
+    /// Passes each key that matches `pattern`, on every primary, to `found`. A key may come twice.
     fn scan<'a>(
         &'a self,
         pattern: &'a str,
         found: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<(), Failure>>;
-    /// Asks each server for its health. Ends in time, whatever the servers do.
+    /// Asks each server for its health. Ends within a time limit, even if servers do not answer.
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
     /// Returns the load on this transport.
     fn traffic(&self) -> Traffic;
@@ -272,7 +274,8 @@ impl<'a> Words<'a> {
         Some(&words[..length])
     }
 
-    /// Reads a number in decimal digits. Each reply has several: the standard library's reader checks for UTF-8 first.
+    /// Reads a number in decimal digits. Each reply has several numbers, and the standard library's reader needs a
+    /// check for UTF-8 first.
     pub(crate) fn number(&mut self) -> Option<u64> {
         let words = self.0?;
         let (mut number, mut length) = (0_u64, 0);
@@ -295,7 +298,8 @@ impl<'a> Words<'a> {
 /// Stand-in for the id in the reply to a call that names no acquisition.
 pub(crate) const NO_ID: &[u8] = b"-";
 
-/// Returns true if the reply belongs to a call that it repeats `echo` of. All replies repeat it as their second word.
+/// Returns true if the reply belongs to the call with this `echo`. Each reply repeats the echo of its call as its
+/// second word.
 fn is_reply_to(value: &Value, echo: &[u8]) -> bool {
     let id = Words::of(value).and_then(|mut words| words.word().and_then(|_| words.word()));
     id == Some(if echo.is_empty() { NO_ID } else { echo })

@@ -1,4 +1,4 @@
-//! URLs of servers, and addresses of other servers that are reached the same way.
+//! URLs of servers, and addresses of other servers that are reached in the same way, with or without TLS.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
@@ -6,7 +6,7 @@ use crate::base::error::{Error, Result};
 use crate::base::topology::{Credentials, Tls};
 use crate::net::tls::Connector;
 
-/// Parses all URLs of a topology, of which there has to be at least one.
+/// Parses all URLs of a topology. There must be at least one.
 pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
     let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
     let secure = infos.iter().filter(|info| speaks_tls(info)).count();
@@ -23,7 +23,7 @@ pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo
         return invalid("either all URLs are rediss:// or none is");
     }
     if secure != 0 {
-        // Only for its errors about the certificates.
+        // Called only for its errors about the certificates.
         Connector::new(tls)?;
     }
     Ok(infos)
@@ -38,10 +38,10 @@ pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
     infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
 }
 
-/// Refuses URLs that cannot be of one cluster. The servers decide if a database exists: Valkey 9 can have several,
-/// other servers refuse all but 0.
+/// Refuses URLs that cannot belong to one cluster. Does not check that the database exists: Valkey 9 can have several,
+/// and other servers refuse all but 0.
 pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
-    // All members are used with one database. Two services that list the same URLs in another order must not end up in
+    // All members are used with one database. Otherwise two services that list the same URLs in another order could use
     // different databases.
     let mut databases = infos.iter().map(|info| info.redis_settings().db());
     if databases.next().is_some_and(|first| databases.any(|other| other != first)) {
@@ -76,7 +76,8 @@ fn parse(url: &str) -> Result<ConnectionInfo> {
     Ok(info)
 }
 
-/// Returns the URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not in use.
+/// Replaces the scheme of a TLS URL by the scheme without TLS. `None` for other URLs. The `redis` crate reads TLS URLs
+/// only with its own TLS, which is not in use.
 fn plain(url: &str) -> Option<String> {
     let (scheme, rest) = url.trim().split_once(':')?;
     let plain = match scheme.to_ascii_lowercase().as_str() {
@@ -101,8 +102,8 @@ fn is_socket(url: &str) -> bool {
     url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"))
 }
 
-/// Returns true if an `@` follows the host. Then the host is most likely part of a password, which would appear in
-/// errors and be sent to a name server.
+/// Returns true if an `@` follows the host. This host is most likely part of a password, which would appear in errors
+/// and be sent to a name server.
 fn at_sign_behind_host(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.find(['/', '?', '#']).is_some_and(|end| rest[end..].contains('@'))
@@ -116,8 +117,8 @@ fn invalid<T>(reason: &str) -> Result<T> {
     Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
 }
 
-/// Returns the error of a URL that does not parse. The library's text may quote the URL with its password, so it is
-/// left out.
+/// Returns the error of a URL that does not parse. Leaves out the text of the `redis` crate, which may quote the URL
+/// with its password.
 fn invalid_url() -> Error {
     Error::InvalidOption {
         option: "topology",
@@ -125,11 +126,11 @@ fn invalid_url() -> Error {
     }
 }
 
-/// Replaces user and password, if others are given.
+/// Replaces user and password by `credentials`, if there are any.
 pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Credentials>) -> ConnectionInfo {
     let Some(Credentials { user, password }) = credentials else { return info };
     let before = info.redis_settings();
-    // A user of the URL must not stay beside the password of another user.
+    // Begins with empty settings, since the user of the URL must not get the password of another user.
     let mut settings = RedisConnectionInfo::default().set_db(before.db());
     if !user.is_empty() {
         settings = settings.set_username(user);
@@ -148,7 +149,7 @@ pub(super) fn address_of(address: &ConnectionAddr) -> String {
     }
 }
 
-/// Returns the address of another node that is reached the same way.
+/// Returns the address of another server. It uses TLS if `template` does.
 pub(super) fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
     let host = host.to_owned();
     match template {

@@ -11,9 +11,9 @@ use crate::net::slots::complete;
 /// Server that announces an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Announcer<'a> {
-    /// Member of a cluster, by the address where it was asked.
+    /// Member of a cluster, with the address at which it was asked.
     Member(&'a str),
-    /// Sentinel, by the address where it was asked.
+    /// Sentinel, with the address at which it was asked.
     Sentinel(&'a str),
 }
 
@@ -46,8 +46,8 @@ impl Announced {
         Self { remap, named: named.into_iter().collect(), sources: Mutex::default() }
     }
 
-    /// Returns the address at which to reach a server that is announced at `address`. Fills in the announcer's host if
-    /// the address has none.
+    /// Returns the address at which this process reaches a server that was announced at `address`. If `address` has no
+    /// host, the host of the announcer is used.
     pub(super) fn hear(&self, address: &str, announcer: Announcer<'_>) -> String {
         let announced = complete(address, announcer.address());
         let Some(reached) = self.remapped(&announced) else {
@@ -58,8 +58,8 @@ impl Announced {
         reached
     }
 
-    /// Returns the mapped address; `None` if it is the same. A mapping that panics does not count: its panic hook has
-    /// reported it.
+    /// Returns the mapped address. `None` if it is unchanged. A mapping that panics counts as unchanged, and the panic
+    /// hook has reported the panic.
     fn remapped(&self, announced: &str) -> Option<String> {
         let remap = self.remap.as_ref()?;
         let (host, port) = announced.rsplit_once(':')?;
@@ -69,8 +69,8 @@ impl Announced {
         (reached != announced).then_some(reached)
     }
 
-    /// Notes the source of an address. The first announcer stays the source, so the answer does not depend on the
-    /// member that is asked next.
+    /// Notes the source of an address. The first announcer stays the source, whichever member announces the address
+    /// later.
     fn note(&self, address: &str, source: impl FnOnce() -> AddressSource) {
         let mut sources = self.sources.lock();
         if !self.named.contains(address) && !sources.contains_key(address) {
@@ -82,7 +82,7 @@ impl Announced {
         self.sources.lock().get(address).cloned().unwrap_or_default()
     }
 
-    /// Forgets the sources of other addresses than these.
+    /// Forgets the sources of addresses that are no longer known.
     pub(super) fn retain(&self, is_known: impl Fn(&str) -> bool) {
         self.sources.lock().retain(|address, _| is_known(address));
     }

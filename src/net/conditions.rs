@@ -1,8 +1,8 @@
-//! Defects of servers that answer: memory, its policy, clocks. They go to `health`, to the log, which has each change
-//! once, and to a gauge. The log also has the first connection of a manager.
+//! Defects of servers that answer: full memory, a wrong memory policy, a wrong clock. `health` and a gauge report them,
+//! and the log has each change once. This module also logs the first connection of a manager.
 //!
-//! The facts come from answers that are there anyway: refusals for memory, times in replies, and `INFO memory` on a new
-//! connection.
+//! The facts come from answers that arrive anyway: refusals for lack of memory, and server times in replies. In
+//! addition, a new connection asks for `INFO memory`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ use crate::base::lease::{Moment, ServerTime};
 use crate::base::metrics::NodeFindings;
 use crate::base::panics::catch_panic;
 
-/// Time for which a refusal for memory counts, if the user may not ask for the memory in use.
+/// Time for which a refusal for lack of memory counts, if the user may not ask for the memory in use.
 const MAX_REFUSAL_AGE: Duration = Duration::from_secs(60);
-/// Pause between two questions for the memory of a node, over all connections.
+/// Pause between two questions for the memory of a node, over all its connections.
 const MEMORY_PAUSE: Duration = Duration::from_secs(5);
 
 /// Addresses that the user named, and level of durability, for the log.
@@ -29,7 +29,7 @@ pub(crate) struct ConditionsOf {
     pub(crate) durability: String,
 }
 
-/// Conditions of all servers of one manager. Log and gauge change outside of the mutex.
+/// Conditions of all servers of one manager. Log and gauge are updated outside of the mutex.
 #[derive(Debug)]
 pub(crate) struct Conditions {
     place: ConditionsOf,
@@ -40,7 +40,7 @@ pub(crate) struct Conditions {
     counts: NodeFindings,
 }
 
-/// Facts about one server, and the findings that the log has.
+/// Facts about one server, and its findings that the log has.
 #[derive(Clone, Debug, Default)]
 struct Condition {
     memory: Option<Memory>,
@@ -102,7 +102,7 @@ impl Conditions {
         }
     }
 
-    /// Returns true if the memory of a node is to be asked for on a new connection, and notes that.
+    /// Returns true if a new connection should ask for the node's memory now. If so, notes that the node was asked.
     pub(super) fn begins_asking(&self, node: &str) -> bool {
         let now = self.clock.now();
         let mut nodes = self.nodes.lock();
@@ -114,7 +114,7 @@ impl Conditions {
         is_due
     }
 
-    /// Notes the answer to `INFO memory`: `None` if the user may not ask.
+    /// Notes the answer to `INFO memory`. `None` means that the user may not ask.
     pub(super) fn note_memory(&self, node: &str, memory: Option<Memory>) {
         let now = self.clock.now();
         self.change(node, |known| {
@@ -128,13 +128,13 @@ impl Conditions {
         });
     }
 
-    /// Notes that the server refused a request for want of memory.
+    /// Notes that the server refused a request for lack of memory.
     pub(super) fn note_memory_refusal(&self, node: &str) {
         let now = self.clock.now();
         self.change(node, |known| known.refused = Some(now));
     }
 
-    /// Notes a reading of a server's clock, taken between two moments.
+    /// Notes a reading of a server's clock, which the server took between `sent` and `answered`.
     pub(super) fn note_time(&self, node: &str, server: ServerTime, sent: Moment, answered: Moment) {
         let here = micros(Duration::from_nanos(sent.halfway_to(answered).as_nanos()));
         let server = i64::try_from(server.as_micros()).unwrap_or(i64::MAX);
@@ -143,7 +143,7 @@ impl Conditions {
         self.change(node, |known| known.clock = Some(reading));
     }
 
-    /// Returns the findings of a server, without those of its clock, which depend on other clocks.
+    /// Returns the findings of a server. Leaves out those of its clock, which depend on other clocks.
     pub(super) fn memory_findings(&self, node: &str) -> Vec<NodeFinding> {
         self.nodes.lock().get(node).into_iter().flat_map(Condition::memory_findings).collect()
     }
@@ -158,7 +158,7 @@ impl Conditions {
         self.nodes.lock().get(node).is_some_and(|known| !known.findings.is_empty())
     }
 
-    /// Forgets servers that are no members any more.
+    /// Forgets servers that are no longer members.
     pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
         let mut gone = Vec::new();
         self.nodes.lock().retain(|node, known| {
@@ -178,7 +178,7 @@ impl Conditions {
             None => change(nodes.entry(node.to_owned()).or_default()),
         }
         let changes = self.judge(&mut nodes);
-        // Log and gauge may call code of the user.
+        // Log and gauge may call code of the user, so the mutex is released first.
         drop(nodes);
         for change in changes {
             match change {
@@ -194,7 +194,7 @@ impl Conditions {
         }
     }
 
-    /// Judges all servers anew, since their clocks are compared with each other.
+    /// Judges all servers again, since their clocks are compared with each other. Returns the changes.
     fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<Change> {
         let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
         let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
@@ -215,7 +215,7 @@ impl Conditions {
         changes
     }
 
-    /// Returns how far this machine's wall clock is ahead of the clock of moments, in microseconds.
+    /// Returns the lead of this machine's wall clock over the clock of moments, in microseconds.
     fn wall_ahead_us(&self) -> i64 {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         micros(wall).saturating_sub(micros(Duration::from_nanos(self.clock.now().as_nanos())))

@@ -1,4 +1,4 @@
-//! Faults: meaning of a node's answer that is not a reply. Some errors prove that nothing ran, others leave it open.
+//! Faults: meanings of errors and missing answers. Some faults prove that nothing ran; others leave that open.
 
 use std::io;
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use crate::base::attempt::Failure;
 use crate::base::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
 use crate::base::lease::Moment;
 
-/// Reason why a node did not execute a call, as far as one node can tell.
+/// Reason why a call has no usable reply, as far as one node can tell.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// The slot belongs to another node. Nothing ran.
     Moved { address: String },
     /// Another node may have this key already. Nothing ran.
     Ask { address: String },
-    /// The node cannot now, and may later. Nothing ran.
+    /// The node cannot execute the call now, but may later. Nothing ran.
     Again(Source),
-    /// The server is no primary that serves: the address may lead to another server by now. Nothing ran.
+    /// The server is not a primary in service. The address may lead to another server by now. Nothing ran.
     WrongServer(Source),
     /// The script is not loaded. Nothing ran.
     NoScript,
-    /// The node refuses this call, and will refuse it later too. Nothing ran.
+    /// The node refuses this call, and will refuse it again. Nothing ran.
     Refused { refusal: Refusal, message: String },
-    /// The node refused a command within the script, which may have written before.
+    /// The node refused a command within the script. The script may have written before that.
     Broken { refusal: Refusal, message: String },
-    /// The call ran, and too few replicas have it, so that it does not count.
+    /// The call ran, but does not count: too few replicas have acknowledged it.
     Unreplicated { asked: u8, acknowledged: u64 },
-    /// No connection. Nothing was sent.
+    /// There was no connection. Nothing was sent.
     NotSent(Option<Source>),
-    /// The call may have run.
+    /// The call may have run, or may still run until `arrives_until`.
     Unknown { arrives_until: Moment, source: Option<Source> },
 }
 
@@ -38,7 +38,7 @@ impl Fault {
     /// Classifies an error that a node sent instead of a reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
         match Self::of_words(error) {
-            // Scripts read all keys before they write, so a key of another type ends a script before it changes
+            // Scripts read all keys before they write. So a key of another type ends a script before it changes
             // anything.
             Self::Refused { refusal, message } if refusal != Refusal::ForeignKey && is_from_within(&message) => {
                 Self::Broken { refusal, message }
@@ -49,7 +49,7 @@ impl Fault {
 
     fn of_words(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
-        // `<slot> <host>:<port>`; an empty host is for the caller to fill in.
+        // `<slot> <host>:<port>`. The caller fills in an empty host.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let refused = |refusal| Self::Refused { refusal, message: format!("{} {details}", error.code()) };
         match error.code() {
@@ -58,17 +58,17 @@ impl Fault {
             "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
             "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
             "NOSCRIPT" => Self::NoScript,
-            // Also from within a script: its first write is refused, and a server does not change its role during a
-            // script.
+            // The same error may come from within a script. It then comes from the first write, since a server does not
+            // change its role during a script.
             "READONLY" => Self::WrongServer(Arc::new(NotPrimary(format!("READONLY {details}")))),
             "MISCONF" | "NOREPLICAS" => refused(Refusal::ReadOnly),
             "OOM" => refused(Refusal::OutOfMemory),
             "NOAUTH" | "WRONGPASS" => refused(Refusal::Unauthenticated),
             "NOPERM" => refused(Refusal::Forbidden),
             "WRONGTYPE" => refused(Refusal::ForeignKey),
-            // A script that fails half way names the command's own error at the beginning of its message.
+            // If a script fails half way, the message contains the command's own error.
             _ if details.contains("-OOM ") || details.starts_with("OOM ") => refused(Refusal::OutOfMemory),
-            // A command that the user may not run, within a script: Redis 7.0 and Valkey have their own words.
+            // The user may not run a command of the script. Redis 7.0 and Valkey have their own messages for that.
             _ if details.contains("executing the script can't run") || details.contains("ACL failure in script") => {
                 refused(Refusal::Forbidden)
             }
@@ -84,7 +84,8 @@ impl Fault {
         }
     }
 
-    /// Classifies an error of the client library: from the server, or of the connection with a request under way.
+    /// Classifies an error of the `redis` crate: an error reply of the server, or an error of the connection while a
+    /// request was under way.
     pub(super) fn of_request(error: RedisError, arrives_until: Moment) -> Self {
         match server_error(&error) {
             Some(fault) => fault,
@@ -92,7 +93,7 @@ impl Fault {
         }
     }
 
-    /// Classifies an error while connecting: no request was sent yet.
+    /// Classifies an error of a connection attempt. No request was sent yet.
     pub(super) fn of_dial(error: RedisError) -> Self {
         if error.kind() == ErrorKind::AuthenticationFailed {
             return Self::Refused {
@@ -109,7 +110,7 @@ impl Fault {
         }
     }
 
-    /// Adds the node's address, for callers that do not know which node it was.
+    /// Adds the node's address, for callers that do not know which node was asked.
     pub(super) fn at(self, address: &str) -> Self {
         let at_node = |cause| Arc::new(AtNode { node: address.into(), cause });
         match self {
@@ -122,12 +123,12 @@ impl Fault {
         }
     }
 
-    /// Returns true if the server takes no writes in its present state, so that the connection is worth leaving.
+    /// Returns true if the server accepts no writes in its present state, so that the node should leave it.
     pub(super) fn is_of_no_primary(&self) -> bool {
         matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
     }
 
-    /// Returns the error of the server or the operating system.
+    /// Returns the cause: the error of the server or of the operating system.
     pub(super) fn into_source(self) -> Option<Source> {
         match self.into_failure() {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
@@ -155,16 +156,16 @@ impl Fault {
     }
 }
 
-/// Returns the operating system's error, which callers can match, if there is one. Returns the library's error
-/// otherwise.
+/// Returns the error of the operating system if there is one, since callers can match it. Otherwise returns the
+/// library's error.
 fn cause_of(error: RedisError) -> Source {
-    // The library keeps the stream's error in an `Arc`.
+    // The library stores the stream's error in an `Arc`.
     let stream = std::error::Error::source(&error).and_then(|below| below.downcast_ref::<Source>()).cloned();
     stream.unwrap_or_else(|| Arc::new(error))
 }
 
-/// Adds the likely reason why a TLS handshake failed: a server without TLS closes the connection, or waits for the end
-/// of what it takes for a command.
+/// Adds the likely reason of a failed TLS handshake. A server without TLS reads the handshake as a command. It closes
+/// the connection, or waits for the end of the command.
 pub(super) fn without_tls(fault: Fault) -> Fault {
     match fault {
         Fault::NotSent(Some(cause)) if cause.downcast_ref::<io::Error>().is_some_and(is_no_refusal) => {
@@ -178,13 +179,14 @@ fn is_no_refusal(error: &io::Error) -> bool {
     error.kind() != io::ErrorKind::ConnectionRefused
 }
 
-/// Returns true if the error came from a command within a script. Redis and Valkey name the place in the script then.
+/// Returns true if the error came from a command within a script. Redis and Valkey then name the position in the
+/// script.
 fn is_from_within(message: &str) -> bool {
     message.contains("@user_script:")
 }
 
-/// Names the commands in the script line that an error came from, where the server does not. Redis 7.0 names only the
-/// place of a command that the user may not run.
+/// Adds the commands of the script line that caused an error, if the server does not name the command. Redis 7.0 names
+/// only the position of a command that the user may not run.
 pub(super) fn with_command(fault: Fault, script: &str) -> Fault {
     match fault {
         Fault::Broken { refusal, message } => {
@@ -207,7 +209,7 @@ fn commands_at(message: &str, script: &str) -> Option<String> {
     (!commands.is_empty()).then(|| commands.join(" or "))
 }
 
-/// Finds the fault in an error that carries a server's words.
+/// Returns the fault in an error that carries an error reply of a server.
 fn server_error(error: &RedisError) -> Option<Fault> {
     let code = error.code()?;
     let text = format!("-{code} {}\r\n", error.detail().unwrap_or_default());
@@ -217,16 +219,16 @@ fn server_error(error: &RedisError) -> Option<Fault> {
     }
 }
 
-/// Finds the fault in an error of a TLS handshake, if it is about a certificate.
+/// Returns the fault in an error of a TLS handshake, if the error is about a certificate.
 #[cfg(feature = "tls")]
 fn of_handshake(error: &RedisError) -> Option<Fault> {
     use rustls::AlertDescription as Alert;
-    // The library keeps the stream's error in an `Arc`, and the stream the handshake's in its own.
+    // The library stores the stream's error in an `Arc`. That error contains the error of the handshake.
     let stream: &Source = std::error::Error::source(error)?.downcast_ref()?;
     let handshake: &rustls::Error = stream.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()?;
     let refusal = match handshake {
         rustls::Error::InvalidCertificate(_) => Refusal::Untrusted,
-        // Alert about our certificate, or about its absence. It comes after the handshake, and may be lost with the
+        // Alert about our certificate, or about a missing one. It arrives after the handshake, and may be lost with the
         // connection.
         rustls::Error::AlertReceived(
             Alert::CertificateRequired
@@ -248,7 +250,7 @@ fn of_handshake(_: &RedisError) -> Option<Fault> {
     None
 }
 
-/// Splits a value into a reply and a fault.
+/// Returns a reply, or the fault if the value is an error reply.
 pub(super) fn reply(value: Value) -> Result<Value, Fault> {
     match value {
         Value::ServerError(error) => Err(Fault::of_server(&error)),
@@ -256,7 +258,7 @@ pub(super) fn reply(value: Value) -> Result<Value, Fault> {
     }
 }
 
-/// A server's words as an error.
+/// Error with the text of a server's answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Answer(pub(super) String);

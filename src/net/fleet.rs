@@ -1,13 +1,15 @@
-//! Fleet: several nodes of which one owns a slot. It is a cluster, or a primary that Sentinels move.
+//! Fleet: several nodes, of which one owns a given slot. A fleet is a cluster, or a primary and its successors behind
+//! Sentinels.
 //!
-//! The map of owners comes from the map source: the members of a cluster, or the Sentinels. The fleet asks it after a
-//! silence, a refusal or a redirection, and when a connection breaks: a healthy fleet sends no questions.
+//! The slot map comes from the map source: the members of a cluster, or the Sentinels. The fleet asks the map source
+//! after a silence, a refusal or a redirect, and when a connection breaks. A healthy fleet does not ask it.
 //!
-//! A silent node is *suspect*, until it answers or owns nothing any more. Meanwhile the fleet asks the map source again
-//! and again, but never the suspect itself. So a shard works again as soon as the others know its new primary, whatever
-//! the old one does.
+//! A silent node is *suspect* until it answers, or owns no slot any more. Meanwhile the fleet asks the map source again
+//! and again. It asks a suspect for the map only if no other member has answered. So a shard works again as soon as the
+//! other members know its new primary.
 //!
-//! A node that cannot serve its slots is suspect until it can: cut off from the others it would name itself for ever.
+//! A node that cannot serve its slots is suspect until it can. A node that is cut off from the others would name itself
+//! as the owner for ever.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -40,14 +42,14 @@ use crate::net::secrets::Secrets;
 use crate::net::sentinels::Sentinels;
 use crate::net::slots::{Moved, SlotMap};
 
-/// Pause between two questions to the map source while a node is suspect.
+/// First pause between two questions to the map source while a node is suspect.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
-/// Time until all members know of a failover.
+/// Time after a failover by which all members know of it.
 const FAILOVER_KNOWN_AFTER: Duration = Duration::from_secs(2);
-/// Time for which a slot counts as migrating after a node has said so.
+/// Time for which a slot counts as migrating after a node has reported the migration.
 const MIGRATION: Duration = Duration::from_secs(1);
-/// Limit for suspects that are asked at one time whether they answer again.
+/// Limit for suspects that are asked at the same time whether they answer again.
 const MAX_SUSPECTS_ASKED: usize = 8;
 
 pub(super) struct Fleet {
@@ -63,30 +65,30 @@ pub(super) struct Fleet {
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, SuspectReason>>,
-    /// Number of suspects: mostly none, and then a call need not know more.
+    /// Number of suspects. It is usually zero, and then a call need not lock `suspects`.
     suspect_count: AtomicUsize,
-    /// Slots of which some keys were elsewhere recently, and the end of the time for which that counts.
+    /// Migrating slots, with the end of the time for which they count as migrating.
     migrating: Mutex<HashMap<u16, Moment>>,
-    /// Number of migrating slots: mostly none.
+    /// Number of migrating slots, usually zero.
     migrating_count: AtomicUsize,
     looking: AtomicBool,
-    /// True while a task asks suspects whether they answer.
+    /// True while a task asks the suspects whether they answer again.
     asking_suspects: AtomicBool,
-    /// Moment until which the refresh loop goes on, whatever is known.
+    /// Moment until which the refresh loop goes on in any case.
     look_until: Mutex<Moment>,
-    /// Lock for one question at a time, with the last outcome.
+    /// Lock that admits one question to the map source at a time, with the outcome of the last question.
     refresh_lock: tokio::sync::Mutex<Asked>,
     map_refreshes: AtomicU64,
     map_refreshes_tally: Counter,
-    /// Map as the log has reported it.
+    /// Slot map as the log has reported it.
     told: Mutex<SlotMap>,
     outages: Arc<Outages>,
     conditions: Arc<Conditions>,
-    /// Reconnections to nodes that are forgotten.
+    /// Number of reconnections of nodes that the fleet has forgotten.
     past_reconnects: AtomicU64,
 }
 
-/// End of the last question, and its outcome.
+/// End of the last question to the map source, and its outcome.
 type Asked = Option<(Moment, Result<(), DialFault>)>;
 
 /// Reason why a node is suspect.
@@ -98,7 +100,7 @@ pub(super) enum SuspectReason {
     Refuses,
 }
 
-/// Source of the map.
+/// Source of the slot map.
 enum MapSource {
     /// Any member of the cluster.
     Members(Mutex<Members>),
@@ -205,7 +207,7 @@ impl Fleet {
             return Ok(Arc::clone(node));
         }
         let fleet = Weak::clone(&self.me);
-        // The server went away, or closed the connection: others know what became of it.
+        // The connection broke. Other members may know a new owner of its slots by now.
         let on_loss: OnLoss = Arc::new(move || {
             if let Some(fleet) = fleet.upgrade() {
                 fleet.look_in_background();
@@ -230,7 +232,7 @@ impl Fleet {
         Some(with_host(self.template.addr(), host, port.parse().ok()?))
     }
 
-    /// Returns the address of a slot's owner, as far as is known.
+    /// Returns the address of a slot's owner, as far as it is known.
     pub(super) fn owner_address(&self, slot: u16) -> Option<Arc<str>> {
         self.map.borrow().owner(slot).cloned()
     }
@@ -240,7 +242,7 @@ impl Fleet {
         self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
     }
 
-    /// Yields the map after each refresh and each move; it may be unchanged.
+    /// Yields the slot map after each refresh and each move. The map may be unchanged.
     pub(super) fn changes(&self) -> watch::Receiver<SlotMap> {
         self.map.subscribe()
     }
@@ -259,12 +261,12 @@ impl Fleet {
         }
     }
 
-    /// Returns the address at which to reach a server that a member announced at `address`.
+    /// Returns the address at which this process reaches a server that `member` announced at `address`.
     pub(super) fn hear(&self, address: &str, member: &str) -> String {
         self.announced.hear(address, Announcer::Member(member))
     }
 
-    /// Notes that one slot has moved, as a member announced; others may have moved, too.
+    /// Notes that a slot has moved, as `member` announced. Refreshes the map, since other slots may have moved too.
     pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
         let address = self.hear(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
@@ -277,13 +279,13 @@ impl Fleet {
         self.announced.source(address)
     }
 
-    /// Returns a node's address for errors: with its source, unless the user named it.
+    /// Returns a node's address for errors. It includes its source, unless the user named the address.
     fn shown(&self, address: &str) -> String {
         shown(address, &self.announced.source(address))
     }
 
-    /// Notes that a slot migrates: its owner redirects requests for keys that have gone already, so each goes one by
-    /// one.
+    /// Notes that a slot migrates. Its owner redirects requests for keys that have moved already, so requests for the
+    /// slot are sent one by one.
     pub(super) fn migrates(&self, slot: u16) {
         let now = self.clock.now();
         let mut migrating = self.migrating.lock();
@@ -303,7 +305,7 @@ impl Fleet {
         migrating.contains_key(&slot)
     }
 
-    /// Notes that a node answered.
+    /// Notes that a node answered, so it is no longer suspect.
     pub(super) fn trust(&self, node: &Node) {
         if self.suspect_count.load(Ordering::Acquire) > 0 {
             self.change_suspects(|suspects| {
@@ -312,7 +314,8 @@ impl Fleet {
         }
     }
 
-    /// Notes that a node was silent, or cannot serve its slots any more. Others are asked for the owner.
+    /// Marks a node as suspect: it was silent, or cannot serve its slots any more. The fleet then asks the map source
+    /// for the owner.
     pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: SuspectReason) {
         self.change_suspects(|suspects| {
             suspects.insert(node.address().to_owned(), doubt);
@@ -330,7 +333,7 @@ impl Fleet {
         self.suspect_count.store(suspects.len(), Ordering::Release);
     }
 
-    /// Resolves when another node than this suspect owns the slot; never for a node that is trusted.
+    /// Resolves when another node than this suspect owns the slot. Never resolves for a node that is trusted.
     pub(super) async fn abandoned(&self, slot: u16, node: &Node) {
         if !self.suspects(node) {
             return std::future::pending().await;
@@ -338,28 +341,28 @@ impl Fleet {
         let mut map = self.map.subscribe();
         let moved = |map: &SlotMap| map.owner(slot).is_some_and(|owner| **owner != *node.address());
         if map.wait_for(moved).await.is_err() {
-            // The sender lives as long as this fleet.
+            // Cannot happen, since the sender lives as long as this fleet.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Asks the Sentinels for the primary, as a regular check though nothing is wrong. An old primary that they have
-    /// not reached yet does not say that it was replaced.
+    /// Asks the Sentinels for the primary, without a sign of a change. An old primary that they have not reached yet
+    /// does not report that it was replaced.
     ///
-    /// Never asks a cluster, whose map is large and whose nodes redirect.
+    /// Does nothing for a cluster, whose map is large and whose nodes redirect.
     pub(super) fn refresh_from_time_to_time(self: &Arc<Self>) {
         if let MapSource::Sentinels(_) = self.map_source {
             self.look_in_background();
         }
     }
 
-    /// Refreshes the map for [`NEWS`] after a change, of which not all members know yet.
+    /// Refreshes the map for [`FAILOVER_KNOWN_AFTER`] after a change, since not all members know of it yet.
     pub(super) fn look_for_news(self: &Arc<Self>) {
         *self.look_until.lock() = self.clock.now().after(FAILOVER_KNOWN_AFTER);
         self.look_in_background();
     }
 
-    /// Refreshes the map until no owner is suspect. One task does so at a time.
+    /// Refreshes the map once, and then until no owner is silent. Only one task does so at a time.
     pub(super) fn look_in_background(self: &Arc<Self>) {
         if self.looking.swap(true, Ordering::SeqCst) {
             return;
@@ -374,7 +377,7 @@ impl Fleet {
                 fleet.ask_suspects_in_background();
                 drop(fleet.ask_in_turn(None).await);
                 drop(fleet);
-                // Also when all is well: it limits the rate of questions.
+                // Pauses also if all is well, to limit the rate of questions.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_LOOK_AGAIN);
                 if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
@@ -385,7 +388,7 @@ impl Fleet {
         });
     }
 
-    /// Asks suspects in a task of its own: a silent one must not delay the question to the map source.
+    /// Asks suspects in a separate task, since a silent suspect must not delay the question to the map source.
     fn ask_suspects_in_background(self: &Arc<Self>) {
         if self.asking_suspects.swap(true, Ordering::SeqCst) {
             return;
@@ -394,8 +397,8 @@ impl Fleet {
         self.home.spawn(async move { asking.0.ask_suspects().await });
     }
 
-    /// Asks silent suspects that own slots, as far as is known. Trusts one that answers, even if no caller has a
-    /// request for it.
+    /// Asks silent suspects that own slots. A suspect that answers is trusted again, even if no caller has a request
+    /// for it.
     async fn ask_suspects(&self) {
         let mut silent: Vec<String> = {
             let map = self.map.borrow();
@@ -419,8 +422,8 @@ impl Fleet {
         }
     }
 
-    /// Ends the refresh loop if all is well. A node that becomes suspect at the same time finds the loop either ended
-    /// or going on.
+    /// Ends the refresh loop if all is well. If a node becomes suspect at the same time, either this loop goes on or a
+    /// new one begins.
     fn ends_look_out(&self) -> bool {
         if !self.is_well() {
             return false;
@@ -428,13 +431,15 @@ impl Fleet {
         if let MapSource::Members(members) = &self.map_source {
             members.lock().begin_again();
         }
-        // Cleared before the second look: a suspect that this look misses finds the flag clear, and begins a loop.
+        // Cleared before the second check. A node that becomes suspect after this check finds the flag clear, and
+        // begins a loop.
         self.looking.store(false, Ordering::SeqCst);
-        // A node became suspect meanwhile: goes on, unless another loop has begun.
+        // A node became suspect meanwhile. This loop goes on, unless another loop has begun.
         self.is_well() || self.looking.swap(true, Ordering::SeqCst)
     }
 
-    /// Returns true if all owners answer. Keeps a suspect that owns nothing while it is a member, which might be asked.
+    /// Returns true if all owners answer. Forgets suspects that own nothing and are no members. A suspect member stays,
+    /// since it may be asked for the map.
     fn is_well(&self) -> bool {
         if self.clock.now() < *self.look_until.lock() {
             return false;
@@ -455,24 +460,24 @@ impl Fleet {
         }
     }
 
-    /// Asks the map source for the owner of a slot, once for all callers at the same time: an answer that it does not
-    /// have now it will not have for the next caller either.
+    /// Asks the map source for the owner of a slot. Callers at the same time share one answer: if it names no owner,
+    /// the next answer most likely names none either.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
         self.ask_at_home(Some(slot)).await
     }
 
-    /// Takes the first map that a member which is not suspect gives.
+    /// Asks the map source for a new map.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
         self.ask_at_home(None).await
     }
 
-    /// Asks in the background runtime: the task that holds the lock goes on, whatever becomes of its caller.
+    /// Asks in the background runtime, since the task that holds the lock must go on when its caller is dropped.
     async fn ask_at_home(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
         self.home.spawn(async move {
             if let Some(fleet) = fleet.upgrade() {
-                // The caller may have gone.
+                // The caller may have stopped waiting.
                 drop(tell.send(fleet.ask_in_turn(slot).await));
             }
         });
@@ -484,7 +489,7 @@ impl Fleet {
         }
     }
 
-    /// Asks the map source, unless it is for the owner of a slot that is known by then.
+    /// Asks the map source. If `slot` is given and its owner has become known meanwhile, returns without a question.
     async fn ask_in_turn(&self, slot: Option<u16>) -> Result<(), Fault> {
         let mut last = self.refresh_lock.lock().await;
         if let Some(slot) = slot {
@@ -518,7 +523,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Reports each slot in the log that has another owner than in the last report.
+    /// Logs each slot whose owner differs from the last report. Also forgets what is known of nodes that are no longer
+    /// members.
     fn notify_change(&self, map: &SlotMap) {
         self.outages.retain(|node| map.has(node) || self.is_member(node));
         self.conditions.retain(|node| map.has(node) || self.is_member(node));
@@ -526,7 +532,7 @@ impl Fleet {
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
         for Moved { slots, owner, was } in map.moves_since(&before) {
-            // Behind Sentinels one primary has all slots.
+            // Behind Sentinels, one primary has all slots.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
             catch_panic(|| match owner {
                 Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
@@ -538,10 +544,11 @@ impl Fleet {
         }
     }
 
-    /// Forgets nodes that own nothing, except those that the user named. A caller that still waits for one keeps it
-    /// alive.
+    /// Forgets nodes that own nothing, except those that the user named. A caller that still waits for a node keeps the
+    /// node alive.
     ///
-    /// One connection stays, if only that of the member that gave the map: its end would tell of changes.
+    /// If no owner has a connection, the member that gave the map stays: the end of its connection would be a sign of
+    /// changes.
     fn forget_others(&self, map: &SlotMap) {
         let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
         let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
@@ -554,13 +561,13 @@ impl Fleet {
                 MapSource::Sentinels(_) => false,
             };
             if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
-                // A later connection to this address belongs to a new node, and counts as its first.
+                // Kept here, since a later connection to this address belongs to a new node with a new count.
                 self.past_reconnects.fetch_add(node.reconnects(), Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns a node of this fleet that is asked once. It is not kept unless it is known already.
+    /// Returns a node for a single question. A new node is not added to the fleet.
     pub(super) fn passing_node(&self, address: &str) -> Result<Arc<Node>, Fault> {
         if let Some(node) = self.nodes.lock().get(address) {
             return Ok(Arc::clone(node));
@@ -573,7 +580,7 @@ impl Fleet {
         self.map.borrow().clone()
     }
 
-    /// Returns the addresses that the user named, of a cluster.
+    /// Returns the addresses of cluster members that the user named.
     pub(super) fn seeds(&self) -> Vec<Arc<str>> {
         match &self.map_source {
             MapSource::Members(members) => members.lock().seeds(),
@@ -601,7 +608,7 @@ impl Fleet {
         self.map_refreshes.load(Ordering::Relaxed)
     }
 
-    /// Succeeds when a primary answers: that of the Sentinels, or any of a cluster.
+    /// Succeeds when a primary answers: the one that the Sentinels name, or any primary of a cluster.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.refresh().await?;
         let mut owners: Vec<_> = self.known_map().owners().cloned().collect();
@@ -612,8 +619,8 @@ impl Fleet {
             return Ok(());
         }
         fastrand::shuffle(&mut owners);
-        // A few in place of all: if no primary can be reached, that shows as soon. A starting process does not dial all
-        // nodes of a large cluster.
+        // A few instead of all, so that a starting process does not dial all nodes of a large cluster. If no primary
+        // can be reached, a few show that as well.
         let mut answers: FuturesUnordered<_> = owners.iter().take(MAX_ASKED).map(|owner| self.greet(owner)).collect();
         let mut fault = Ok(());
         while let Some(answer) = answers.next().await {
@@ -630,10 +637,10 @@ impl Fleet {
         node.ready().await.map_err(|fault| fault.at(node.shown()))
     }
 
-    /// Asks a few members at a time until one gives a map, all were asked, or time is over.
+    /// Asks a few members at a time, until one gives a map, all were asked, or the time is over.
     ///
-    /// The next question goes on with members that were not asked yet. A round begins when the one before has failed,
-    /// or is slow.
+    /// A round begins when the round before has failed or is slow. The next question continues with members that were
+    /// not asked yet.
     async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
         let response_timeout = self.limits.response_timeout;
         let time_is_over = tokio::time::sleep(response_timeout * 2);
@@ -661,14 +668,14 @@ impl Fleet {
                                 "{address} is a member of another cluster by now"
                             )))));
                         }
-                        // A refusal says more than a silence.
+                        // A refusal says more than a missing answer.
                         Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
                         Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
                         Some((_, Err(_))) => {}
                         None if unasked > 0 => break,
                         None => return Err(fault),
                     },
-                    // Checked before the next round: on a busy machine both timers may be over.
+                    // Checked before the next round, since on a busy machine both timers may be over.
                     () = &mut time_is_over => return Err(fault),
                     () = &mut is_slow, if unasked > 0 => break,
                 }
@@ -676,7 +683,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the members to ask next. Copies what is known of nodes first: calls need those locks.
+    /// Returns the members to ask next. Copies the state of nodes before it locks the members, since calls need the
+    /// locks of that state.
     fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
         let suspects = self.suspects.lock().clone();
         let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
@@ -698,7 +706,7 @@ impl Fleet {
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
         };
-        // The time covers the connection, too; a connection that comes later serves the next question.
+        // The time limit includes the connection. A connection that is ready later serves the next question.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
         let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
         let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&self.shown(&address)));
@@ -706,11 +714,11 @@ impl Fleet {
     }
 }
 
-/// Marks the refresh loop as ended, also when its runtime drops it.
+/// Running refresh loop. Marks the loop as ended when it is dropped, even by its runtime.
 struct RefreshLoop(Weak<Fleet>);
 
 impl RefreshLoop {
-    /// Ends without clearing the flag.
+    /// Drops this value without clearing the flag.
     fn let_go(mut self) {
         self.0 = Weak::new();
     }
@@ -724,7 +732,7 @@ impl Drop for RefreshLoop {
     }
 }
 
-/// Marks the question to suspects as over, also when its runtime drops it.
+/// Running question to suspects. Marks the question as over when it is dropped, even by its runtime.
 struct AsksSuspects(Arc<Fleet>);
 
 impl Drop for AsksSuspects {

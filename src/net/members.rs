@@ -1,22 +1,22 @@
-//! All members of a cluster that were ever seen, and the choice among them for the next question for the map.
+//! All members of a cluster that were ever seen. Chooses the members to ask next for the slot map.
 //!
-//! Replicas are members like others: when all known primaries have been replaced, the replicas know the new ones.
+//! Replicas are members like others. If all known primaries have been replaced, the replicas know the new ones.
 //!
-//! A member that no map names any more is kept as well, since the map may have been wrong; the number of these is
-//! limited. They are asked last, and their map counts only if it still has a node of the newest map: by now their
-//! address may belong to another cluster. The maps of nodes that the user named always count.
+//! A member that the newest map does not name is kept as well, since that map may be wrong. The number of such members
+//! is limited, and they are asked last. The address of such a member may belong to another cluster by now. So its map
+//! counts only if that map shares a node with the newest one. The maps of nodes that the user named always count.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::net::slots::SlotMap;
 
-/// Limit for members that are asked at one time.
+/// Limit for members that are asked at the same time.
 pub(super) const MAX_ASKED: usize = 3;
 /// Limit for members that the newest map does not name.
 const MAX_UNLISTED: usize = 1024;
 
-/// Preference among members, best first.
+/// Order of preference among members, best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Standing {
     Connected,
@@ -29,14 +29,14 @@ pub(super) enum Standing {
 #[derive(Debug)]
 pub(super) struct Members {
     roll: HashMap<Arc<str>, Member>,
-    /// Number of the cycle. No member is asked twice within one.
+    /// Number of the present cycle. No member is asked twice in one cycle.
     cycle: u64,
-    /// Number of maps so far.
+    /// Number of maps that were received so far.
     maps: u64,
     /// Node ids in the newest map.
     ids: HashSet<String>,
     last_to_answer: Option<Arc<str>>,
-    /// Cycle in which that member answered.
+    /// Cycle in which `last_to_answer` answered.
     answered_in: u64,
 }
 
@@ -46,7 +46,7 @@ struct Member {
     asked: u64,
     /// Number of the last map that named the member.
     listed: u64,
-    /// True if the user named the member: it is never forgotten.
+    /// True if the user named the member. Such a member is never forgotten.
     is_seed: bool,
 }
 
@@ -77,11 +77,11 @@ impl Members {
         self.last_to_answer.as_deref() == Some(address)
     }
 
-    /// Returns the members to ask in the next round: others than in the rounds before, until all were asked.
+    /// Returns the members to ask in the next round. No member is asked twice in one cycle.
     ///
-    /// While there are members with an open connection, only these are asked. Suspects are asked when no other member
-    /// has answered: an old primary that is cut off from the others would name itself. After them come members that the
-    /// newest map does not name.
+    /// A round asks only members with the best remaining standing: first those with an open connection, then the
+    /// others. Suspects are asked only if no other member has answered in this cycle, since an old primary that is cut
+    /// off would name itself. Members that the newest map does not name come last.
     pub(super) fn next(&mut self, standing: impl Fn(&str) -> Standing) -> Vec<Arc<str>> {
         let mut candidates = self.unasked(&standing);
         let has_answer = self.answered_in == self.cycle;
@@ -103,7 +103,7 @@ impl Members {
         asked
     }
 
-    /// Returns the members that were not asked in this cycle, in the order in which to ask them.
+    /// Returns the members that were not asked in this cycle, best first.
     fn unasked(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
         let unasked = self.roll.iter().filter(|(_, member)| member.asked < self.cycle);
         let standing = |address: &str, member: &Member| match self.is_listed(member) {
@@ -122,7 +122,7 @@ impl Members {
         member.is_seed || member.listed == self.maps
     }
 
-    /// Returns true if this map is one of our cluster. Forgets the member otherwise.
+    /// Returns true if the map is one of this cluster. Otherwise forgets the member that sent it.
     pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
         let is_listed = self.roll.get(address).is_some_and(|member| self.is_listed(member));
         let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
@@ -132,12 +132,12 @@ impl Members {
         is_ours
     }
 
-    /// Begins a new cycle: members with an open connection come first again.
+    /// Begins a new cycle. Members with an open connection then come first again.
     pub(super) fn begin_again(&mut self) {
         self.cycle += 1;
     }
 
-    /// Notes a map that a member gave.
+    /// Notes a map that a member sent.
     pub(super) fn answered(&mut self, address: &Arc<str>, map: &SlotMap) {
         self.maps += 1;
         self.ids.clone_from(map.ids());
@@ -150,8 +150,8 @@ impl Members {
         self.forget_unlisted();
     }
 
-    /// Forgets members above the limit. Those that maps have not named for the longest time go first, at random among
-    /// equals. The member that answered last stays, whatever its map said.
+    /// Forgets unlisted members above the limit. Members that maps have not named for the longest time go first, at
+    /// random among equals. The member that answered last stays, whatever its map said.
     fn forget_unlisted(&mut self) {
         let unlisted = self.roll.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
         let mut unlisted: Vec<_> =

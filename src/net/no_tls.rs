@@ -1,4 +1,4 @@
-//! Stand-in for TLS where the cargo feature `tls` is off: URLs that need it are refused before this is used.
+//! Stand-in for TLS where the cargo feature `tls` is off. URLs that need TLS are refused before this code runs.
 
 use crate::base::error::Result;
 use crate::base::topology::Tls;
@@ -8,7 +8,7 @@ use crate::base::topology::Tls;
 pub(super) struct Connector;
 
 impl Connector {
-    /// Takes any certificates. They are refused elsewhere unless URLs need them.
+    /// Accepts any certificates. Other code refuses certificates if no URL needs them.
     pub(super) fn new(_: &Tls) -> Result<Self> {
         Ok(Self)
     }

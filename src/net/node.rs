@@ -1,11 +1,11 @@
-//! Node: one server, with the connections that callers share, and a few for calls that need one to themselves.
+//! Node: one server with its connections. Callers share most of them; a few carry one call at a time.
 //!
-//! The hot path keeps the shared [connection](lines) of its runtime, because a pool's `get` costs a round trip. The
-//! number of requests in flight on it is limited: a caller that finds no [room] waits here, and the response timeout
-//! begins when its request is sent.
+//! The hot path uses the shared [connection](connections) of its runtime, because the `get` of a pool costs a round
+//! trip. Each connection limits its [requests in flight](in_flight). A caller above the limit waits in this process for
+//! a permit. Its response timeout begins when its request is sent.
 //!
-//! A connection is given up when a request had no answer, and no other caller had one since it was sent. An answer that
-//! still comes on it never counts.
+//! A request may have no answer within one response timeout. If no other answer came in the second half of that time
+//! either, the node gives the connection up. A later answer counts for no caller.
 
 use std::fmt;
 use std::iter;
@@ -74,8 +74,8 @@ mod tests;
 mod tls;
 mod wire;
 
-/// Limit for the age of a clock sample: at a clock error of 1 % an older one would be wrong by more than
-/// `max_clock_skew`.
+/// Limit for the age of a clock sample. If clock rates differ by 1 %, a sample of this age is wrong by 50 ms, which is
+/// half of the default `max_clock_skew`.
 const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
 /// Settings that all nodes of a manager share.
@@ -98,26 +98,27 @@ impl Limits {
     }
 }
 
-/// Expected kind of a node.
+/// Kind of server that a node expects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Standalone,
-    /// Master of a quorum: one of several independent servers. It is asked for its uptime.
+    /// Master of a quorum: one of several independent servers. Each new connection asks it for its uptime.
     Voter,
     ClusterMember,
 }
 
-/// Form of a call: for the owner of its slot, or behind `ASKING` for a node that is about to own it.
+/// Form of a call. The owner of the slot gets the call alone. A node that imports the slot gets `ASKING` before the
+/// call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Owner,
     Asking,
 }
 
-/// Callback for a server that has closed a shared connection.
+/// Callback for the loss of a connection.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Values that a node gets from its creator: recipients of its events, source of its address, and secrets.
+/// Values that a node gets from its creator: recipients of its events, the source of its address, and secrets.
 #[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
@@ -145,7 +146,7 @@ impl Reports {
 pub(super) struct Node {
     lines: Arc<Connections>,
     apart: Apart,
-    /// Connections for requests that count only on replicas.
+    /// Connections for grants that replicas must acknowledge. `None` if the answer of the primary is enough.
     lanes: Option<ReplicatedConnections>,
     limits: Limits,
     clock: Clock,
@@ -175,7 +176,7 @@ impl Node {
         &self.lines.address
     }
 
-    /// Returns the address for errors: with its source, unless the user named it.
+    /// Returns the address for errors. It includes its source, unless the user named the address.
     pub(super) fn shown(&self) -> &str {
         &self.lines.shown
     }
@@ -184,17 +185,18 @@ impl Node {
         self.lines.id
     }
 
-    /// Dials a connection of its own for subscriptions. The task that reads it calls both handlers.
+    /// Dials a connection that carries only subscriptions. `hear` receives its pushes. `on_loss` runs when the
+    /// connection is lost.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
         self.lines.dial_link(on_loss, hear).await
     }
 
-    /// Returns the number of this runtime's connection, and its clock sample; `None` without a connection.
+    /// Returns the number and the clock sample of this runtime's connection. `None` without a connection.
     pub(super) fn clock_sample(&self) -> Option<(u64, ClockSample)> {
         self.lines.current().map(|live| (live.number, *live.anchor.lock()))
     }
 
-    /// Returns how many connections replaced another one.
+    /// Returns the number of connections that replaced another one.
     pub(super) fn reconnects(&self) -> u64 {
         self.lines.reconnects()
     }
@@ -215,12 +217,12 @@ impl Node {
         ServerContact { served: self.lines.served(), is_silent: self.lines.silence.is() }
     }
 
-    /// Returns true if this runtime has a connection with room.
+    /// Returns true if the node is not silent and this runtime has a connection with a free permit.
     pub(super) fn can_send_inline(&self) -> bool {
         !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
     }
 
-    /// Returns when the node is not silent, or after a response timeout with the reason of the silence.
+    /// Waits until the node is not silent. Fails after one response timeout, with the error that showed the silence.
     pub(super) async fn word(&self) -> Result<(), Fault> {
         self.lines.word().await
     }
@@ -237,7 +239,8 @@ impl Node {
         {
             return Box::pin(self.call_replicated(lanes, call, admission, precedence)).await;
         }
-        // Paths that are seldom taken are boxed here and below: the future of a call is moved more than once.
+        // Rare paths are boxed here and below. Otherwise they would enlarge the future of each call, which is moved
+        // more than once.
         if !self.lines.silence.is()
             && let Some(live) = self.lines.current()
             && let Some(_room) = live.space.try_take()
@@ -270,7 +273,7 @@ impl Node {
         calls: ReplicatedCalls,
     ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         self.word().await?;
-        // A node that cannot be reached fails here, with its reason.
+        // If the node cannot be reached, the call fails here with the reason.
         self.lines.live().await?;
         lanes.ask(calls).await
     }
@@ -284,8 +287,8 @@ impl Node {
         loop {
             self.word().await?;
             let live = self.lines.live().await?;
-            // A polled caller gives its permit back within one response timeout, or within two if it sends the text of
-            // a script.
+            // A caller whose future is polled returns its permit within one response timeout. It needs two if it also
+            // sends the script's text.
             if let Some(_room) = live.space.take(precedence, self.limits.response_timeout * 2).await
                 && live.is_open()
             {
@@ -307,7 +310,7 @@ impl Node {
         }
     }
 
-    /// Sends calls in one pipeline; returns one answer each, in order.
+    /// Sends calls in one pipeline. Returns one answer for each, in order.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         let all: Vec<_> = calls.iter().collect();
         let mut answers = self.send_all(&all, Load::Digest).await?;
@@ -319,14 +322,14 @@ impl Node {
                 Err(Fault::Unknown { arrives_until, source }) => unknown.into_iter().for_each(|n| {
                     answers[n] = Err(Fault::Unknown { arrives_until, source: source.clone() });
                 }),
-                // The script did not run, and their answers say so already.
+                // The scripts did not run, which their `NoScript` answers say already.
                 Err(_) => {}
             }
         }
         Ok(answers)
     }
 
-    /// Sends calls in one pipeline. Only the first has the text, if any: the others are of the same script.
+    /// Sends calls of one script in one pipeline. Only the first call can carry the script's text.
     async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         if let Some(lanes) = self.lanes.as_ref().filter(|_| calls.iter().any(|call| call.grants)) {
             let calls = calls.iter().map(|&call| call.clone()).collect();
@@ -344,12 +347,13 @@ impl Node {
         Ok(pairs.map(|(call, value)| self.lines.answered(live, call, sent, value)).collect())
     }
 
-    /// Asks a question that changes nothing. Does not wait for a prober: its callers have pauses of their own.
+    /// Sends a question that changes nothing. Does not wait for a prober, since callers of this function pause on their
+    /// own.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
         self.ask_now(Request::Command(question)).await
     }
 
-    /// Asks for the map of the cluster, as [`ask`](Self::ask) does.
+    /// Asks for the slot map of the cluster, as [`ask`](Self::ask) does.
     pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
         self.ask_now(Request::Map(question)).await
     }
@@ -361,19 +365,19 @@ impl Node {
         fault::reply(self.lines.in_time(&live, sent, reply).await?)
     }
 
-    /// Succeeds when the server answers, and this library can work with it.
+    /// Succeeds when the server has answered and this library can work with it.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.word().await?;
-        // Background requests get their connection from the beginning, too.
+        // The background runtime dials its connection now, so that its first request does not have to.
         let (tell, told) = oneshot::channel();
         let lines = Arc::clone(&self.lines);
         self.lines.home.spawn(async move {
-            // A failure shows when the connection is needed.
+            // A failure shows again when the connection is needed.
             drop(lines.live().await);
             tell.send(()).unwrap_or_default();
         });
         self.lines.live().await?;
-        // The background connection may also come later.
+        // Limited, since the caller itself does not need the background connection.
         drop(tokio::time::timeout(self.limits.response_timeout, told).await);
         Ok(())
     }
@@ -418,10 +422,10 @@ impl Node {
 }
 
 impl Connections {
-    /// Waits for the reply to a request of the moment `sent`, as long as a reply counts.
+    /// Waits for the reply to a request that was sent at `sent`, for at most one response timeout.
     ///
-    /// Without a reply the connection is given up, unless it brought other callers their answers recently. Each reply
-    /// goes to its own request, and a late one to no caller.
+    /// Without a reply in that time, gives the connection up, unless another reply came in the second half of it. A
+    /// late reply reaches no caller, since each reply belongs to its own request.
     async fn in_time<T>(
         self: &Arc<Self>,
         live: &Arc<OpenConnection>,
@@ -433,7 +437,7 @@ impl Connections {
         let now = self.clock.now();
         let arrives_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
         match outcome {
-            // A runtime that stood still sees the reply before the timer: the clock decides.
+            // After the runtime stood still, the reply is seen before the timer. So the clock decides.
             Ok(Ok(value)) => {
                 live.has_answered(now);
                 live.space.is_back(sent, now);
@@ -450,12 +454,12 @@ impl Connections {
             Err(_) => {
                 let fault = self.unanswered(arrives_until);
                 live.space.is_back(sent, now);
-                // Answers of the first half do not prove that the connection still works.
+                // An answer from the first half of the wait does not prove that the connection still works.
                 let of_late = sent.after(response_timeout / 2);
                 if !live.has_answered_since(of_late) {
                     self.give_up(live);
-                    // A process that stood still itself knows nothing about the node. Nor does a call apart, which may
-                    // take long.
+                    // If this process stood still, a missing answer says nothing about the node. The same is true for a
+                    // dedicated call, which may take long.
                     if !live.is_apart && now.since(sent) < response_timeout * 2 {
                         self.is_missed(live, sent, now, &fault);
                     }
@@ -465,8 +469,8 @@ impl Connections {
         }
     }
 
-    /// Notes that a connection brought no recent answer after a request of the moment `sent`. The outage of the node
-    /// begins, unless another connection to it has had answers.
+    /// Notes that a connection brought no recent answer to a request that was sent at `sent`. Begins an outage of the
+    /// node, unless another connection to the node has brought answers.
     fn is_missed(self: &Arc<Self>, live: &Arc<OpenConnection>, sent: Moment, now: Moment, fault: &Fault) {
         let of_late = sent.after(self.limits.response_timeout / 2);
         if let Fault::Unknown { source, .. } = fault
@@ -496,7 +500,7 @@ impl Connections {
             }
         })?;
         if !is_reply_to(&value, call.echo()) {
-            // The connection gives replies to the wrong callers. This request may still be under way.
+            // The connection gives replies to the wrong callers. The server may still execute this request.
             self.give_up(live);
             return Err(Fault::Unknown {
                 arrives_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
@@ -536,8 +540,9 @@ impl Connections {
 
 /// Returns the reply to a call behind `ASKING`.
 ///
-/// A node that refuses `ASKING` redirects the call to its origin, and so on without end: then the refusal counts. A
-/// node that owns the slot by then, or is no member of a cluster, executes the call all the same.
+/// A node that refuses `ASKING` redirects the call to the slot's owner, which redirects it to this node again. The
+/// refusal of `ASKING` ends this circle. A node that owns the slot by then, or is no cluster member, executes the call
+/// in spite of the refusal.
 fn admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
     match (fault::reply(asking), &reply) {
         (Err(refusal), Value::ServerError(error)) if !matches!(Fault::of_server(error), Fault::Broken { .. }) => {

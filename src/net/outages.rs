@@ -1,7 +1,7 @@
-//! Nodes that cannot be used, and the beginning of each outage: for the log, which has each change once, and for a
-//! gauge.
+//! Nodes that cannot be used, and the beginning of each outage. The log has each change once, and a gauge has the
+//! number of these nodes.
 //!
-//! Kept by address: a fleet forgets a node that owns nothing, and a later node at that address knows nothing of the
+//! Stored by address. A fleet forgets a node that owns nothing, and a later node at that address does not know the
 //! past.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::base::lease::Moment;
 use crate::base::metrics::UnusableNodes;
 
-/// Nodes that cannot be used. The gauge changes outside of the mutex: its recorder is the user's code.
+/// Nodes that cannot be used. The gauge is updated outside of the mutex, since its recorder is the user's code.
 #[derive(Default)]
 pub(super) struct Outages {
     nodes: Mutex<HashMap<String, (Trouble, Moment)>>,
@@ -25,13 +25,13 @@ pub(super) struct Outages {
 pub(super) enum Trouble {
     /// The node does not answer.
     Silent,
-    /// The node answers, and refuses this client.
+    /// The node answers but refuses this client.
     Refuses,
 }
 
 impl Outages {
-    /// Notes trouble with a node, which began at `since` if there was none before. Returns true if the log does not
-    /// have it.
+    /// Notes trouble with a node. `since` is the beginning of the outage, unless there was trouble before. Returns true
+    /// if the log must report this trouble.
     pub(super) fn begins(&self, node: &str, trouble: Trouble, since: Moment) -> bool {
         let mut nodes = self.nodes.lock();
         let known = nodes.get(node).copied();
@@ -48,20 +48,20 @@ impl Outages {
         is_news
     }
 
-    /// Sets the action that runs whenever a node is in trouble.
+    /// Sets the action to run whenever a node is in trouble.
     pub(super) fn on_trouble(&self, act: Box<dyn Fn() + Send + Sync>) {
-        // Set once, by the router.
+        // The router sets it only once.
         drop(self.on_trouble.set(act));
     }
 
-    /// Runs that action. The trouble may be a silence or anything else.
+    /// Runs that action. The trouble is an outage, or a defect of a node that answers.
     pub(super) fn tell_trouble(&self) {
         if let Some(act) = self.on_trouble.get() {
             act();
         }
     }
 
-    /// Addresses of the nodes that cannot be used.
+    /// Returns the addresses of the nodes that cannot be used.
     pub(super) fn addresses(&self) -> Vec<String> {
         self.nodes.lock().keys().cloned().collect()
     }
@@ -73,7 +73,7 @@ impl Outages {
         Some(since)
     }
 
-    /// Forgets nodes that are no members any more: no caller will ask them again.
+    /// Forgets nodes that are no longer members, since no caller will ask them again.
     pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
         let mut nodes = self.nodes.lock();
         let before = nodes.len();

@@ -1,51 +1,55 @@
-//! Notifications for waiters, and recalls, on connections that carry nothing but subscriptions.
+//! Notifications for waiters, and recalls. They arrive on connections that carry only subscriptions.
 //!
-//! Each channel is subscribed at the known owner of its slot, on its *owner link*. A node that owns channels has one
-//! such [`link`], which is one connection and one task; no other node has any.
+//! Each channel is subscribed on its *owner link*: the link to the known owner of its slot. A node that owns channels
+//! has one such [`link`], which is one connection and one task. Other nodes have none.
 //!
-//! One more task, the keeper, moves channels whose slots have moved, and ends channels without a listener. A channel
-//! *lingers* for a while after its last waiter, so that a contended lock does not subscribe at every hand-over.
+//! One more task, the maintenance task ([`keeper`]), moves channels whose slots have moved, and ends channels without a
+//! listener. A channel *lingers* for a while after its last waiter has left. So a contended lock does not need a new
+//! subscription for each waiter.
 //!
-//! Each runtime with waiters has links and a keeper of its own. So a message is read where its waiter waits, and a
-//! runtime that ends or stands still delays no other.
+//! Each runtime with waiters has its own links and its own maintenance task. So a message is read on the runtime of its
+//! waiter. A runtime that ends or stands still delays no other runtime.
 //!
-//! Only its pushes tell what a server has subscribed. They name their channel, and come in the order in which the
-//! server acted. So after `ssubscribe` no message is missed until `sunsubscribe`, whatever caused either.
+//! Only pushes report which channels a server has subscribed. Each push names its channel, and pushes come in the order
+//! in which the server acted. So after `ssubscribe` no message is missed until `sunsubscribe`, whatever caused these
+//! pushes.
 //!
-//! The task that reads the connection handles pushes and messages: from there to the waiter is one hop. Every
-//! confirmation makes the channel's waiters ask again, since a message before it woke none of them.
+//! The task that reads the connection passes each message directly to the waiter. After every confirmation, the waiters
+//! of the channel ask the server again, since an earlier message has not reached them.
 //!
-//! # Anchors
+//! # Clock samples
 //!
-//! A message may carry a deadline by the clock of the server that published it. The process judges it by a clock sample
-//! of the main connection to the same node: a request sent at the local moment `s`, answered with the server's time
-//! `t`.
+//! A message may contain a deadline by the clock of the server that published it. The process converts this deadline
+//! with a clock sample of the main connection to the same node. The sample is a request that was sent at the local
+//! moment `s`, and was answered with the server's time `t`.
 //!
-//! The server read `t` after `s`. So its clock reaches a deadline `d` no earlier here than `s + (d - t)`, but for the
-//! clocks' rates. The moment at which the process reads the message does not enter.
+//! The server read its clock as `t` after `s`. So its clock reaches a deadline `d` no earlier than the local moment `s
+//! + (d - t)`, apart from clock rates. The moment at which the process reads the message does not matter.
 //!
-//! So a message that lay in a socket while this process stood still is judged rightly. If no request was answered
-//! since, the clock sample is as old as the pause, and is refused for its age. If one was, `t` is later, and the
-//! deadline is over. An answer that lay in the socket as well was too late for its request, and gave no clock sample.
+//! A message may lie in a socket while this process stands still, and is judged correctly after that. If no request was
+//! answered after the pause, the clock sample is as old as the pause, and is refused because of its age. If a request
+//! was answered after the pause, `t` is later, and the deadline is over. An answer that lay in the socket during the
+//! pause came too late for its request, and gave no clock sample.
 //!
 //! A clock sample is refused in three cases:
 //!
-//! * It is older than [`Pace::anchor_age_most`].
-//! * Its node is suspect.
-//! * Its main connection is newer than the last answer on the link: a server that has been replaced since may have sent
-//!   the message.
+//! * The sample is older than [`Pace::anchor_age_most`].
+//! * The node of the sample is suspect.
+//! * The main connection is newer than the last answer on the link. The message may then come from a server that has
+//!   been replaced since.
 //!
-//! Waiters are notified, and let go, with no lock of ours held: their wakers are the user's, and may do anything.
+//! No lock of this module is held while waiters are notified or dropped: their wakers are the user's code, and may do
+//! anything.
 //!
 //! # Recalls
 //!
-//! A process with a cached hold listens on another channel for recalls ([`Recalls`]). These channels are served in the
-//! [background runtime](crate::home), whatever the callers' runtimes do. There may be one for each lock, so they are
-//! small.
+//! A process with a cached hold listens on another channel for recalls ([`Recalls`]). The [background
+//! runtime](crate::base::background_runtime) serves these channels, independently of the callers' runtimes. There may
+//! be one such channel for each lock, so channels are small.
 //!
-//! A process that drops a cached hold need not unsubscribe: the keeper finds that out. A cached hold may be used only
-//! while its subscription is live. So a link with such channels pings its node, and reports each break of a
-//! subscription.
+//! A process that drops a cached hold need not unsubscribe, since the maintenance task finds the unused channel. A
+//! cached hold may be used only while its subscription is live. So a link with recall channels pings its node, and
+//! reports each break of a subscription.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -84,19 +88,19 @@ mod link;
 #[path = "../../testing/unit/net/push/tests.rs"]
 mod tests;
 
-/// Number of new channels after the last look that causes another one.
+/// Least number of new channels that causes a cleanup between two regular ones.
 const BURST: usize = 1024;
 
 /// Times and limits of subscriptions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Pause between two subscriptions of all channels, whatever the server said before.
+    /// Pause after which the channels of waiters are subscribed again, even if the server has confirmed them.
     pub(super) refresh: Duration,
-    /// Time for which a channel stays after its last waiter: the next contention is likely to come soon.
+    /// Time for which a channel stays after its last waiter, since the next contention is likely to come soon.
     pub(super) linger: Duration,
-    /// Limit for channels of waiters that linger; those that linger the longest go first.
+    /// Limit for lingering channels of waiters. Channels that linger the longest are removed first.
     pub(super) lingering_most: usize,
-    /// Limit for channels of recalls that linger. These are not subscribed again and again.
+    /// Limit for lingering channels of recalls. These channels are not subscribed again regularly.
     pub(super) lingering_calls_most: usize,
     /// Limit for the age of a clock sample: two heartbeats of a waiter.
     pub(super) anchor_age_most: Duration,
@@ -123,7 +127,7 @@ impl Pace {
     }
 }
 
-/// All subscriptions of one transport. Dropping it ends them.
+/// All subscriptions of one transport. Dropping this value ends them.
 pub(super) struct Push {
     common: Arc<Common>,
     /// Subscriptions of each runtime.
@@ -137,19 +141,19 @@ struct Common {
     /// Runtime that serves channels of recalls.
     home: BackgroundRuntime,
     pace: Pace,
-    /// Number of channels: mostly none, and then a caller need not know more.
+    /// Number of channels. It is usually zero, and then a caller need not take a lock.
     count: AtomicUsize,
-    /// True once the log has a warning about the missing right to subscribe.
+    /// True once the log has a warning that the user may not subscribe.
     is_refusal_told: AtomicBool,
 }
 
-/// Subscriptions of one runtime, whose tasks all run there.
+/// Subscriptions of one runtime. All their tasks run on this runtime.
 struct PushShared {
     common: Arc<Common>,
     /// Number of channels of this runtime.
     count: AtomicUsize,
     subscriptions: Mutex<Subscriptions>,
-    /// Wakes the keeper when a channel has no owner link.
+    /// Wakes the maintenance task when a channel has no owner link.
     strayed: Notify,
     /// True once the runtime has ended.
     has_ended: AtomicBool,
@@ -165,49 +169,50 @@ impl Deref for PushShared {
 
 #[derive(Default)]
 struct Subscriptions {
-    /// Boxed, since a map has room for up to twice as many, and there may be one for each lock.
+    /// Boxed, since the map reserves space for up to twice as many channels, and there may be one for each lock.
     channels: HashMap<Arc<str>, Box<Channel>>,
     links: HashMap<LinkId, Link>,
-    /// Channels without a waiter, in the order in which they lost their last, and when that was.
+    /// Channels without a waiter, in the order in which their last waiters left, with the time of that.
     lingering: Lingering,
-    /// Channels of recalls without a cached hold, once the keeper found that.
+    /// Channels of recalls whose cached hold is gone. The maintenance task finds them.
     lingering_calls: Lingering,
-    /// Task that runs while there are channels.
+    /// Maintenance task, which runs while there are channels.
     keeper: Option<AbortHandle>,
-    /// Number of channels after the last look for channels without a listener.
+    /// Number of channels after the last cleanup.
     looked_at: usize,
     last_number: u64,
     last_link: Option<LinkId>,
-    /// Recall handlers that have to learn of a break, once no lock is held.
+    /// Recall handlers whose subscriptions broke. They are notified while no lock is held.
     broken: Vec<Arc<Recalls>>,
 }
 
 type Lingering = BTreeMap<NonZeroU64, (Arc<str>, Instant)>;
 
-/// State of a link for all but its task.
+/// State of a link that its task shares with other code.
 struct Link {
     node: Arc<Node>,
     wake: Arc<Notify>,
     task: AbortHandle,
-    /// Number of the present connection. Pushes of an earlier one do not count.
+    /// Number of the present connection. Pushes of earlier connections do not count.
     connection: u64,
-    /// Present if the connection is to be replaced.
+    /// Reason why the connection is to be replaced, if it is.
     lost: Option<Lost>,
-    /// Subscribed channels that are not wanted on this link: the task unsubscribes them.
+    /// Channels that are subscribed but not wanted on this link. The task unsubscribes from them.
     leftovers: HashSet<Arc<str>>,
-    /// Channels that the task has to look at. Pushes add none that this process has not asked for since the last look.
+    /// Channels that the task must check. A push adds only a channel that this process has requested since its last
+    /// check. So a server cannot fill this queue.
     todo: VecDeque<Arc<str>>,
-    /// Channels of the last commands whose confirmation has not come.
+    /// Channels of the last batch whose confirmations have not arrived.
     awaited: VecDeque<Arc<str>>,
-    /// Limit for repeated subscriptions of channels that the server ends unasked.
+    /// Rate limit for subscribing again after the server has ended subscriptions unasked.
     ended: Throttle,
-    /// Time until which the subscriptions of this connection are live.
+    /// Time until which the subscriptions of this connection count as live.
     fresh: Arc<Liveness>,
-    /// True if a cached hold may depend on a subscription here.
+    /// True if a cached hold may depend on a subscription of this link.
     is_kept: bool,
     /// Number of the main connection before the last commands were sent.
     asked: Option<u64>,
-    /// Number of the main connection before commands were sent of which one was answered.
+    /// Value of `asked` for the newest commands of which one was answered.
     proven: Option<u64>,
     must_prove: bool,
 }
@@ -222,14 +227,14 @@ impl Link {
         LiveSubscription { epoch, liveness: Arc::clone(&self.fresh) }
     }
 
-    /// Starts the pings, for cached holds that may depend on this link.
+    /// Starts the pings, since cached holds may depend on this link from now on.
     fn is_pinged_from_now_on(&mut self) {
         if !std::mem::replace(&mut self.is_kept, true) {
             self.wake.notify_one();
         }
     }
 
-    /// Gives up a channel that belonged to this link.
+    /// Gives up a channel of this link. If the channel is subscribed, the task unsubscribes from it.
     fn lets_go(&mut self, name: &Arc<str>, channel: &Channel) {
         if channel.is_confirmed {
             self.leftovers.insert(Arc::clone(name));
@@ -237,7 +242,8 @@ impl Link {
         self.look_at(name);
     }
 
-    /// Counts a channel that the server has ended unasked. Returns when to subscribe it again, if that is not now.
+    /// Counts a subscription that the server has ended unasked. Returns the time of the next subscription. `None` if
+    /// the channel may be subscribed at once.
     fn subscribes_again_at(&mut self, now: Moment) -> Option<Instant> {
         let at = self.ended.next_at().max(now);
         self.ended.take(at);
@@ -250,7 +256,7 @@ impl Link {
     }
 }
 
-/// Connection that a push comes from.
+/// Connection from which a push comes.
 #[derive(Clone, Copy)]
 struct Origin {
     link: LinkId,
@@ -263,13 +269,13 @@ impl fmt::Debug for Push {
     }
 }
 
-/// Place of a listener in a channel.
+/// Position of a listener in a channel.
 struct ChannelPlace {
     channel: Arc<str>,
     number: NonZeroU64,
 }
 
-/// Ends one waiter's subscription when it is dropped.
+/// Ends the subscription of one waiter when this value is dropped.
 struct Unsubscribe {
     shared: Weak<PushShared>,
     place: ChannelPlace,
@@ -300,28 +306,29 @@ impl Push {
         self.common.count.load(Ordering::Acquire) > 0
     }
 
-    /// Subscribes. The first notification is [`Notice::AskAgain`], as soon as the channel is confirmed on its owner
-    /// link. The subscription is served by this runtime, and ends with it.
+    /// Subscribes a waiter. The first notification is [`Notification::AskAgain`]. It comes as soon as the channel is
+    /// confirmed on its owner link. This runtime serves the subscription, which ends with the runtime.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
         let (sender, notices) = attempt::notifications();
-        // Panics here outside of a runtime, not under the lock, which a drop of the subscription needs.
+        // Outside of a runtime, `Handle::current` panics here. Under the lock a panic would do harm, since a drop of
+        // the subscription needs the lock.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
         Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
     }
 
-    /// Passes published messages to `calls`, in the background runtime, while `calls` has an owner. Never waits;
-    /// returns `false` if there is no such runtime.
+    /// Passes published recalls to `calls` while `calls` has an owner. This happens in the background runtime. Never
+    /// waits; returns `false` if there is no such runtime.
     pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
         let Some(home) = self.common.home.runtime() else {
             return false;
         };
-        // The task of a link is spawned within this context.
+        // The task of a link is spawned on the runtime of this context.
         let _in_home = home.enter();
         self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls)));
         true
     }
 
-    /// Adds a listener, and returns its place.
+    /// Adds a listener, and returns its position.
     fn add(
         &self,
         runtime: &Handle,
@@ -342,20 +349,21 @@ impl Push {
                 shared
             }
         };
-        // Under the lock of the list, so that no other thread removes the entry before it counts as used.
+        // Called under the lock of the list, so that no other thread removes the entry before it counts as used.
         let (place, is_kept) = shared.subscribe(slot, channel, read, listener);
         drop(of);
         shared.notify_break();
         if !is_kept {
-            // With no lock held: a runtime that shuts down drops the task within this call, and the drop needs the
-            // locks.
+            // Spawned with no lock held. A runtime that shuts down drops the task within this call, and the drop needs
+            // the locks.
             let keeper = process::spawn_on(runtime, Arc::clone(&shared).keep()).abort_handle();
             shared.subscriptions.lock().keeper = Some(keeper);
         }
         (shared, place)
     }
 
-    /// Subscribes only if the channel is confirmed on its owner link now, and the node there is not suspect.
+    /// Subscribes a waiter only if the channel is confirmed on its owner link now and the node of the link is not
+    /// suspect.
     pub(super) fn subscribed(&self, channel: &str) -> Option<Subscription> {
         if !self.is_in_use() {
             return None;
@@ -383,7 +391,7 @@ impl PushShared {
         self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    /// Adds a listener. Returns its place, and true if the keeper runs.
+    /// Adds a listener. Returns its position, and true if the maintenance task runs.
     fn subscribe(
         self: &Arc<Self>,
         slot: u16,
@@ -393,7 +401,7 @@ impl PushShared {
     ) -> (ChannelPlace, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
-        // The keeper looks only once a second. By then there may be many names that are never used again.
+        // The maintenance task checks only once a second. By then there may be many channels that are never used again.
         if subscriptions.channels.len() > subscriptions.looked_at + self.pace.lingering_calls_most.max(BURST) {
             subscriptions.tidy(&self.pace);
         }
@@ -426,9 +434,9 @@ impl PushShared {
 }
 
 impl PushShared {
-    /// Ends all subscriptions of the runtime. Waiters learn that nothing will come.
+    /// Ends all subscriptions of the runtime. Waiters learn that no notification will come.
     fn end(&self) {
-        // Taken out of the lock: dropped listeners wake their waiters.
+        // Taken out of the lock, since a dropped listener wakes its waiter.
         let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
@@ -437,10 +445,10 @@ impl PushShared {
         subscriptions.broken.into_iter().for_each(|calls| calls.notify_break());
     }
 
-    /// Tells recall handlers that their subscriptions have broken.
+    /// Notifies recall handlers that their subscriptions have broken.
     fn notify_break(&self) {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
-        // They may log to a user's subscriber of `tracing`.
+        // The handlers may log to a user's subscriber of `tracing`.
         for calls in broken {
             catch_panic(|| calls.notify_break());
         }
@@ -476,7 +484,7 @@ impl Subscriptions {
         ChannelPlace { channel: Arc::clone(name), number }
     }
 
-    /// Notes that a channel has no listener any more.
+    /// Notes that a channel has no listener any more, so that it lingers.
     fn begin_to_linger(&mut self, name: &Arc<str>) {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
@@ -486,14 +494,14 @@ impl Subscriptions {
         }
     }
 
-    /// Lets channels linger that no cached hold needs any more, and removes those above the limits.
+    /// Lets the channels of former cached holds linger, and removes lingering channels above the limits.
     fn tidy(&mut self, pace: &Pace) {
         self.note_kept_no_more();
         self.bound_lingering(pace);
         self.looked_at = self.channels.len();
     }
 
-    /// Removes the channels that linger the longest, as long as there are too many.
+    /// Removes the channels that linger the longest, as long as there are too many lingering channels.
     fn bound_lingering(&mut self, pace: &Pace) {
         let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Recalls, pace.lingering_calls_most)];
         for (purpose, most) in bounds {
@@ -515,14 +523,14 @@ impl Subscriptions {
         name
     }
 
-    /// Tells the newest listener of a confirmed channel so.
+    /// Notifies the newest listener of a channel that the channel is confirmed.
     fn tell_newest(&mut self, name: &str) {
         let epoch = self.next_number().get();
         let Some(channel) = self.channels.get(name) else {
             return;
         };
         match channel.listeners.last() {
-            // Cannot fail: the queue was made just now.
+            // Cannot fail, since the queue was created just now.
             Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notification::AskAgain)),
             Some((_, listener)) => {
                 let link = channel.home.and_then(|home| self.links.get_mut(&home));
@@ -556,13 +564,13 @@ impl Subscriptions {
         }
     }
 
-    /// Removes links whose task has ended, and takes their channels from them.
+    /// Removes links whose tasks have ended. Their channels then have no owner link.
     ///
-    /// The task cannot do this itself when it is dropped. A runtime that shuts down drops it within the call that
-    /// spawns it, with the lock held, so the task would wait for ever.
+    /// A task cannot do that when it is dropped. A runtime that shuts down drops the task within the call that spawns
+    /// it. The lock is held at that time, so the task would wait for ever.
     fn bury(&mut self) {
         let dead: Vec<_> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
-        // Mostly no link has ended: saves a look at all channels.
+        // Usually no link has ended, and then the channels need not be searched.
         if dead.is_empty() {
             return;
         }
@@ -574,7 +582,7 @@ impl Subscriptions {
         }
     }
 
-    /// Unconfirms all channels of a link. The task that reads its connection may still have pushes in hand: they do not
+    /// Unconfirms all channels of a link. The task that reads its connection may still deliver pushes, but they do not
     /// count any more.
     fn unconfirm(&mut self, link: LinkId) {
         let none = self.next_number().get();
@@ -586,7 +594,7 @@ impl Subscriptions {
         }
     }
 
-    /// Returns true if a cached hold depends on this link; looks at all its channels.
+    /// Returns true if a cached hold depends on this link. Searches all channels.
     fn is_kept(&mut self, link: LinkId) -> bool {
         let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.is_kept());
         if let Some(link) = self.links.get_mut(&link) {
@@ -608,12 +616,13 @@ impl PushShared {
             subscriptions.bound_lingering(&self.pace);
             self.counts(subscriptions.channels.len());
         }
-        // Behind the lock: a dropped sender wakes its receiver.
+        // Dropped after the lock, since a dropped sender wakes its receiver.
         drop(subscriptions);
         drop(left);
     }
 
-    /// Gives a channel the link to the known owner of its slot. Returns `false` if it then has none.
+    /// Assigns a channel to the link to the known owner of its slot. Returns `false` if the channel has no owner link
+    /// after that.
     fn place(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> bool {
         let Some(channel) = subscriptions.channels.get(name) else {
             return true;
@@ -635,7 +644,7 @@ impl PushShared {
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.home = Some(new);
-            // The pause after an end by the old server does not count for the new one.
+            // The old server ended the subscription. The pause after that does not count for the new server.
             drop(channel.refused.take_if(|refused| refused.times == 0));
             channel.unconfirm(&mut subscriptions.broken);
         }

@@ -1,7 +1,8 @@
-//! Checks nodes that are in trouble again and again, used or not, until each is well or no member any more.
+//! Checks nodes that are in trouble again and again, even if no caller uses them. The checks of a node end when it
+//! works again or is no longer a member.
 //!
-//! A process without callers asks no node, and no caller asks a primary that was replaced: without this the gauge would
-//! keep its value for ever. A check costs one connection. While all nodes are well there is no task.
+//! A process without callers asks no node, and no caller asks a primary that was replaced. So without these checks the
+//! gauge would keep its value for ever. A check costs one connection. While all nodes work, there is no task.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,7 +19,7 @@ use crate::net::slot_owners::SlotOwners;
 
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Limit for nodes that are checked at one time.
+/// Limit for nodes that are checked at the same time.
 const MAX_NODES: usize = 8;
 
 /// Nodes of one router, and the task that checks them.
@@ -36,7 +37,7 @@ enum Nodes {
 }
 
 impl Recheck {
-    /// Makes the task begin whenever one of these nodes is in trouble.
+    /// Starts the task whenever one of these nodes is in trouble.
     pub(super) fn install(
         slot_owners: &SlotOwners,
         home: &BackgroundRuntime,
@@ -64,7 +65,7 @@ impl Recheck {
         }
     }
 
-    /// Returns the nodes to check; `None` when their owner is gone.
+    /// Returns the nodes to check. `None` if their owner was dropped.
     fn concerned(&self) -> Option<Vec<Arc<Node>>> {
         let outages = self.outages.upgrade()?;
         let mut addresses = outages.addresses();
@@ -73,7 +74,7 @@ impl Recheck {
         addresses.dedup();
         fastrand::shuffle(&mut addresses);
         Some(match &self.nodes {
-            // Several independent nodes may share the conditions.
+            // Other independent nodes may share these conditions.
             Nodes::Single(node) => {
                 let node = node.upgrade()?;
                 addresses.iter().any(|address| **address == *node.address()).then_some(node).into_iter().collect()
@@ -86,7 +87,7 @@ impl Recheck {
     }
 }
 
-/// Running task. Its end is marked also when its runtime drops it.
+/// Running task. Its end is noted even if its runtime drops it.
 struct RecheckRun {
     recheck: Arc<Recheck>,
     has_ended: bool,
@@ -99,7 +100,7 @@ impl RecheckRun {
             let Some(nodes) = self.recheck.concerned() else { return };
             if nodes.is_empty() {
                 self.recheck.is_running.store(false, Ordering::SeqCst);
-                // Trouble that began meanwhile found the task still running.
+                // Trouble that began meanwhile started no task, since this task was still marked as running.
                 let is_idle = self.recheck.concerned().is_none_or(|nodes| nodes.is_empty());
                 if is_idle || self.recheck.is_running.swap(true, Ordering::SeqCst) {
                     self.has_ended = true;

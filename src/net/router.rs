@@ -1,9 +1,10 @@
 //! Router: finds the node that owns a slot, and follows the slot when it moves.
 //!
-//! It follows or repeats redirects and refusals that prove that nothing ran, for one response timeout. After a silence
-//! it does not: the caller learns that the outcome is unknown, and other nodes are asked for the slot map meanwhile.
+//! The router follows redirects, and repeats a call after a refusal that proves that nothing ran. It does so for one
+//! response timeout. It does not repeat a call without an answer: the caller learns that the outcome is unknown.
+//! Meanwhile other nodes are asked for the slot map.
 //!
-//! Behind Sentinels one primary owns all slots, and the Sentinels say which one.
+//! Behind Sentinels, one primary owns all slots. The Sentinels name this primary.
 //!
 //! Source: the redirection rules of the Redis cluster specification.
 
@@ -41,7 +42,7 @@ use crate::net::slots::SlotMap;
 use crate::net::survey;
 use crate::net::{Call, ReadNotice, Transport};
 
-/// Pause before the next request to a node that refused for now.
+/// Pause before the next request to a node that refused a call for now.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
@@ -80,7 +81,7 @@ impl Router {
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
-                // The credentials of the first URL count for all members.
+                // All members use the credentials of the first URL.
                 secrets.check(&infos[..1])?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, home.clone(), &conditions)?;
@@ -113,7 +114,7 @@ impl Router {
         let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = ConditionsOf { servers: addresses.join(", "), durability };
-        // One value for all of them, which compares their clocks.
+        // One value for all servers, since it compares their clocks.
         let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
         infos.into_iter().map(|info| Self::single(info, &secrets, limits, options, home, &conditions)).collect()
@@ -153,7 +154,7 @@ impl Router {
         }
     }
 
-    /// Carries a call to the owner of its slot, wherever the slot goes.
+    /// Sends a call to the owner of its slot, and follows the slot when it moves.
     async fn carry(&self, call: Call, lane: CallRoute) -> Result<Answered<Value>, Failure> {
         let mut give_up = None;
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
@@ -164,24 +165,26 @@ impl Router {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
-            // The limit runs from the first fault on: most calls are answered at once, and need no clock for this.
+            // The time limit begins with the first fault. Most calls are answered at once, and need no clock for the
+            // limit.
             let now = self.clock.now();
-            // A single address that still leads to no primary: the caller has pauses and a time limit for that.
+            // The address of a single node still leads to no primary. The caller has pauses and a time limit for that.
             let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
             if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
                 return Err(self.for_now(fault).at(next.shown()));
             }
             redirects += 1;
             if redirects > 1 {
-                // Two nodes that name each other would be asked as fast as they answer.
+                // Without a pause, two nodes that name each other would be asked as fast as they answer.
                 tokio::time::sleep(AGAIN_PAUSE).await;
             }
-            // Boxed, like the other paths that are seldom taken: the future of a call is moved more than once.
+            // Boxed like the other rare paths, since the future of a call is moved more than once.
             (next, admission) = Box::pin(self.follow(fault, call.slot, &next)).await?;
         }
     }
 
-    /// Converts a fault that outlasted an attempt. A replica among several nodes means that a failover is not over.
+    /// Converts a fault that outlasted an attempt. With several nodes, a refusal by a replica means that a failover is
+    /// not over. A retry helps then.
     fn for_now(&self, fault: Fault) -> Failure {
         match (fault, &self.slot_owners) {
             (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
@@ -194,7 +197,7 @@ impl Router {
         }
     }
 
-    /// Sends a call to one node, and tells the fleet what the outcome says about the node.
+    /// Sends a call to one node. Depending on the outcome, the node becomes suspect or trusted.
     async fn send(
         &self,
         node: &Arc<Node>,
@@ -222,22 +225,22 @@ impl Router {
         lane: CallRoute,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        // Nothing has been sent until the node answers the prober.
+        // Nothing is sent before the node answers the prober.
         tokio::select! {
             biased;
             word = node.word() => word?,
             () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced()))),
         }
         tokio::select! {
-            // An answer that is there wins over a successor that is known.
+            // If an answer has arrived, it wins over a known successor.
             biased;
             answer = carry_to(node, call, lane, admission) => answer,
-            // The successor is known: no need to wait for a node that most likely never answers.
+            // The successor is known, and the old node most likely never answers.
             () = fleet.abandoned(call.slot, node) => Err(self.was_replaced()),
         }
     }
 
-    /// Marks a node that is silent, or cannot serve its slots, as suspect until it answers.
+    /// Marks a node as suspect if it is silent or cannot serve its slots. Trusts it after any other outcome.
     fn judge(&self, node: &Node, fault: Option<&Fault>) {
         let SlotOwners::Many(fleet) = &self.slot_owners else {
             return;
@@ -271,8 +274,8 @@ impl Router {
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
-            // Also a primary that has become a replica: others know its successor, or the same address leads to it, now
-            // or soon. The node has left its connections by then.
+            // Includes a primary that has become a replica. Other nodes know its successor, or the same address leads
+            // to the successor, now or soon. The node has given up its connections by then.
             (Fault::Again(_) | Fault::WrongServer(_), _)
             | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
                 tokio::time::sleep(AGAIN_PAUSE).await;
@@ -304,18 +307,18 @@ impl Router {
         }
     }
 
-    /// Returns the fault of a request whose node was replaced. It may have waited for room and been sent just now, so
-    /// its time in doubt begins now.
+    /// Returns the fault of a request whose node was replaced. The request may have waited for a permit and been sent
+    /// just now. So its time in doubt begins now.
     fn was_replaced(&self) -> Fault {
         let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
         Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 
-    /// Carries calls, such as renewals, in one pipeline.
+    /// Sends calls, such as renewals, in one pipeline.
     ///
-    /// A call that the node did not execute gets that as its answer, and its caller asks again: the other answers wait
-    /// for no call. A call alone delays no other, and calls without a route go one by one, among them those of slots
-    /// that migrate.
+    /// If the node does not execute a call, the answer to this call is a failure, and its caller retries it. So the
+    /// other answers do not wait for a redirect. In a fleet, a single call is sent alone and follows redirects. The
+    /// same is true for each call without a known route, for example of a migrating slot.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
         let node = match &self.slot_owners {
             SlotOwners::Single { node } => Ok(Arc::clone(node)),
@@ -343,13 +346,13 @@ impl Router {
         }
     }
 
-    /// Returns the failure of one call in a pipeline that the node did not execute. Keeps what the fault says about
+    /// Returns the failure of a call in a pipeline that the node did not execute. Notes what the fault says about slot
     /// owners, for the next attempt.
     fn put_off(&self, fault: Fault, slot: u16, node: &Node) -> Failure {
         self.judge(node, Some(&fault));
         let fault = match (&self.slot_owners, fault) {
             (SlotOwners::Many(fleet), Fault::Moved { address }) => {
-                // An invalid address only means that the map is asked for again.
+                // An invalid address only causes another request for the slot map.
                 drop(fleet.moved(slot, &address, node.address()));
                 Fault::Moved { address }
             }
@@ -364,7 +367,7 @@ impl Router {
     }
 }
 
-/// Returns the addresses that the user named, without all else that URLs may have.
+/// Returns the addresses that the user named, without the other parts of the URLs.
 fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
     let addresses = infos.iter().map(|info| address_of(info.addr())).collect::<Vec<_>>().join(", ");
     match kind {
@@ -526,7 +529,7 @@ impl Transport for Router {
     }
 }
 
-/// Requests that wait for their answers.
+/// Calls that wait for their answers. The router counts them while this value exists.
 struct InFlight<'a> {
     count: &'a AtomicUsize,
     calls: usize,

@@ -1,11 +1,11 @@
-//! Passwords and certificates. Those in files are read again for each connection, since operators replace them while
-//! services run.
+//! Passwords and certificates. Secrets in files are read again for each connection, since operators replace the files
+//! while services run.
 //!
-//! A file that cannot be read or used, perhaps because it is being replaced, changes nothing: the last secret stays in
+//! A file may be unreadable or unusable, for example while it is being replaced. Then the last valid secret stays in
 //! use.
 //!
-//! Threads for blocking work read the files. For each secret, a file system that hangs delays a connection by
-//! [`MAX_READ`] at most, and blocks one thread at most.
+//! Threads for blocking work read the files. If a file system hangs, each secret delays a connection by at most
+//! [`MAX_READ`], and blocks at most one thread.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::base::panics::catch_panic;
 use crate::base::topology::{Tls, Topology};
 use crate::net::tls::Connector;
 
-/// Limit for the time that a connection waits for one of its files. Its own time limits begin after that.
+/// Limit for the time that a connection waits for one of its files. The time limits of the connection begin after that.
 const MAX_READ: Duration = Duration::from_secs(1);
 
 /// Passwords and certificates of one manager.
@@ -35,7 +35,8 @@ pub(crate) struct Secrets {
 /// Certificates as they were read last.
 struct Certificates {
     tls: Tls,
-    /// Connector for them, made for the first connection that needs it: most managers have none.
+    /// Connector with these certificates. It is created for the first connection that needs it, since most managers
+    /// need none.
     connector: Option<Connector>,
 }
 
@@ -44,20 +45,21 @@ impl Certificates {
         Ok(Self { tls: tls.clone().read()?, connector: None })
     }
 
-    /// Refuses certificates that no connection could use: the key may be new already, and the certificate not yet.
+    /// Refuses certificates that no connection could use. During a replacement, the key may be new and the certificate
+    /// still old.
     fn usable(self) -> Result<Self> {
         let connector = Some(Connector::new(&self.tls)?);
         Ok(Self { connector, ..self })
     }
 }
 
-/// Secret as it was read last, and its file or source.
+/// Secret as it was read last, and its source.
 struct Kept<Place, Secret> {
     from: Place,
     read: Arc<Mutex<Secret>>,
-    /// Held by the thread that reads.
+    /// Semaphore with one permit, which the reading thread holds.
     reading: Arc<Semaphore>,
-    /// True once the log has said that the secret cannot be read again.
+    /// True once the log has reported that the secret cannot be read again.
     is_told: AtomicBool,
 }
 
@@ -66,7 +68,7 @@ struct Kept<Place, Secret> {
 pub(super) enum Peer {
     /// Server with locks.
     Server,
-    /// Sentinel, with a password of its own if its URL has one.
+    /// Sentinel. It has a password of its own if its URL has one.
     Sentinel,
 }
 
@@ -85,7 +87,7 @@ impl Secrets {
         Ok(Self { password, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
     }
 
-    /// Refuses a second password: a URL must not have one if the file is for its server.
+    /// Refuses a second password: if there is a password file, the URLs of its servers must have none.
     pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
         if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
             return Err(Error::InvalidOption {
@@ -110,7 +112,7 @@ impl Secrets {
         }
     }
 
-    /// Reads the files again, and returns the settings for a login, with the password that is in its file now.
+    /// Reads the files again. Returns the settings for a login, with the newest valid password.
     pub(super) async fn renewed(&self, info: &ConnectionInfo, peer: Peer) -> ConnectionInfo {
         if let Some(password) = &self.password {
             password.read_again(|path| read_password(path)).await;
@@ -140,14 +142,14 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
         Self { from, read: Arc::new(Mutex::new(read)), reading, is_told: AtomicBool::new(false) }
     }
 
-    /// Reads the secret again. A secret that cannot be read changes nothing.
+    /// Reads the secret again. If that fails, the old secret stays in use.
     async fn read_again(&self, read: impl FnOnce(&Place) -> Result<Secret> + Send + 'static) {
         let (from, last, turn) = (self.from.clone(), Arc::clone(&self.read), Arc::clone(&self.reading));
         let reading = async {
-            // The semaphore is never closed. The permit stays with the thread, however long that reads.
+            // The semaphore is never closed. The thread keeps the permit, however long it reads.
             let turn = turn.acquire_owned().await;
             let reading = tokio::task::spawn_blocking(move || {
-                // Held until the secret is stored: a slower reader must not bring an older secret back.
+                // Held until the secret is stored, so that a slower reader cannot bring an older secret back.
                 let _turn = turn;
                 read(&from).map(|read| *last.lock() = read)
             });
@@ -166,12 +168,12 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
     }
 }
 
-/// Reads a password, without a line break at its end, which editors leave there.
+/// Reads a password. Leaves out a line break at the end of the file, which editors add.
 fn read_password(path: &Path) -> Result<String> {
     let invalid =
         |reason: &str| Error::InvalidOption { option: "password_file", reason: format!("{} {reason}", path.display()) };
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
-        // The text of this error is fixed: it quotes nothing of the file.
+        // The text of this error is fixed, and quotes nothing from the file.
         io::ErrorKind::InvalidData => invalid("is not UTF-8"),
         _ => invalid(&format!("cannot be read: {error}")),
     })?;

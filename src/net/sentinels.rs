@@ -1,9 +1,9 @@
-//! Sentinels: asks them which server is the primary of a name.
+//! Sentinels: asks them for the primary with a given name.
 //!
-//! Each question has a connection of its own: they are rare, and a Sentinel that hangs must not delay the others.
+//! Each question has a connection of its own. Questions are rare, and a Sentinel that hangs must not delay the others.
 //!
-//! The answer with the most votes counts, once more than half of all Sentinels give it, or all have answered. A
-//! Sentinel that was cut off alone names the old primary for as long as it is alone.
+//! The most frequent answer counts, once more than half of all Sentinels give it or all Sentinels have answered. A
+//! Sentinel that is cut off alone may still name the old primary.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -44,7 +44,7 @@ impl Sentinels {
         Self { primary: primary.to_owned(), infos, secrets, response_timeout }
     }
 
-    /// Returns `host:port` of the primary as it is announced, and the first Sentinel that announced it.
+    /// Returns the announced `host:port` of the primary, and the first Sentinel that announced it.
     pub(super) async fn primary(&self) -> Result<(String, String), Fault> {
         let mut votes: HashMap<String, (usize, String)> = HashMap::new();
         let mut fault = Fault::NotSent(None);
@@ -72,7 +72,7 @@ impl Sentinels {
         most.map(|(primary, (_, sentinel))| (primary, sentinel)).ok_or(fault)
     }
 
-    /// Asks each Sentinel. Returns its address, and a future that resolves to the primary that it names.
+    /// Asks each Sentinel. Yields its address, and a future that resolves to the primary that it names.
     pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<String, Fault>>)> {
         self.infos.iter().map(|info| (address_of(info.addr()), self.ask(info)))
     }
@@ -80,7 +80,7 @@ impl Sentinels {
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let info = self.secrets.renewed(info, Peer::Sentinel).await;
         match self.question(&info, SentinelLogin::None).await {
-            // Also a Sentinel that admits clients without a password, and does not let them ask.
+            // Some Sentinels admit clients without a password, and refuse only the question.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
                 self.question(&info, SentinelLogin::OfPrimary).await
             }
@@ -112,7 +112,7 @@ enum SentinelLogin {
     OfPrimary,
 }
 
-/// Returns settings without a database: a Sentinel has none.
+/// Returns login settings for a Sentinel. They name no database, since a Sentinel has none.
 fn settings(primary: &RedisConnectionInfo, credentials: SentinelLogin) -> RedisConnectionInfo {
     let mut settings = RedisConnectionInfo::default();
     if let SentinelLogin::OfPrimary = credentials {

@@ -1,4 +1,4 @@
-//! Owners of slots: one node owns all, or each of several owns some.
+//! Owners of slots: one node owns all slots, or each of several nodes owns some.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) enum SlotOwners {
     Many(Arc<Fleet>),
 }
 
-/// Answers from what is known, without a request.
+/// No function of this block waits for a request.
 impl SlotOwners {
     pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
@@ -42,48 +42,48 @@ impl SlotOwners {
         }
     }
 
-    /// Returns true if one node owns all slots, for good.
+    /// Returns true if one node permanently owns all slots.
     pub(super) fn is_single(&self) -> bool {
         matches!(self, Self::Single { .. })
     }
 
-    /// Notes that a node was silent.
+    /// Marks a node that did not answer as suspect.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {
             fleet.suspect(node, SuspectReason::Silent);
         }
     }
 
-    /// Notes that a node named another one as the owner of the slot.
+    /// Notes that the node `by` named another node as the owner of the slot.
     pub(super) fn moved(&self, slot: u16, address: &str, by: &Node) {
         if let Self::Many(fleet) = self {
-            // An invalid address only means that the map is asked for again.
+            // An invalid address only causes another request for the slot map.
             drop(fleet.moved(slot, address, by.address()));
         }
     }
 
-    /// Refreshes the map in the background, after a sign that owners have changed.
+    /// Refreshes the slot map in the background, after a sign that owners have changed.
     pub(super) fn look(&self) {
         if let Self::Many(fleet) = self {
             fleet.look_in_background();
         }
     }
 
-    /// Refreshes the map until all members know of a change that one of them has made.
+    /// Refreshes the slot map for a while after a change, until all members know of the change.
     pub(super) fn look_for_news(&self) {
         if let Self::Many(fleet) = self {
             fleet.look_for_news();
         }
     }
 
-    /// Checks the owner in the background, without a sign of a change.
+    /// Asks Sentinels for the primary in the background, without a sign of a change. Does nothing in a cluster.
     pub(super) fn look_from_time_to_time(&self) {
         if let Self::Many(fleet) = self {
             fleet.refresh_from_time_to_time();
         }
     }
 
-    /// Yields the map when owners may have changed; `None` where they never do.
+    /// Yields the slot map when owners may have changed. `None` if one node permanently owns all slots.
     pub(super) fn changes(&self) -> Option<watch::Receiver<SlotMap>> {
         match self {
             Self::Single { .. } => None,

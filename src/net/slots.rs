@@ -1,4 +1,4 @@
-//! Map of slots to nodes, as a cluster reports it.
+//! Slot map: the owner of each slot, as a cluster reports it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,22 +7,22 @@ use redis::Value;
 
 use crate::base::key::SLOTS;
 
-/// Address (`host:port`) of each slot's primary, for all slots that have one, and of the replicas that were named with
-/// them.
+/// Slot map: the address (`host:port`) of the primary of each slot that has one. It also has the addresses of the
+/// replicas that were named with these primaries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotMap {
     addresses: Vec<Arc<str>>,
-    /// Index of each of `addresses`.
+    /// Index of each address in `addresses`.
     indexes: HashMap<Arc<str>, u16>,
-    /// Index into `addresses`, one for each slot.
+    /// Index into `addresses` for each slot.
     owners: Vec<Option<u16>>,
     replicas: HashSet<Arc<str>>,
-    /// Node ids of all of them, at whatever address.
+    /// Node ids of all primaries and replicas.
     ids: HashSet<String>,
 }
 
 impl SlotMap {
-    /// Reads a reply to `CLUSTER SLOTS`. `heard` converts the addresses in the reply, some of which have no host.
+    /// Reads a reply to `CLUSTER SLOTS`. `heard` converts each address of the reply, which may lack a host.
     pub(super) fn parse(reply: &Value, heard: impl Fn(&str) -> String) -> Option<Self> {
         let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
         let Value::Array(ranges) = reply else {
@@ -39,13 +39,13 @@ impl SlotMap {
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
             map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
-            // A replica that cannot be read is left out, and no reason to doubt the rest.
+            // A replica that cannot be read is left out. The rest of the map is still valid.
             map.replicas.extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(heard(&replica))));
         }
         Some(map)
     }
 
-    /// Returns the map of one node that owns all slots.
+    /// Returns the map in which one node owns all slots.
     pub(super) fn whole(address: &str) -> Self {
         let mut map = Self::default();
         map.owners = vec![map.index_of(address); usize::from(SLOTS)];
@@ -57,7 +57,7 @@ impl SlotMap {
         self.addresses.get(usize::from(index))
     }
 
-    /// Returns true if the node owns slots.
+    /// Returns true if the map names the node as an owner of slots.
     pub(super) fn has(&self, address: &str) -> bool {
         self.indexes.contains_key(address)
     }
@@ -75,7 +75,7 @@ impl SlotMap {
         }
     }
 
-    /// Returns all nodes that the map names; one may come twice.
+    /// Returns all nodes that the map names. A node may come twice.
     pub(super) fn everybody(&self) -> impl Iterator<Item = &Arc<str>> {
         self.addresses.iter().chain(&self.replicas)
     }
@@ -94,7 +94,7 @@ impl SlotMap {
         self.owners.iter().position(Option::is_none)
     }
 
-    /// Returns the ids of the nodes; none in a map of Sentinels.
+    /// Returns the ids of the nodes. A map of Sentinels has none.
     pub(super) fn ids(&self) -> &HashSet<String> {
         &self.ids
     }
@@ -103,8 +103,8 @@ impl SlotMap {
         self.addresses.is_empty()
     }
 
-    /// Returns the slots that have another owner than before, by old and new owner, in the order of their first slots.
-    /// A slot that never had an owner and has none now has not moved.
+    /// Returns the slots whose owner differs from that in `before`, grouped by old and new owner. The groups are in the
+    /// order of their first slots.
     pub(super) fn moves_since(&self, before: &Self) -> Vec<Moved> {
         let mut moves: Vec<(Owners<'_>, Vec<Range>)> = Vec::new();
         for slot in 0..SLOTS {
@@ -168,7 +168,7 @@ fn node_id(node: &Value) -> Option<String> {
     }
 }
 
-/// Completes an address that a node announced, with the host of the node that was asked if it has none.
+/// Completes an address that a node announced. If it has no host, it gets the host of the node that was asked.
 pub(super) fn complete(address: &str, asked: &str) -> String {
     let port = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
     // Digits only: an IPv6 address may begin with a colon, too.
@@ -182,13 +182,13 @@ pub(super) fn complete(address: &str, asked: &str) -> String {
 /// Old and new owner of slots.
 type Owners<'a> = (Option<&'a Arc<str>>, Option<&'a Arc<str>>);
 
-/// First and last slot.
+/// First and last slot of a range.
 type Range = (u16, u16);
 
 /// Limit for ranges in one line of the log.
 const MAX_RANGES: usize = 8;
 
-/// Returns the ranges as text, such as `0-5460,7000`, and how many more there are.
+/// Returns the ranges as text, such as `0-5460,7000`, and the number of ranges that it leaves out.
 fn text_of(ranges: &[Range]) -> String {
     let range = |(first, last): &Range| if first == last { first.to_string() } else { format!("{first}-{last}") };
     let text = ranges.iter().take(MAX_RANGES).map(range).collect::<Vec<_>>().join(",");
@@ -198,7 +198,7 @@ fn text_of(ranges: &[Range]) -> String {
     }
 }
 
-/// Slots that have another owner.
+/// Slots that have another owner than before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Moved {
     pub(super) slots: String,

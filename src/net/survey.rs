@@ -1,4 +1,4 @@
-//! Questions to all servers, rather than to the owner of one slot: their health, and their keys.
+//! Questions to all servers instead of the owner of one slot: their health, and their keys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,22 +17,23 @@ use crate::net::fleet::Fleet;
 use crate::net::node::{Node, hello_field, parse_time};
 use crate::net::slot_owners::SlotOwners;
 
-/// Number of keys that a server looks at for one page. It does nothing else meanwhile: a fraction of a millisecond.
+/// Number of keys that a server examines for one page. The server does nothing else during that fraction of a
+/// millisecond.
 const PAGE: &str = "500";
-/// Limit for nodes that are asked for their health at one time: each may cost a connection.
+/// Limit for nodes that are asked for their health at the same time. Each may cost a connection.
 const ASKED_AT_ONCE: usize = 32;
 
-/// Server that is to be asked for its health, and what is known of it.
+/// Server to be asked for its health, and its health as known before.
 struct Subject<'a> {
     health: NodeHealth,
     probe: BoxFuture<'a, Probed>,
 }
 
-/// Health after an answer.
+/// Health after an answer, or the fault instead.
 type Probed = Result<NodeHealth, Fault>;
 
 impl<'a> Subject<'a> {
-    /// Returns the health that is known by the deadline, which is `late` after the beginning.
+    /// Returns the health that is known at the deadline. `late` is the time from the beginning to the deadline.
     fn answer(self, deadline: tokio::time::Instant, late: Duration) -> BoxFuture<'a, NodeHealth> {
         let Self { health, probe } = self;
         Box::pin(async move {
@@ -54,7 +55,7 @@ impl SlotOwners {
         Traffic { in_flight: 0, reconnects, map_refreshes }
     }
 
-    /// Passes each key of every primary that matches `pattern` to `found`.
+    /// Passes each key that matches `pattern`, on every primary, to `found`.
     pub(super) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
         for node in self.primaries().await? {
             let mut cursor = "0".to_owned();
@@ -71,7 +72,7 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// Refuses a primary that has fewer than `asked` replicas.
+    /// Refuses a primary to which fewer than `asked` replicas are attached.
     pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
         let mut question = redis::cmd("INFO");
         question.arg("replication");
@@ -86,7 +87,7 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// Returns all primaries, or none: a list with a gap would look complete.
+    /// Returns all primaries. Fails if a slot has no known owner: a list with a gap would look complete.
     async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
         match self {
             Self::Single { node } => Ok(vec![Arc::clone(node)]),
@@ -102,12 +103,12 @@ impl SlotOwners {
     }
 }
 
-/// Reads one page and the cursor of the next one.
+/// Passes the keys of one page to `found`. Returns the cursor of the next page.
 fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<String> {
     let Value::Array(parts) = reply else { return None };
     let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
     for key in keys {
-        // A key that is no text is none of ours.
+        // A key that is not text belongs to no lock.
         if let Value::BulkString(key) = key
             && let Ok(key) = std::str::from_utf8(key)
         {
@@ -122,8 +123,7 @@ fn unreadable(node: &Node, question: &str) -> Fault {
     Fault::Refused { refusal: Refusal::Other, message }
 }
 
-/// Returns the health of all servers. A server that has not answered by the deadline counts as unreachable, whatever
-/// the reason.
+/// Returns the health of all servers. A server that has not answered by the deadline counts as unreachable.
 pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration) -> Vec<NodeHealth> {
     let late = response_timeout * 4;
     let deadline = tokio::time::Instant::now() + late;
@@ -132,13 +132,13 @@ pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration)
             vec![subject(node.address(), AddressSource::User, NodeRole::Primary, Ok(Arc::clone(node)))]
         }
         SlotOwners::Many(fleet) => {
-            // Members come and go while all is well. Without an answer the known members are asked, or those that the
-            // user named.
+            // A healthy fleet does not refresh its map, so the map may be old. If the refresh fails, the known members
+            // are asked, or those that the user named.
             drop(tokio::time::timeout(response_timeout * 2, fleet.refresh()).await);
             of_fleet(fleet)
         }
     };
-    // Each costs a connection, and three questions.
+    // A server costs a connection, and up to three questions.
     let probes: Vec<_> = subjects.into_iter().map(|subject| subject.answer(deadline, late)).collect();
     let mut nodes: Vec<_> = stream::iter(probes).buffer_unordered(ASKED_AT_ONCE).collect().await;
     nodes.sort_by(|a, b| a.address.cmp(&b.address));
@@ -183,9 +183,9 @@ fn subject(
     Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
 }
 
-/// Asks one node. A missing right for some questions is no failure.
+/// Asks one node for its health. A missing right for a question is no failure.
 async fn probe(node: &Node, known: NodeHealth) -> Probed {
-    // The connection comes first, so that the measured time is one round trip.
+    // Connects first, so that the measured time is one round trip.
     node.ready().await?;
     let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
     let time = node.ask(&redis::cmd("TIME")).await?;
@@ -198,7 +198,7 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
         clock_ahead_ms: ahead_ms(server, clock + round_trip / 2),
         ..known
     };
-    // Every connected user may say HELLO, and its answer has the same fields in all versions.
+    // Every connected user may send `HELLO`. Its answer has the same fields in all versions.
     if let Ok(hello) = node.ask(&redis::cmd("HELLO")).await {
         health.server = hello_field(&hello, "server");
         health.version = hello_field(&hello, "version");
@@ -228,7 +228,7 @@ fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
 }
 
-/// Counts the replicas that are in sync. One that is still copying the data acknowledges nothing.
+/// Counts the replicas that are in sync. A replica that is still copying the data acknowledges nothing.
 fn online_replicas(info: &Value) -> Option<u64> {
     let text = info_text(info)?;
     info_field(info, "connected_slaves")?;
@@ -250,7 +250,7 @@ fn info_field(info: &Value, name: &str) -> Option<String> {
     text.lines().find_map(value)
 }
 
-/// Returns the reason of a fault, in the words of the server or the operating system.
+/// Returns the reason of a fault, as the server or the operating system reported it.
 fn said(fault: Fault) -> String {
     match fault.into_failure() {
         Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,

@@ -15,19 +15,19 @@ use tokio_rustls::client::TlsStream;
 use crate::base::error::{Error, Result};
 use crate::base::topology::{ClientPem, Tls};
 
-/// Certificates, and the name that servers have to prove, ready for any number of handshakes.
+/// Certificates for any number of handshakes, and the name that servers must prove.
 #[derive(Clone)]
 pub(super) struct Connector {
     connector: TlsConnector,
-    /// Name that replaces the host's.
+    /// Server name that replaces the host of the address.
     server_name: Option<ServerName<'static>>,
 }
 
 impl Connector {
-    /// Checks the certificates, and reports what is wrong with them.
+    /// Checks the certificates, and reports their defects.
     pub(super) fn new(tls: &Tls) -> Result<Self> {
-        // Takes the provider of the process, if the application has chosen one. Installs none: that is the
-        // application's right.
+        // Takes the provider that the application has chosen for this process, if there is one. Installs none, since
+        // that is for the application to decide.
         let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(ring::default_provider()));
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -36,7 +36,7 @@ impl Connector {
         let mut config = match tls.client() {
             Some(ClientPem { certificates, key }) => {
                 let chain = certificates_in(certificates, "the client's PEM")?;
-                // Drops the library's error, which may quote what it found where a key should be.
+                // The library's error is left out, since it may quote the text that should be a key.
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|_| invalid("the key's PEM has no key that can be read"))?;
                 let checked = config.with_client_auth_cert(chain, key);
@@ -44,7 +44,7 @@ impl Connector {
             }
             None => config.with_no_client_auth(),
         };
-        // A resumed session shows no certificate, and each connection has to check one.
+        // In a resumed session the server shows no certificate, but each connection must check one.
         config.resumption = Resumption::disabled();
         let server_name = tls.checked_name().map(name).transpose()?;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), server_name })

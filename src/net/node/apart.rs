@@ -1,4 +1,4 @@
-//! Calls that may take long: each has a connection to itself, and each runtime has a few of these.
+//! Dedicated connections, for calls that may take long. Each carries one call at a time, and each runtime has a few.
 
 use std::sync::Arc;
 
@@ -13,23 +13,24 @@ use crate::base::attempt::Answered;
 use crate::net::Call;
 use crate::net::fault::{Answer, Fault};
 
-/// Limit for such connections of one runtime to one node.
+/// Limit for dedicated connections of one runtime to one node.
 pub(super) const MAX_APART: usize = 4;
 
-/// Connections of all runtimes. A runtime that stands still keeps only its own.
+/// Dedicated connections of all runtimes. A runtime that stands still blocks only its own.
 #[derive(Default)]
 pub(super) struct Apart {
     of: Mutex<Vec<(Id, Arc<FewConnections>)>>,
 }
 
-/// Connections of one runtime.
+/// Dedicated connections of one runtime.
 struct FewConnections {
     places: Semaphore,
     idle: Mutex<Vec<Arc<OpenConnection>>>,
 }
 
 impl Apart {
-    /// Returns the connections of this runtime. Removes those of other runtimes that are not in use when new ones come.
+    /// Returns the connections of this runtime. If this runtime is new, removes the runtimes that use none of their
+    /// connections.
     fn of_this_runtime(&self) -> Arc<FewConnections> {
         let runtime = Handle::current().id();
         let mut of = self.of.lock();
@@ -64,11 +65,11 @@ impl FewConnections {
 }
 
 impl Node {
-    /// Sends one call on a connection that no other call uses meanwhile. Dropped before its end, it closes the
-    /// connection.
+    /// Sends one call on a connection that carries no other call at that time. If this future is dropped early, the
+    /// connection is closed.
     pub(in crate::net) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
         self.word().await?;
-        // Fails here if the node cannot be reached, rather than in the queue for a connection.
+        // If the node cannot be reached, the call fails here, before it queues for a connection.
         self.lines.live().await?;
         let few = self.apart.of_this_runtime();
         let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
@@ -82,7 +83,7 @@ impl Node {
         };
         let answer = self.send_or_load(&live, call, Admission::Owner).await;
         match answer {
-            // The others may be dead too: they are not tried one after the other.
+            // The other idle connections may be dead too. Each of them would cost a call its response timeout.
             Err(Fault::Unknown { .. }) => few.forget_idle(),
             _ => few.put_back(live),
         }

@@ -1,4 +1,4 @@
-//! Health checks of a node: its memory and its clock. No lock depends on their answers.
+//! Health checks of a node: its memory and its clock. No lock depends on the results.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +16,11 @@ use crate::base::process;
 use crate::net::conditions::Memory;
 use crate::net::fault::{self, Fault};
 
-/// Pause between two looks at the server times in answers.
+/// Pause between two checks of the server times in answers.
 const CLOCK_PAUSE: Duration = Duration::from_secs(10);
 
 impl Connections {
-    /// Asks for the memory on a new connection, unless it was asked for recently. No caller waits for the answer.
+    /// Asks for the memory in use on a new connection, unless that was done recently. No caller waits for the answer.
     pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<OpenConnection>) {
         if self.conditions.begins_asking(&self.address) {
             let (lines, live) = (Arc::clone(self), Arc::clone(live));
@@ -37,7 +37,7 @@ impl Connections {
         }
     }
 
-    /// Notes an answer to `INFO memory`. A user without the right to ask is no fault.
+    /// Notes an answer to `INFO memory`. A refusal is no fault, since the user may lack the right to ask.
     pub(super) fn note_memory(&self, reply: Result<Value, Fault>) {
         match reply {
             Ok(info) => self.conditions.note_memory(&self.address, read_memory(&info)),
@@ -47,7 +47,7 @@ impl Connections {
         self.tell_findings();
     }
 
-    /// Notes a request that the server refused for want of memory.
+    /// Notes a request that the server refused because it has no memory left.
     pub(super) fn note_refusal(&self, fault: &Fault) {
         if let Fault::Refused { refusal: Refusal::OutOfMemory, .. }
         | Fault::Broken { refusal: Refusal::OutOfMemory, .. } = fault
@@ -79,9 +79,9 @@ impl Connections {
 }
 
 impl Node {
-    /// Looks at a node that is in trouble: whether it answers, admits connections, has memory and the right time.
+    /// Checks a node that is in trouble: whether it answers, admits connections, has memory, and has the right time.
     ///
-    /// Opens a connection of its own, since the present ones may be dead, or older than the trouble.
+    /// Opens a new connection, since the present ones may be dead, or older than the trouble.
     pub(in crate::net) async fn look_again(&self) {
         let lines = &self.lines;
         if lines.silence.is()
@@ -132,7 +132,7 @@ fn read_memory(info: &Value) -> Option<Memory> {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end);
     let number = |name: &str| field(name)?.parse::<u64>().ok();
-    // The server does not count buffers for replicas against the limit.
+    // The server does not count the buffers for its replicas against the limit.
     let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
     Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")?.to_owned() })
 }

@@ -19,7 +19,7 @@ pub(in crate::net) enum Request<'a> {
         not_after: ServerTime,
     },
     Command(&'a Cmd),
-    /// Question for the map of a cluster, whose answer may be larger than others.
+    /// Question for the slot map of a cluster, whose answer may be larger than others.
     Map(&'a Cmd),
 }
 
@@ -38,13 +38,14 @@ impl Connection {
         }
     }
 
-    /// Sends requests in one piece; returns one answer each, in order.
+    /// Sends requests in one piece. Returns one answer for each, in order.
     pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
         self.0.ask_all(Of::Questions, requests.len(), encode).await
     }
 
-    /// Subscribes or unsubscribes in one piece. Returns a confirmation or a refusal of each, in order.
+    /// Sends commands that subscribe or unsubscribe, in one piece. Returns a confirmation or a refusal for each, in
+    /// order.
     pub(in crate::net) async fn subscribe_all(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| {
             commands.iter().for_each(|command| Request::Command(command).encode(bytes));
@@ -52,8 +53,8 @@ impl Connection {
         self.0.ask_all(Of::Subscriptions, commands.len(), encode).await
     }
 
-    /// Sends requests, and one more behind them, in one piece: two pieces would wake the server and its replicas twice.
-    /// The answers to the others do not wait for the last one.
+    /// Sends requests and one last request in one piece, since two pieces would wake the server and its replicas twice.
+    /// The answers to the requests do not wait for the last answer.
     pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &Cmd) -> AllAndLast<'a> {
         let encode = |bytes: &mut Vec<u8>| {
             requests.iter().for_each(|request| request.encode(bytes));
@@ -75,7 +76,7 @@ impl Request<'_> {
 
 fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTime) {
     let expires = call.expiry == Expiry::ResponseTimeout;
-    // Two words name the script, and one says how many keys there are.
+    // Two parts name the script, and one part is the number of keys.
     head(bytes, b'*', call.parts + 3 + usize::from(expires));
     match load {
         Load::Digest => bytes.extend_from_slice(call.script.named().as_bytes()),
@@ -102,7 +103,7 @@ mod tests {
             Load::Digest => ("EVALSHA", call.script.digest()),
             Load::Text => ("EVAL", call.script.text),
         };
-        // Room for two short numbers and a name beside the call and the script.
+        // Space for two short numbers and a name, in addition to the call and the script.
         let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
         command.arg(name).arg(script).arg(call.keys);
         for key in call.keys() {

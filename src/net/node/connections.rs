@@ -1,11 +1,11 @@
 //! Connections to one node: one for each runtime that calls it.
 //!
-//! A task of the runtime that dialled a connection drives it. So a runtime that ends, or stands still, affects only its
-//! own callers, and the runtime that waits for a reply also reads it. A connection serves all callers of its runtime. A
-//! task of its own dials it, so a caller that gives up does not end the dial.
+//! The runtime that dialled a connection also drives it. So a runtime that ends, or stands still, affects only its own
+//! callers. The runtime that waits for a reply also reads the reply. A connection serves all callers of its runtime. A
+//! separate task dials it, so the dial goes on when its caller gives up.
 //!
-//! After a server has closed a connection, nothing is sent on it. So the server has not executed a request that waits
-//! for the next connection.
+//! After a server has closed a connection, nothing more is sent on it. So the server has certainly not executed a
+//! request that waits for the next connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,13 +35,13 @@ use crate::net::node::Limits;
 use crate::net::outages::Outages;
 use crate::net::secrets::Secrets;
 
-/// Time for which the fault of a dial answers all callers, so that they do not dial one after the other.
+/// Time for which the fault of a dial answers all callers. Without this time, callers would dial one after the other.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections to one node, without knowledge of calls.
+/// Connections to one node. This type knows nothing of calls.
 pub(super) struct Connections {
     pub(super) address: Arc<str>,
-    /// Address for errors.
+    /// Address for errors. It includes its source, unless the user named the address.
     pub(super) shown: Arc<str>,
     pub(super) id: NodeId,
     pub(super) info: ConnectionInfo,
@@ -53,7 +53,7 @@ pub(super) struct Connections {
     pub(super) clock: Clock,
     pub(super) home: BackgroundRuntime,
     of: Mutex<Vec<RuntimeConnection>>,
-    /// Number of connections so far.
+    /// Number of connections that were dialled so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced another one.
     reconnects: AtomicU64,
@@ -74,25 +74,24 @@ pub(super) struct Connections {
 struct RuntimeConnection {
     runtime: Id,
     live: Option<Arc<OpenConnection>>,
-    /// True once there has been a connection.
+    /// True after the first connection.
     has_had: bool,
-    /// Held by the task that dials.
+    /// Lock that is held by the task that dials.
     dialing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Connection, and the clock sample of its server.
 pub(super) struct OpenConnection {
-    /// Number that no other connection to this node has.
+    /// Number that is unique among the connections to this node.
     pub(super) number: u64,
     pub(super) connection: Connection,
     pub(super) anchor: Mutex<ClockSample>,
-    /// True once the connection is closed, by the server or with its runtime. Requests not handed over by then are
-    /// never sent.
+    /// True once the connection is closed, by the server or with its runtime. Later requests are never sent.
     pub(super) is_closed: Arc<AtomicBool>,
     /// Time at which the last answer came, in nanoseconds of the local clock.
     answered: AtomicU64,
     pub(super) space: InFlightLimit,
-    /// True if no other caller waits for answers on it.
+    /// True for a dedicated connection, which carries one call at a time.
     pub(super) is_apart: bool,
 }
 
@@ -103,7 +102,7 @@ pub(super) enum Sharing {
     Apart,
 }
 
-/// Fault of a dial. It can be cloned, for several callers.
+/// Fault of a dial. Several callers may get a clone of it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(in crate::net) enum DialFault {
     #[error("{}", .0.as_ref().map_or_else(|| "no connection".to_owned(), ToString::to_string))]
@@ -187,7 +186,7 @@ impl Connections {
 
     /// Notes that the node executed a request.
     pub(super) fn has_served(&self, live: &OpenConnection) {
-        // Copies the time from the connection whose reply it is.
+        // Copies the time from the connection that brought the reply.
         self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
         self.silence.is_over();
     }
@@ -197,8 +196,8 @@ impl Connections {
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
-    /// Returns the time since which the server of the present connections has been running. A restarted server has said
-    /// so before any other request.
+    /// Returns the time since which the newest server has been running. A connection learns this time before it sends
+    /// any other request, so a restart is always noticed.
     pub(super) fn up_since(&self) -> Option<Moment> {
         let nanos = self.up_since.load(Ordering::Acquire);
         (nanos > 0).then_some(Moment::from_nanos(nanos))
@@ -229,7 +228,7 @@ impl Connections {
         others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
     }
 
-    /// Sends nothing more on a connection; callers that wait for room on it go elsewhere.
+    /// Sends nothing more on a connection. Callers that wait for its permits use another connection.
     pub(super) fn give_up(&self, live: &Arc<OpenConnection>) {
         let is_it =
             |line: &&mut RuntimeConnection| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
@@ -239,7 +238,7 @@ impl Connections {
         live.space.close();
     }
 
-    /// Gives up the connections of all runtimes that were closed meanwhile.
+    /// Gives up all closed connections, on all runtimes.
     pub(super) fn give_up_closed(&self) {
         let mut closed = Vec::new();
         for line in self.of.lock().iter_mut() {
@@ -248,7 +247,7 @@ impl Connections {
         closed.iter().for_each(|live| live.space.close());
     }
 
-    /// Returns the connection of this runtime, and makes it if there is none.
+    /// Returns the connection of this runtime. Dials it if there is none.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<OpenConnection>, Fault> {
         if let Some(live) = self.current() {
             return Ok(live);
@@ -270,16 +269,18 @@ impl Connections {
             return Err(fault.clone());
         }
         let lines = Arc::clone(self);
-        // The task goes on when its caller gives up: impatient callers would otherwise never get a connection.
+        // The task goes on when its caller gives up. Otherwise callers with short time limits would never get a
+        // connection.
         let dialed = process::spawn_on(&runtime, async move {
             let _dialing = dialing;
             lines.connect().await
         });
-        // Without an outcome the runtime has ended.
+        // A task without a result has ended with its runtime.
         dialed.await.unwrap_or(Err(DialFault::NotSent(None)))
     }
 
-    /// Returns the right to dial for a runtime. Removes the entries of runtimes that have ended.
+    /// Returns the lock for dialling on a runtime. If the runtime is new, removes runtimes without a connection, since
+    /// they may have ended.
     fn dialing(&self, runtime: Id) -> Arc<tokio::sync::Mutex<()>> {
         let mut lines = self.of.lock();
         if let Some(line) = lines.iter().find(|line| line.runtime == runtime) {
@@ -304,7 +305,7 @@ impl Connections {
                 self.silence.greeted(now);
                 self.check_up_in_background(live);
             }
-            // A refusal is an answer.
+            // A refusal is an answer, so the node is not silent.
             Err(DialFault::Refused(refusal, words)) => self.silence.refuses(*refusal, words, now),
             Err(DialFault::NotSent(source)) => self.silence.begins(source.clone(), began, now),
         }
@@ -336,7 +337,7 @@ impl Connections {
     }
 }
 
-/// Returns an address with its source, unless the user named it.
+/// Returns an address with its source. Returns only the address if the user named it.
 pub(in crate::net) fn shown(address: &str, source: &AddressSource) -> String {
     match source {
         AddressSource::User => address.to_owned(),
@@ -353,7 +354,7 @@ impl From<DialFault> for Fault {
     }
 }
 
-/// Converts a fault while connecting: no request was sent, whatever went wrong.
+/// Converts a fault of a connection attempt. No request was sent, whatever the fault is.
 pub(in crate::net) fn not_sent(fault: Fault) -> DialFault {
     match fault {
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => {

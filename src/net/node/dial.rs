@@ -1,11 +1,12 @@
-//! Dialling and leaving a server: the [steps](super::steps) to it, and the choice among its addresses.
+//! Dials and leaves a server: takes the [steps](super::steps), and chooses among the addresses of the server's name.
 //!
-//! A name may lead to several servers. An address may lead to another server than before: behind a virtual address, a
-//! Service or the endpoint of a managed primary. So the dialler looks for a primary among all addresses of a name.
+//! One name may lead to several servers. One address may later lead to another server. Examples are a virtual address,
+//! a Kubernetes Service, and the endpoint of a managed primary. So a dial looks for a primary among all addresses of a
+//! name.
 //!
-//! A server that says that it is no primary is *left*: all connections to the node are given up, and the next one
-//! resolves the name anew. Pauses between two departures grow, since there may be no primary for a while. Meanwhile
-//! callers can still inspect locks at a replica.
+//! If a server reports that it is no primary, the node *leaves* the server. The node then gives up all its connections,
+//! and the next connection resolves the name again. The pauses between two departures grow, since there may be no
+//! primary for a while. During such a pause, callers can still inspect locks on a replica.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,33 +28,33 @@ use crate::net::fault::{self, Fault};
 use crate::net::pushed::Hear;
 use crate::net::secrets::Peer;
 
-/// Limit for addresses of one name that are greeted for one connection.
+/// Limit for addresses of one name that one dial greets.
 const MAX_GREETED: usize = 8;
-/// Time after which a departure no longer counts as the one before the next.
+/// Time after a departure from which the pauses begin again with the shortest.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);
 
 /// Addresses to choose from for one connection.
 #[derive(Clone, Copy)]
 enum Choice<'a> {
-    /// All but these.
+    /// All addresses of the name except these.
     AllBut(&'a [SocketAddr]),
-    /// Address at which a primary was greeted last, if there is one and the name still has it.
+    /// Address of the primary that was greeted last. All addresses if there is none, or if the name no longer has it.
     Primary,
 }
 
-/// Stream, and what is left of the addresses of its name.
+/// Stream to a server that was not greeted yet.
 struct Reached {
     stream: Stream,
     peer: Option<SocketAddr>,
-    /// Number of addresses that were not tried.
+    /// Number of other addresses to choose from.
     others: usize,
 }
 
-/// Open connections to a node, and when their server was left.
+/// Open connections to a node, and the departures from its servers.
 #[derive(Default)]
 pub(super) struct Departures {
     open: Vec<(Weak<AtomicBool>, Option<OnLoss>)>,
-    /// Address at which a primary was greeted last, among those of a name.
+    /// Address of the primary that was greeted last, among the addresses of a name.
     primary: Option<SocketAddr>,
     last: Option<Moment>,
     not_before: Option<Moment>,
@@ -61,7 +62,7 @@ pub(super) struct Departures {
 }
 
 impl Departures {
-    /// Returns true if the server may be left now, and notes the departure.
+    /// Returns true if the node may leave its server now, and notes this departure.
     fn begins(&mut self, now: Moment) -> bool {
         if self.not_before.is_some_and(|at| now < at) {
             return false;
@@ -90,8 +91,8 @@ impl Departures {
 }
 
 impl Connections {
-    /// Leaves a server that is no primary, unless it was left already. Later requests wait for another connection,
-    /// which resolves the name anew. Requests that are under way are still answered.
+    /// Leaves a server that is no primary, unless the node has left it already. Later requests wait for a new
+    /// connection, which resolves the name again. Requests under way are still answered.
     pub(super) fn leave(&self, live: &OpenConnection) {
         if live.is_open() {
             self.leave_now();
@@ -105,7 +106,7 @@ impl Connections {
         }
         departures.primary = None;
         let lost = departures.close_all_but(None);
-        // The handlers take locks of their own.
+        // Released first, since the handlers take locks of their own.
         drop(departures);
         self.give_up_closed();
         lost.iter().for_each(|on_loss| on_loss());
@@ -117,7 +118,7 @@ impl Connections {
         departures.open.push((Arc::downgrade(is_closed), on_loss));
     }
 
-    /// Notes a primary at one of several addresses, and gives up the connections to the others.
+    /// Notes the address of a primary. If the address is new, gives up all other connections.
     fn note_primary(&self, peer: SocketAddr, is_closed: &Arc<AtomicBool>) {
         let mut departures = self.departures.lock();
         if departures.primary.replace(peer) == Some(peer) {
@@ -129,7 +130,7 @@ impl Connections {
         lost.iter().for_each(|on_loss| on_loss());
     }
 
-    /// Connects, and asks the server for its role and its clock. Takes a replica in place of a primary only if no
+    /// Connects, and asks the server for its role and its clock. Returns a replica instead of a primary only if no
     /// address has a primary.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
@@ -160,7 +161,8 @@ impl Connections {
         }
     }
 
-    /// Connects for subscriptions, to the primary as far as that is known.
+    /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
+    /// has this address. Otherwise uses any address of the name.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let is_closed = Arc::<AtomicBool>::default();
@@ -192,8 +194,8 @@ impl Connections {
         }
     }
 
-    /// Encrypts where that is needed, logs in, and asks `questions` in the same piece. Checks the server's answer to
-    /// `HELLO`.
+    /// Encrypts the stream if the URL requires TLS, logs in, and sends `questions` in the same piece. Checks the
+    /// server's answer to `HELLO`.
     async fn log_in(
         &self,
         info: &ConnectionInfo,
@@ -226,7 +228,8 @@ impl Connections {
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
-            // Keeps the youngest server that was ever met: a connection to an older one brings no answer any more.
+            // Keeps the latest start of all servers that were greeted: connections to an older server bring no answer
+            // any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
@@ -245,7 +248,7 @@ impl Connections {
 }
 
 impl Node {
-    /// Leaves the server if it says on another connection that it is a replica.
+    /// Leaves the server if `hello`, its answer on another connection, shows a replica.
     pub(in crate::net) fn note_role(&self, hello: &Value) {
         if is_replica(hello) {
             self.lines.leave_now();
@@ -253,7 +256,7 @@ impl Node {
     }
 }
 
-/// Outcome of a greeting: the wanted server, or a replica in place of a primary.
+/// Outcome of a greeting: the wanted server, or a replica instead of a primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DialledPeer {
     Wanted,

@@ -29,7 +29,7 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
 }
 
-/// Reads a lower bound for the uptime of a server from its `INFO`. `None` if the user may not ask.
+/// Reads a lower bound for the uptime of a server from its `INFO`. `None` if the user may not ask for it.
 pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
     let text = match info {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
@@ -37,7 +37,7 @@ pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
         _ => return None,
     };
     let line = text.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?;
-    // The server counts whole seconds, and between two of them may have counted one too many.
+    // The server reports whole seconds, and its number may be one too high.
     Some(Duration::from_secs(line.trim().parse::<u64>().ok()?.saturating_sub(1)))
 }
 
@@ -52,12 +52,12 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     };
     let hello = match fault::reply(hello) {
         Ok(hello) => hello,
-        // Before Redis 6 there was no HELLO.
+        // Servers before Redis 6 do not know `HELLO`.
         Err(Fault::Refused { refusal: Refusal::Other, message }) => return unsupported(&message),
         Err(fault) => return Err(fault),
     };
     let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
-    // A proxy may answer in the server's place, and leave out what it does not know.
+    // A proxy may answer for the server, and leave out fields that it does not know.
     let or_unnamed = |text: String| if text.is_empty() { "(unnamed)".to_owned() } else { text };
     let (server, version) = (or_unnamed(field("server")), or_unnamed(field("version")));
     let oldest = if server == "valkey" { VALKEY_OLDEST } else { REDIS_OLDEST };

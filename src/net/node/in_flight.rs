@@ -1,11 +1,12 @@
-//! Limit for requests in flight on one connection: as many as the server answers soon.
+//! Limit for requests in flight on one connection, adapted to the speed of the server.
 //!
-//! A request waits at the server behind all that were sent before it. One that waits too long counts as unanswered and
-//! is sent again, so a slow server would get more work the slower it is.
+//! The server executes a request after all that were sent before it. A request that waits too long counts as
+//! unanswered, and its caller sends it again. Without a limit, a slow server would therefore get more work the slower
+//! it is.
 //!
-//! So the limit grows while answers come about as fast as the fastest did, and shrinks when they wait for others. A
-//! caller without a permit waits here, where that costs the server nothing. Releases do not wait behind acquisitions:
-//! they have some permits of their own.
+//! So the limit grows while answers come about as fast as the fastest one. It shrinks when requests wait behind others.
+//! A caller without a permit waits in this process, which costs the server nothing. Releases and renewals have some
+//! permits of their own, and do not wait behind acquisitions.
 //!
 //! Source: delay-based congestion control, as in Brakmo and Peterson, "TCP Vegas" (1995), and LEDBAT (RFC 6817).
 
@@ -22,7 +23,7 @@ use crate::base::lease::Moment;
 pub(in crate::net) const MAX_IN_FLIGHT: usize = 256;
 /// Lower bound of the limit, and its first value.
 const MIN_IN_FLIGHT: usize = 16;
-/// Permits beside the limit, for requests that go ahead.
+/// Additional permits, for requests that go ahead of acquisitions.
 const AHEAD: usize = 16;
 
 /// Order between requests that wait for a permit.
@@ -35,14 +36,14 @@ pub(in crate::net) enum Precedence {
 
 /// Permits of one connection.
 pub(super) struct InFlightLimit {
-    /// First come, first served. Closed when the connection is given up.
+    /// Permits within the limit, first come, first served. Closed when the connection is given up.
     permits: Semaphore,
     ahead: Semaphore,
     /// Time of the fastest answer, in nanoseconds.
     fastest: AtomicU64,
-    /// Present limit. Mostly the upper bound: then it cannot grow, and no lock is needed to see that.
+    /// Present limit. It usually has its upper bound and cannot grow. Atomic, so that this check needs no lock.
     size: AtomicUsize,
-    /// Number of permits above the limit. They are dropped when they are given back.
+    /// Number of permits above the limit. The next permits that come back are dropped instead.
     surplus: AtomicUsize,
     /// Time of the last reduction.
     shrunk: Mutex<Moment>,
@@ -65,7 +66,7 @@ impl InFlightLimit {
         }
     }
 
-    /// Returns a permit, if there is one and no caller waits for it.
+    /// Takes a permit, if one is free and no other caller waits for it.
     pub(super) fn try_take(&self) -> Option<Permit<'_>> {
         self.permits.try_acquire().ok().map(|permit| Permit {
             space: self,
@@ -80,7 +81,7 @@ impl InFlightLimit {
     }
 
     /// Waits for a permit, first come, first served. Returns `None` if the connection was given up, or if no permit
-    /// came back for `patience`: then futures that no task polls have them all.
+    /// came back for `patience`. In the second case, futures that no task polls have all permits.
     pub(super) async fn take(&self, of: Precedence, patience: Duration) -> Option<Permit<'_>> {
         let permits = match of {
             Precedence::InTurn => &self.permits,
@@ -97,13 +98,13 @@ impl InFlightLimit {
         }
     }
 
-    /// Fails all callers that wait for a permit: they go elsewhere.
+    /// Fails all callers that wait for a permit, so that they use another connection.
     pub(super) fn close(&self) {
         self.permits.close();
         self.ahead.close();
     }
 
-    /// Notes that a request of the moment `sent` was answered now, or now counts as unanswered.
+    /// Notes that a request which was sent at `sent` was answered now, or counts as unanswered from now on.
     pub(super) fn is_back(&self, sent: Moment, now: Moment) {
         let took = u64::try_from(now.since(sent).as_nanos()).unwrap_or(u64::MAX);
         let fastest = self.fastest.load(Ordering::Relaxed);
@@ -118,7 +119,7 @@ impl InFlightLimit {
         }
     }
 
-    /// Halves the limit. A request that was sent before the last reduction causes no further one.
+    /// Halves the limit. A request that was sent before the last reduction does not reduce it again.
     fn shrinks(&self, sent: Moment, now: Moment) {
         let mut shrunk = self.shrunk.lock();
         let size = self.size.load(Ordering::Relaxed);
@@ -127,12 +128,12 @@ impl InFlightLimit {
             return;
         }
         *shrunk = now;
-        // Permits in use cannot be taken back: their holders drop them.
+        // Permits in use cannot be taken back, so they are dropped when they come back.
         self.size.store(smaller, Ordering::Relaxed);
         self.surplus.fetch_add(size - smaller, Ordering::Relaxed);
     }
 
-    /// Raises the limit by one, if at least half of it is used: an unused limit says nothing about the server.
+    /// Raises the limit by one, if at least half of it is in use. An unused limit says nothing about the server.
     fn grows(&self) {
         let _one_at_a_time = self.shrunk.lock();
         let size = self.size.load(Ordering::Relaxed);
@@ -145,7 +146,7 @@ impl InFlightLimit {
         }
     }
 
-    /// Removes one from the surplus. Returns true if there was one.
+    /// Reduces the surplus by one permit. Returns true if there was one.
     fn one_too_many(&self) -> bool {
         let one_less = |surplus: usize| surplus.checked_sub(1);
         self.surplus.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
@@ -184,7 +185,7 @@ mod tests {
     const RESPONSE_TIMEOUT: Duration = Duration::from_millis(800);
     const START: Moment = Moment::from_nanos(0);
 
-    /// Takes all permits, and gives them back when the requests of `sent` were answered after `took`.
+    /// Takes all permits and returns them, as if requests of the moment `sent` were answered after `took`.
     fn answered_after(space: &InFlightLimit, sent: Moment, took: Duration) -> usize {
         let rooms: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
         rooms.iter().for_each(|_| space.is_back(sent, sent.after(took)));

@@ -1,5 +1,4 @@
-//! Outage of one node: known since when, which callers wait for its end, and how long its [prober](super::prober)
-//! pauses.
+//! Outage of one node: its cause, the callers that wait for its end, and the pauses of its [prober](super::prober).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +20,7 @@ pub(super) struct Outage {
     node: Arc<str>,
     source: AddressSource,
     outages: Arc<Outages>,
-    /// True if a request that was sent after the last answer of the node had none.
+    /// True from a request without an answer until the next answer of the node.
     is_silent: AtomicBool,
     /// True if the node was probed after it last executed a request.
     was_probed: AtomicBool,
@@ -38,7 +37,7 @@ struct OutageState {
     /// True if a caller began to wait after the last probe.
     is_wanted: bool,
     source: Option<Source>,
-    /// Pauses of all probers of this outage, one after the other.
+    /// Pauses between the probes of this outage. A later prober goes on with them.
     backoff: Option<Backoff>,
 }
 
@@ -59,7 +58,7 @@ impl Outage {
         self.is_silent.load(Ordering::Acquire)
     }
 
-    /// Notes that the node executed a request: the next outage begins with short pauses.
+    /// Notes that the node executed a request. The next outage then begins with short pauses.
     pub(super) fn is_over(&self) {
         if self.was_probed.load(Ordering::Relaxed) {
             self.was_probed.store(false, Ordering::Relaxed);
@@ -72,14 +71,14 @@ impl Outage {
         self.state.lock().backoff.get_or_insert_with(Backoff::new).pause()
     }
 
-    /// Notes that a request of the moment `sent` was not answered, nor any other since, or that it could not be sent.
-    /// The next caller has the node probed.
+    /// Begins an outage. A request that was sent at `sent` had no answer, or could not be sent, and no later request
+    /// was answered. The next caller that waits starts a prober.
     pub(super) fn begins(&self, source: Option<Source>, sent: Moment, now: Moment) {
         let mut state = self.state.lock();
         state.source.clone_from(&source);
         self.is_silent.store(true, Ordering::Release);
         let is_news = self.outages.begins(&self.node, Trouble::Silent, sent);
-        // The log may call a user's subscriber of `tracing`: never under the mutex.
+        // The log may call a user's subscriber of `tracing`, which must not happen under the mutex.
         drop(state);
         if is_news {
             catch_panic(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
@@ -96,7 +95,7 @@ impl Outage {
         self.word.notified()
     }
 
-    /// Claims the right to probe. Returns `true` if no task has it yet: then the caller probes from now on.
+    /// Claims the right to probe. Returns true if no other task has the right; the caller must probe then.
     pub(super) fn begins_probing(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_probing, true)
     }
@@ -122,8 +121,8 @@ impl Outage {
         }
     }
 
-    /// Notes that a new connection was greeted. Ends an outage in the log even if this value does not have it: a fleet
-    /// may have forgotten the node meanwhile, and made a new one.
+    /// Notes that the server has accepted a new connection. Ends the outage in the log even if this value has none: the
+    /// fleet may have forgotten the node during the outage, and created this value later.
     pub(super) fn greeted(&self, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
@@ -135,7 +134,7 @@ impl Outage {
         }
     }
 
-    /// Notes that the node answers, and refuses this client.
+    /// Notes that the node answers but refuses this client.
     pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
@@ -148,7 +147,7 @@ impl Outage {
     }
 }
 
-/// Waiting caller, counted while this exists.
+/// Waiting caller. The outage counts it while this value exists.
 pub(super) struct Waits<'a>(&'a Outage);
 
 impl<'a> Waits<'a> {

@@ -1,7 +1,7 @@
-//! Prober of a node that does not answer: one task asks the node again and again, all callers wait for its result.
+//! Prober of a silent node: one task asks the node again and again, and all callers wait for its result.
 //!
-//! However many callers wait, only one task asks a silent node, with pauses that grow. Its first answer wakes the
-//! callers. No task probes a node that no caller wants.
+//! The number of waiting callers does not matter: one task asks a silent node, with pauses that grow. The first answer
+//! wakes all callers. The prober ends when no caller waits for the node.
 
 use std::sync::{Arc, Weak};
 
@@ -10,15 +10,15 @@ use super::outage::Waits;
 use crate::net::fault::Fault;
 
 impl Connections {
-    /// Waits until the node answers again; returns at once if it is not silent. Fails after a response timeout, so that
-    /// the caller can decide.
+    /// Waits until the node answers again. Returns at once if the node is not silent. Fails after one response timeout,
+    /// so that the caller can decide what to do.
     pub(super) async fn word(self: &Arc<Self>) -> Result<(), Fault> {
         if !self.silence.is() {
             return Ok(());
         }
         let word = self.silence.word();
         tokio::pin!(word);
-        // Enabled before the second look: a wake-up between that look and the wait is not lost.
+        // Enabled before the second check, so that a wake-up between this check and the wait is not lost.
         word.as_mut().enable();
         let _waits = Waits::begin(&self.silence);
         if !self.silence.is() {
@@ -48,11 +48,12 @@ impl Prober {
             if !lines.silence.is() || !lines.silence.is_wanted() {
                 return self.ends(&lines);
             }
-            // The present connection may be dead without our knowledge, and would take a response timeout to show it.
+            // The present connection may be dead without a sign. A request on it would show that only after a response
+            // timeout.
             if let Some(live) = lines.current() {
                 lines.give_up(&live);
             }
-            // A greeting ends the outage, and so does a refusal: both are answers.
+            // A greeting and a refusal are both answers, so both end the outage.
             if matches!(lines.live().await, Ok(_) | Err(Fault::Refused { .. } | Fault::Broken { .. })) {
                 return self.ends(&lines);
             }
@@ -63,17 +64,18 @@ impl Prober {
     }
 
     fn ends(self, lines: &Arc<Connections>) {
-        // Gives up the right to probe first: callers that come from now on start a prober themselves.
+        // Gives up the right to probe first. Callers that come from now on start a prober themselves.
         drop(self);
         let is_wanted = lines.silence.is_waited_for();
-        // A caller came while this prober was still registered, and so began none of its own.
+        // A caller that came before that saw this prober, and started none.
         if is_wanted && lines.silence.is() {
             lines.probe();
         }
     }
 }
 
-/// Starts no other prober: a runtime that has ended drops each new task at once, and that would never end.
+/// Starts no other prober. A runtime that has ended drops each new task at once, so new probers would be started
+/// without end.
 impl Drop for Prober {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.upgrade() {

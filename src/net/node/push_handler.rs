@@ -1,4 +1,4 @@
-//! Handlers for what a connection reports unasked: pushes, and its end.
+//! Handlers for unsolicited events of a connection: its pushes, and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::OnLoss;
 use crate::net::pushed::{Hear, Pushed};
 
-/// Handlers of one connection. Its driver owns them: dropped, the driver has ended, perhaps with its runtime.
+/// Handlers of one connection. The driver of the connection owns them. If they are dropped, the driver has ended,
+/// perhaps with its runtime.
 pub(super) struct PushHandler {
     /// Set when the connection ends, before any task learns of it.
     is_closed: Arc<AtomicBool>,
@@ -25,7 +26,7 @@ impl PushHandler {
         self
     }
 
-    /// Returns true for a connection that subscribes.
+    /// Returns true if the connection subscribes.
     pub(super) fn on_push(&self) -> bool {
         self.hear.is_some()
     }
@@ -34,7 +35,7 @@ impl PushHandler {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Reports that the server ended the connection.
+    /// Reports that the connection failed, or that the server closed it.
     pub(super) fn lose(&self) {
         if let Some(on_loss) = &self.on_loss {
             on_loss();

@@ -1,13 +1,13 @@
-//! Scripts whose grants count only when replicas have them: behind each pipeline of such scripts goes a `WAIT`.
+//! Connections for grants that replicas must acknowledge. Each pipeline of scripts on them is followed by a `WAIT`.
 //!
-//! `WAIT` covers the writes of its own connection, and blocks that connection until it is answered. So these scripts
-//! have a few connections of their own on each runtime, and no other request stands behind a `WAIT`.
+//! `WAIT` covers the writes of its own connection, and blocks this connection until it is answered. So these scripts
+//! have a few connections of their own on each runtime. No other request stands behind a `WAIT`.
 //!
-//! A call that comes while all of them are busy waits. It goes along with the next connection that is free, and shares
-//! its `WAIT`. So the connections are few however many callers there are, and a caller waits little longer than for the
-//! pipelines that are under way.
+//! While all these connections are busy, new calls wait. The next free connection sends them together, with one `WAIT`.
+//! So a few connections serve any number of callers. A caller waits little longer than the pipelines that are under
+//! way.
 //!
-//! A reply without a hold, such as a place in the queue, goes to the caller at once; only its connection waits for the
+//! A reply without a hold, such as a place in the queue, goes to the caller at once. Only the connection waits for the
 //! replicas.
 
 use std::collections::VecDeque;
@@ -32,15 +32,15 @@ use crate::base::process;
 use crate::net::fault::{Answer, Fault};
 use crate::net::{Call, gives_hold};
 
-/// Limit for such connections of one runtime to one node.
+/// Limit for replicated connections of one runtime to one node.
 const MAX_LANES: usize = 8;
-/// Limit for calls in one pipeline, unless one batch alone has more.
+/// Number of calls from which on a pipeline takes no further batch. One batch alone may have more.
 const MAX_CALLS: usize = 64;
 
 /// Answer to one call.
 type Said = Result<Answered<Value>, Fault>;
 
-/// Replicated connections to one node, for each runtime those that it drives itself.
+/// Replicated connections to one node. Each runtime has its own, and drives them itself.
 pub(super) struct ReplicatedConnections {
     lines: Arc<Connections>,
     asked: u8,
@@ -57,8 +57,8 @@ impl ReplicatedConnections {
         Some(Self { lines: Arc::clone(lines), asked: replicas.get(), wait, of: Mutex::default() })
     }
 
-    /// Sends calls in one pipeline; returns one answer each, in order. A hold is returned once `asked` replicas have
-    /// it.
+    /// Sends calls in one pipeline. Returns one answer for each, in order. A hold is returned after `asked` replicas
+    /// have acknowledged it.
     pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
         let depot = self.depot();
         let (answers, answer) = oneshot::channel();
@@ -66,12 +66,12 @@ impl ReplicatedConnections {
         if let Some(lane) = lane {
             drop(process::spawn(lane.run()));
         }
-        // The sender was dropped: the runtime that drove the connection has ended.
+        // The sender was dropped, so the runtime that drove the connection has ended.
         answer.await.unwrap_or_else(|_| Err(depot.unknown(depot.lines.clock.now())))
     }
 
-    /// Returns the connections of this runtime. Removes those with nothing under way when a new runtime comes: their
-    /// runtimes may have ended.
+    /// Returns the connections of this runtime. If this runtime is new, removes the runtimes without a busy connection,
+    /// since they may have ended.
     fn depot(&self) -> Arc<ReplicatedPool> {
         let runtime = Handle::current().id();
         let mut depots = self.of.lock();
@@ -86,7 +86,7 @@ impl ReplicatedConnections {
     }
 }
 
-/// Calls that travel together.
+/// Batch: calls that are sent together.
 pub(super) struct ReplicatedCalls {
     pub(super) calls: Vec<Call>,
     pub(super) load: Load,
@@ -94,7 +94,7 @@ pub(super) struct ReplicatedCalls {
     pub(super) precedence: Precedence,
 }
 
-/// Calls that a caller waits for.
+/// Batch, and the sender for its answers.
 struct ReplicatedJob {
     calls: ReplicatedCalls,
     answers: Answers,
@@ -113,12 +113,12 @@ struct ReplicatedState {
     ahead: VecDeque<ReplicatedJob>,
     in_turn: VecDeque<ReplicatedJob>,
     idle: Vec<Arc<OpenConnection>>,
-    /// Number of connections that carry something, or are being dialled.
+    /// Number of connections that carry a batch, or are being dialled.
     busy: usize,
 }
 
 impl ReplicatedState {
-    /// Returns the batches that go together next. Drops those whose caller has gone.
+    /// Returns the batches of the next pipeline. Drops batches whose callers have stopped waiting.
     fn next(&mut self) -> Vec<ReplicatedJob> {
         let (mut jobs, mut count) = (Vec::new(), 0);
         while count < MAX_CALLS
@@ -142,8 +142,8 @@ impl ReplicatedPool {
         self.state.lock().busy > 0
     }
 
-    /// Queues a batch. Returns the connection to be run for it, unless all are busy: then the next free one takes it
-    /// along.
+    /// Queues a batch. Returns a connection that the caller must run. Returns `None` if all are busy: the next free
+    /// connection then takes the batch.
     fn put(self: &Arc<Self>, job: ReplicatedJob) -> Option<ReplicatedConnection> {
         let mut state = self.state.lock();
         match job.calls.precedence {
@@ -159,7 +159,7 @@ impl ReplicatedPool {
         Some(ReplicatedConnection { depot: Arc::clone(self), live })
     }
 
-    /// Reports that a dial failed. The waiting callers learn it only if no other connection can take their calls.
+    /// Reports that a dial failed. The waiting callers get the fault only if no other connection can take their calls.
     fn fail(&self, fault: &DialFault) {
         let mut state = self.state.lock();
         let left = if state.busy == 1 { state.take() } else { Vec::new() };
@@ -173,7 +173,7 @@ impl ReplicatedPool {
         Fault::Unknown { arrives_until: sent.after(span), source: None }
     }
 
-    /// Copies the fault for another of several calls.
+    /// Copies the fault for another call.
     fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
         match fault {
             Fault::Unknown { arrives_until, source } => {
@@ -194,7 +194,8 @@ impl ReplicatedPool {
                 return false;
             }
         };
-        // A caller that has gone meanwhile assumes that nothing is sent after that.
+        // The clock sample may have taken long. A caller that stopped waiting meanwhile assumes that its calls are not
+        // sent any more.
         let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
         let (batches, waiting): (Vec<ReplicatedCalls>, Vec<Answers>) =
             waited_for.map(|job| (job.calls, job.answers)).unzip();
@@ -208,7 +209,7 @@ impl ReplicatedPool {
                 if batch.admission == Admission::Asking {
                     requests.push(Request::Command(&asking));
                 }
-                // The calls behind the first are of the same script.
+                // The other calls of the batch are of the same script.
                 let load = if n == 0 { batch.load } else { Load::Digest };
                 requests.push(Request::Call { call, load, not_after });
             }
@@ -242,7 +243,7 @@ impl ReplicatedPool {
         is_well
     }
 
-    /// Answers the callers that got no hold. Returns those that wait for the replicas.
+    /// Answers the callers whose batch got no hold. Returns the other batches, which wait for the replicas.
     fn hand_out(
         &self,
         live: &Arc<OpenConnection>,
@@ -267,7 +268,7 @@ impl ReplicatedPool {
         held_back
     }
 
-    /// Replaces a hold by a fault if too few replicas have it.
+    /// Replaces a hold with a fault if too few replicas acknowledged it.
     fn judge(&self, said: &mut Said, waited: &Result<u64, Fault>, sent: Moment) {
         if !is_hold(said) {
             return;
@@ -282,7 +283,7 @@ impl ReplicatedPool {
 
 type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
 
-/// Passes the answer on. The caller may have gone.
+/// Sends the answer to its caller, which may have stopped waiting.
 fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
     drop(answers.send(said));
 }
@@ -299,7 +300,7 @@ fn is_demoted(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if says(error))
 }
 
-/// Reads the answer to `WAIT`: the number of replicas that have everything sent before it.
+/// Reads the answer to `WAIT`: the number of replicas that have all earlier writes of this connection.
 fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     let words = match reply {
         Value::Int(replicas) => return Ok(u64::try_from(replicas).unwrap_or(0)),
@@ -307,13 +308,13 @@ fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
     let details = words.details().unwrap_or_default().to_owned();
-    // The server became a replica meanwhile. The scripts have run, so no request is in doubt after `sent`.
+    // The server became a replica during the `WAIT`. The scripts had run before, so no copy can arrive after `sent`.
     if words.code() == "UNBLOCKED" || details.contains("replica instances") {
         let source = Answer(format!("{} {details}", words.code()));
         return Err(Fault::Unknown { arrives_until: sent, source: Some(Arc::new(source)) });
     }
     Err(match Fault::of_server(&words) {
-        // The scripts were executed.
+        // The scripts have run, so this is no refusal.
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
         _ => Fault::Unknown {
             arrives_until: sent,
@@ -322,7 +323,7 @@ fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     })
 }
 
-/// Connection that carries something, or is about to. It becomes idle when no batch waits.
+/// Connection that carries batches, or is being dialled. It becomes idle when no batch waits.
 struct ReplicatedConnection {
     depot: Arc<ReplicatedPool>,
     live: Option<Arc<OpenConnection>>,
@@ -356,7 +357,8 @@ impl ReplicatedConnection {
 }
 
 impl Drop for ReplicatedConnection {
-    /// Ends also with its runtime. When the last connection goes, the waiting callers learn that nothing was sent.
+    /// Runs also when the runtime ends. If this was the last connection, the waiting callers learn that nothing was
+    /// sent.
     fn drop(&mut self) {
         let mut state = self.depot.state.lock();
         state.busy -= 1;

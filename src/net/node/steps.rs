@@ -1,5 +1,5 @@
-//! Steps on the way to a server: name, TCP, TLS and greeting, each with a time of its own. All connections take them,
-//! those to Sentinels too.
+//! Steps of a connection to a server: name lookup, TCP, TLS and greeting. Each step has its own time limit. All
+//! connections take these steps, including those to Sentinels.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ use crate::net::address::address_of;
 use crate::net::fault::{self, Fault};
 use crate::net::secrets::Secrets;
 
-/// Step on the way to a connection.
+/// Step of a connection attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Name,
@@ -32,10 +32,10 @@ impl Step {
     /// Returns the time limit of the step, in response timeouts.
     fn budget(self) -> u32 {
         match self {
-            // Resolvers ask more than one server.
+            // A resolver may ask several servers, one after the other.
             Self::Name => 4,
             Self::Tcp | Self::Greeting => 1,
-            // TLS 1.2 takes two round trips, and so does a server that wants another key.
+            // TLS 1.2 takes two round trips. TLS 1.3 does too, if the server wants another key.
             Self::Tls => 2,
         }
     }
@@ -52,11 +52,11 @@ impl fmt::Display for Step {
     }
 }
 
-/// Way to one server, and its step that began last.
+/// Steps to one server, and the step that began last.
 pub(super) struct Steps {
     response_timeout: Duration,
     last: Mutex<Option<Step>>,
-    /// Memory of the answers that are being read from this server, on all connections.
+    /// Memory of the answers that are being read from this server, over all connections.
     answer_memory: Arc<AnswerMemory>,
 }
 
@@ -65,7 +65,7 @@ impl Steps {
         Self { response_timeout, last: Mutex::new(None), answer_memory: Arc::default() }
     }
 
-    /// Looks up the addresses of a host. A test may have set addresses for `address`.
+    /// Looks up the addresses of a host. Tests can replace the addresses of `address`.
     pub(super) async fn look_up(&self, address: &str, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialFault> {
         let looking_up = look_up(address, host, port);
         self.take(Step::Name, looking_up).await
@@ -98,7 +98,7 @@ impl Steps {
         shaken.map_err(|fault| not_sent(fault::without_tls(fault.into())))
     }
 
-    /// Logs in, and asks `questions` in the same piece. `check` examines the server's answer to `HELLO`.
+    /// Logs in, and sends `questions` in the same piece. `check` examines the server's answer to `HELLO`.
     pub(super) async fn log_in(
         &self,
         stream: Stream,
@@ -113,7 +113,8 @@ impl Steps {
             login.iter().for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
-        // Read alone: a server that admits no client says why, and closes the connection.
+        // Read before the other answers: a server that admits no client sends its reason here, and closes the
+        // connection.
         let hello = self.take(Step::Greeting, opening.first()).await?;
         check(hello.clone()).map_err(not_sent)?;
         let mut answers = self.take(Step::Greeting, opening.others()).await?;
@@ -127,7 +128,7 @@ impl Steps {
         Ok((Connection(wire), hello, answers_to_questions))
     }
 
-    /// Takes one step; the fault names the step if it takes too long.
+    /// Takes one step. The fault names the step if the time limit is over.
     async fn take<T, E: Into<RedisError>>(
         &self,
         step: Step,
@@ -149,17 +150,16 @@ impl Steps {
         DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))))
     }
 
-    /// Returns the fault of a connection that is still on its way after `waited`.
+    /// Returns the fault of a connection that is not ready after `waited`.
     pub(super) fn no_connection_within(&self, waited: Duration) -> DialFault {
         let step = *self.last.lock();
         let fault = step.map_or(DialFault::NotSent(None), |step| self.late(step, waited));
-        // A server without TLS waits for the end of what it takes for a command.
+        // A server without TLS reads the handshake as a command, and waits for the end of that command.
         if step == Some(Step::Tls) { not_sent(fault::without_tls(fault.into())) } else { fault }
     }
 }
 
-/// Asks one question on a connection of its own. The answer to `HELLO` counts only if it refuses the user: `question`
-/// finds out what the server is.
+/// Asks one question on a new connection. Accepts a server of any kind, since the answer to `question` shows the kind.
 pub(in crate::net) async fn ask_once(
     address: &ConnectionAddr,
     settings: &RedisConnectionInfo,
@@ -200,7 +200,7 @@ async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketA
     Ok(tokio::net::lookup_host((host, port)).await?.collect())
 }
 
-/// Returns the first commands on each connection: they name the user, the database and this library.
+/// Returns the first commands of each connection. They name the user, the database and this library.
 fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
@@ -212,7 +212,7 @@ fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
         login.push(redis::cmd("SELECT").arg(settings.db()).take());
     }
     for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
-        // No task looks at the answer: older servers do not know the command, and some users may not call it.
+        // The answer is ignored: older servers do not know the command, and some users may not call it.
         login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
     }
     login

@@ -1,17 +1,18 @@
-//! Multiplexed connection for all scripts of a runtime: requests go out in the order in which they came, and their
-//! answers come back in that order.
+//! Multiplexed connection for all scripts of a runtime. Requests are sent in the order of their callers, and answers
+//! come back in that order.
 //!
-//! A caller appends its request to the buffer that is written next. If the buffer then has half of all unanswered
-//! requests, the caller writes it itself, so a lone request goes at once. Otherwise the driver writes a turn later, so
-//! that the requests of other callers go along.
+//! A caller appends its request to the next buffer. If this buffer has at least half of all unanswered requests, the
+//! caller writes it at once. So a lone request does not wait. Otherwise the driver writes the buffer one turn of the
+//! runtime later, with the requests that other callers append meanwhile.
 //!
-//! Pieces that are each as large as all before them are few, and the server works on one while callers fill the next.
-//! With one piece for all, server and callers would wait for each other. No task writes or wakes another with the mutex
-//! held.
+//! This rule keeps the number of writes small. The server works on one piece while callers fill the next one. With a
+//! single piece for all requests, server and callers would wait for each other. No task holds the mutex while it
+//! writes, or while it wakes another task.
 //!
-//! [`frames`] reads a single text, which is the answer of most scripts; the library's parser reads all other answers.
+//! [`frames`] decodes a reply that is a single text, as most scripts send it. The parser of the `redis` crate decodes
+//! all other replies.
 //!
-//! A push link has a wire of its own. The task that reads passes each push to the handler ([`Ears`]) at once, in the
+//! A push link has a wire of its own. The task that reads it passes each push to the [`PushHandler`] at once, in the
 //! order of arrival.
 
 use std::collections::VecDeque;
@@ -49,11 +50,11 @@ const READ_BYTES: usize = 16 << 10;
 /// Largest buffer that is kept after a burst, in bytes.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 
-/// Answers to a pipeline, and the answer to the request behind it.
+/// Futures of the answers to a pipeline, and of the answer to the request behind it.
 pub(super) type AllAndLast<'a> =
     (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
-/// Connection. It ends when this is dropped, and with the runtime that dialled it.
+/// Connection. It ends when this value is dropped, or with the runtime that dialled it.
 pub(in crate::net) struct Wire {
     shared: Arc<WireShared>,
     driver: AbortHandle,
@@ -67,16 +68,15 @@ impl Drop for Wire {
 
 /// State that callers and the driver share.
 struct WireShared {
-    /// Owner of the socket. A forked copy of the process must not write: two processes on one socket would mix their
-    /// answers.
+    /// Process that owns the socket. A forked copy must not write: two processes on one socket would mix their answers.
     process: Process,
     state: Mutex<WireState>,
     driver: AtomicWaker,
-    /// Number of callers that wait for the map of a cluster.
+    /// Number of callers that wait for the slot map of a cluster.
     maps: AtomicUsize,
 }
 
-/// Caller that waits for the map of a cluster, counted while this exists.
+/// Caller that waits for the slot map of a cluster. The wire counts it while this value exists.
 struct AwaitedMap<'a>(&'a WireShared);
 
 impl<'a> AwaitedMap<'a> {
@@ -94,20 +94,20 @@ impl Drop for AwaitedMap<'_> {
 
 #[derive(Default)]
 struct WireState {
-    /// `None` after the end: the socket closes then, however long callers keep the connection.
+    /// `None` after the end, so that the socket closes even if callers keep the connection.
     writer: Option<Arc<Writer>>,
-    /// Bytes to be written next, and the number of callers that wait for them.
+    /// Bytes of the next write, and the number of callers whose requests they contain.
     next: Vec<u8>,
     unsent: usize,
-    /// Bytes that are being written, and how many of them are out.
+    /// Bytes of the present write, and how many of them the socket has taken.
     current: Vec<u8>,
     written: usize,
     is_writing: bool,
-    /// True if the driver was woken and will look for something to write.
+    /// True if the driver was woken and will check for bytes to write.
     is_driver_called: bool,
-    /// Callers that wait for answers, in the order of the requests. Some have gone.
+    /// Callers that wait for answers, in the order of their requests. Some may have stopped waiting.
     waiting: VecDeque<Requester>,
-    /// Reason of the end. Nothing goes out or comes in any more.
+    /// Reason why the connection ended. Nothing is sent or received after that.
     end: Option<RedisError>,
     #[cfg(all(test, feature = "_testing"))]
     writes: usize,
@@ -117,14 +117,14 @@ struct WireState {
 struct Weighed {
     value: Value,
     weight: usize,
-    /// Reservation for that memory, if it is much, until the caller has taken the answer.
+    /// Reservation for that memory if it is large, until the caller has taken the answer.
     reserved: Option<Reservation>,
 }
 
 /// Answers to a pipeline, and the memory that is reserved for them.
 type Answers = (Vec<Value>, Vec<Reservation>);
 
-/// Caller that waits for one answer, or for those to a pipeline.
+/// Caller that waits for one answer, or for the answers to a pipeline.
 enum Requester {
     One(oneshot::Sender<Weighed>),
     All(Box<Pipeline>),
@@ -145,7 +145,7 @@ struct Pipeline {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Of {
     Questions,
-    /// The server answers refusals, and pushes all else.
+    /// Subscription commands. The server replies to them only if it refuses; it confirms with pushes.
     Subscriptions,
 }
 
@@ -156,7 +156,7 @@ enum Ready {
 }
 
 impl Ready {
-    /// Passes the answer on. The caller may have gone.
+    /// Sends the answer to its caller, which may have stopped waiting.
     fn hand_over(self) {
         match self {
             Self::One(sender, answer) => drop(sender.send(answer)),
@@ -166,7 +166,7 @@ impl Ready {
 }
 
 impl WireState {
-    /// Takes a push, which may be a confirmation that a caller waits for.
+    /// Takes a push. It may be the confirmation that a caller waits for.
     fn take_pushed(&mut self, pushed: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
             Some(Requester::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
@@ -174,8 +174,8 @@ impl WireState {
         }
     }
 
-    /// Takes the next answer, which belongs to the first caller that waits. Returns that caller if its answers are
-    /// complete. `Err` if no caller waits.
+    /// Assigns the next answer to the first caller that waits. Returns this caller if its answers are complete. Fails
+    /// if no caller waits.
     fn take_answer(&mut self, answer: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.pop_front() {
             Some(Requester::One(sender)) => Ok(Some(Ready::One(sender, answer))),
@@ -205,7 +205,7 @@ impl WireState {
         (self.current, self.next, self.written, self.unsent) = (Vec::new(), Vec::new(), 0, 0);
     }
 
-    /// Returns true if the next bytes should not wait for more.
+    /// Returns true if the waiting bytes should be written now, without waiting for more.
     fn is_worth_a_piece(&self) -> bool {
         !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
     }
@@ -216,10 +216,10 @@ impl WireState {
 }
 
 impl Wire {
-    /// Opens a wire on a stream, and sends the first `count` questions and one before them.
+    /// Opens a wire on a stream, and sends one first question and `count` others.
     ///
-    /// The questions are under way before anything is read: a server that admits no client says so and closes the
-    /// connection. Its words are then the answer to the first question.
+    /// The questions are sent before anything is read. A server that admits no client reports that and closes the
+    /// connection. Its report is then the answer to the first question.
     pub(super) fn open(
         stream: Stream,
         ears: PushHandler,
@@ -248,15 +248,15 @@ impl Wire {
         (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
     }
 
-    /// Sends one request, which `encode` appends, and waits for its answer. Sends at the first poll; if this future is
-    /// dropped later, no caller gets the answer.
+    /// Sends the request that `encode` appends, and waits for its answer. The request is sent at the first poll. If
+    /// this future is dropped after that, no caller gets the answer.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.shared.send(encode, [Requester::One(sender)])?;
         answer.await.map(|answer| answer.value).map_err(|_| self.shared.why())
     }
 
-    /// Asks for the map of a cluster, which may be larger than other answers.
+    /// Asks for the slot map of a cluster, which may be larger than other answers.
     pub(super) async fn ask_for_map(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let _awaited = AwaitedMap::new(&self.shared);
         self.ask(encode).await
@@ -270,7 +270,7 @@ impl Wire {
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<Value>, RedisError> {
         if count == 0 {
-            // An empty pipeline would take the answer of another caller.
+            // Without requests, the pipeline would take the answer of another caller.
             return Ok(Vec::new());
         }
         let (pipeline, answers) = Requester::of_many(of, count);
@@ -278,12 +278,12 @@ impl Wire {
         answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
 
-    /// Sends `count` requests and one more in one piece, at once. The answers to the others do not wait for the last
-    /// one.
+    /// Sends `count` requests and one last request in one piece, at once. The answers to the first `count` do not wait
+    /// for the last answer.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
         let ((pipeline, answers), (sender, last)) = (Requester::of_many(Of::Questions, count), oneshot::channel());
-        // Without a connection `send` drops the senders, and both futures report why.
+        // Without a connection, `send` drops the senders. Both futures then return the reason.
         drop(self.shared.send(encode, [pipeline, Requester::One(sender)]));
         let answers = async { answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why()) };
         let last = async { last.await.map(|answer| answer.value).map_err(|_| self.shared.why()) };
@@ -299,12 +299,12 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Returns the answer to the first question, which may be all that a server says.
+    /// Returns the answer to the first question. A server that admits no client sends no other answer.
     pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
         (&mut self.first).await.map(|answer| answer.value).map_err(|_| self.shared.why())
     }
 
-    /// Returns the answers to the questions behind it.
+    /// Returns the answers to the other questions.
     pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
         self.others.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
@@ -335,7 +335,7 @@ impl WireShared {
         state.waiting.extend(askers);
         state.unsent += N;
         if state.is_worth_a_piece() {
-            // The driver handles a full socket, and a broken one.
+            // The driver handles a full socket and a broken one.
             Self::write_once(&mut state).unwrap_or_default();
         }
         let calls = state.has_something_to_write() && !std::mem::replace(&mut state.is_driver_called, true);
@@ -346,7 +346,7 @@ impl WireShared {
         Ok(())
     }
 
-    /// Writes as much as the socket takes at once. Unlocks meanwhile, so that callers can append.
+    /// Writes as many bytes as the socket takes now. Unlocks the state during the write, so that callers can append.
     fn write_once(state: &mut MutexGuard<'_, WireState>) -> io::Result<()> {
         let writer = state.writer()?;
         if state.current.is_empty() {
@@ -372,17 +372,17 @@ impl WireShared {
         wrote.map(drop)
     }
 
-    /// Ends the wire for all callers. The first reason counts.
+    /// Ends the wire for all callers. Later calls do not change the reason.
     fn end(&self, reason: RedisError) {
         let mut state = self.state.lock();
         state.end.get_or_insert(reason);
         let (waiting, writer) = (std::mem::take(&mut state.waiting), state.writer.take());
-        // Dropped senders wake their callers: never under the mutex.
+        // A dropped sender wakes its caller, which must not happen under the mutex.
         drop(state);
         drop((waiting, writer));
     }
 
-    /// Returns the limit for an answer that comes now.
+    /// Returns the size limit for the next answer. It is larger while a caller waits for a slot map.
     fn limit(&self) -> Limit {
         if self.maps.load(Ordering::Acquire) > 0 { Limit::Map } else { Limit::Answer }
     }
@@ -396,14 +396,14 @@ fn closed() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
 }
 
-/// Reads answers, and writes what callers left to it.
+/// Task that reads answers, and writes the bytes that callers have left in the buffers.
 struct WireDriver {
     shared: Arc<WireShared>,
     inbox: Inbox,
     /// Answers that were read together.
     answers: Vec<Weighed>,
     ready: Vec<Ready>,
-    /// True if the driver has given other tasks a turn since it was woken to write.
+    /// True if other tasks had a turn since the driver was woken to write.
     has_let_others_go_along: bool,
     ears: PushHandler,
 }
@@ -424,22 +424,24 @@ impl WireDriver {
         self.shared.end(reason);
     }
 
-    /// Does what can be done now. Reads in any case: a server whose output no client reads may stop reading too.
+    /// Reads and writes as far as possible now. Always reads: a server whose output no client reads may stop reading
+    /// too.
     fn go_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        // Registered before the look at the buffers: a request that comes meanwhile still wakes this task.
+        // Registered before the check of the buffers, so that a request which comes meanwhile still wakes this task.
         self.shared.driver.register(cx.waker());
         self.read(cx)?;
         if !self.has_something_to_write() {
             return Ok(());
         }
         if !std::mem::replace(&mut self.has_let_others_go_along, true) {
-            // Tasks that can run now come first, and may append requests.
+            // Other tasks that can run come first, since they may append requests.
             cx.waker().wake_by_ref();
             return Ok(());
         }
         self.has_let_others_go_along = false;
         match self.write(cx) {
-            // The server has closed the connection, and may have said why: that is still to be read, and then its end.
+            // The server has closed the connection. It may have sent the reason first, so the driver goes on reading
+            // until the end.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
                 self.shared.state.lock().forget_unsent();
                 Ok(())
@@ -450,7 +452,7 @@ impl WireDriver {
 
     fn has_something_to_write(&self) -> bool {
         let mut state = self.shared.state.lock();
-        // A request that woke the driver may have gone out with others.
+        // Another write may have taken the request that woke the driver.
         state.is_driver_called = state.has_something_to_write();
         state.is_driver_called
     }
@@ -458,7 +460,7 @@ impl WireDriver {
     fn write(&self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         state.is_driver_called = false;
-        // The task that writes looks for more afterwards, and wakes the driver again.
+        // A task that is writing now checks for more bytes afterwards, and wakes the driver again.
         while state.has_something_to_write() && !state.is_writing {
             match WireShared::write_once(&mut state) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -486,24 +488,25 @@ impl WireDriver {
                     Frame::Answer(value) => answers.push(Weighed { value, weight, reserved }),
                     Frame::Pushed(pushed, value) => {
                         answers.extend(value.map(|value| Weighed { value, weight, reserved }));
-                        // The handler may send a request at once. This push must not count as its answer.
+                        // Assigned before the handler runs. The handler may send a request, and this push must not
+                        // become its answer.
                         Self::hand_out(shared, answers, ready, ears)?;
                         ears.hear(pushed);
                     }
-                    // Pushes of other kinds.
+                    // Push of another kind.
                     Frame::Other => {}
                 }
                 Ok(())
             })?;
             Self::hand_out(shared, answers, ready, ears)?;
-            // Behind the pushes that came before it.
+            // Callers get their answers after the handler has seen the pushes that came before.
             ready.drain(..).for_each(Ready::hand_over);
         }
         Ok(())
     }
 
-    /// Assigns answers to callers. If there are more answers than requests, none of those read together counts, except
-    /// on a push link.
+    /// Assigns answers to callers. Fails if there are more answers than requests; then no caller gets an answer of this
+    /// read. On a push link, surplus answers are ignored instead.
     fn hand_out(
         shared: &WireShared,
         answers: &mut Vec<Weighed>,
@@ -515,8 +518,8 @@ impl WireDriver {
         }
         let mut state = shared.state.lock();
         for answer in answers.drain(..) {
-            // An unsubscription by the server looks like the answer to a caller that unsubscribes; the true answer is
-            // then one too many.
+            // An unsubscription by the server looks like the answer to a caller that unsubscribes. The true answer is
+            // then left over, and ignored here.
             if state.waiting.is_empty() && ears.on_push() {
                 continue;
             }
@@ -534,21 +537,21 @@ impl Drop for WireDriver {
     }
 }
 
-/// Bytes that have come and were not read yet.
+/// Bytes that were received and are not decoded yet.
 struct Inbox {
     reader: Reader,
     bytes: Vec<u8>,
     filled: usize,
-    /// State of measuring the answer that begins at the first of these bytes.
+    /// Progress in measuring the answer that begins at the first byte.
     scan: Scan,
-    /// Memory for that answer.
+    /// Memory reservation for that answer.
     reservation: Reservation,
 }
 
 impl Inbox {
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.filled == self.bytes.len() {
-            // The head of a longer answer was refused. Behind the longest allowed answer lies less than one read.
+            // A longer answer was refused at its head. So the longest allowed answer and one read are enough.
             let longest = MAX_BYTES + READ_BYTES;
             if self.filled >= longest {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that is too long")));
@@ -573,7 +576,7 @@ impl Inbox {
             take(frame, self.scan.weight(), self.reservation.hand_over())?;
         }
         self.reservation.change(self.scan.announced())?;
-        // Moves nothing while an answer comes piece by piece: that would cost its length for each piece.
+        // Moves nothing while an answer arrives in pieces: each piece would move all bytes that came before it.
         if begin > 0 {
             self.bytes.copy_within(begin..self.filled, 0);
             self.filled -= begin;

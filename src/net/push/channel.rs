@@ -1,4 +1,4 @@
-//! A channel, and its listeners.
+//! Channel, and its listeners.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Deref;
@@ -13,14 +13,14 @@ use crate::base::panics::catch_panic;
 use crate::base::recalls::{Recall, Recalls};
 use crate::net::ReadNotice;
 
-/// Number of a link. Small, since each channel has one.
+/// Number of a link. It is small, since each channel stores one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct LinkId(NonZeroU32);
 
 impl LinkId {
     pub(super) const FIRST: Self = Self(NonZeroU32::MIN);
 
-    /// Returns the next number. Each node with channels needs one for each runtime: no process reaches the end.
+    /// Returns the next number. A process needs few of them, for its nodes and runtimes, and never reaches the end.
     pub(super) fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -30,10 +30,10 @@ pub(super) struct Channel {
     pub(super) slot: u16,
     pub(super) read: ReadNotice,
     pub(super) purpose: Purpose,
-    /// True if the server has the channel subscribed, on the connection of the owner link.
+    /// True if the server has confirmed the subscription on the connection of the owner link.
     pub(super) is_confirmed: bool,
     pub(super) listeners: Listeners,
-    /// Number among the channels that linger.
+    /// Number among the lingering channels. `None` if this channel does not linger.
     pub(super) lingers: Option<NonZeroU64>,
     /// Owner link: the link to the owner of the channel's slot.
     pub(super) home: Option<LinkId>,
@@ -41,7 +41,7 @@ pub(super) struct Channel {
     pub(super) refused: Option<Box<Refused>>,
 }
 
-/// Listeners of one channel: few, and mostly one, which needs no allocation of its own.
+/// Listeners of one channel. There are few, and usually one, which needs no allocation of its own.
 pub(super) enum Listeners {
     Nobody,
     One((NonZeroU64, Listener)),
@@ -85,16 +85,17 @@ impl FromIterator<(NonZeroU64, Listener)> for Listeners {
 #[derive(Default)]
 pub(super) struct Refused {
     pub(super) times: u32,
-    /// Time before which the channel is not tried again.
+    /// Time before which the process does not subscribe the channel again.
     pub(super) not_before: Option<Instant>,
 }
 
-/// Recipient of what is published.
+/// Recipient of published messages.
 #[derive(Clone)]
 pub(super) enum Listener {
     /// Waiter for the lock.
     Waiter(mpsc::Sender<Notification>),
-    /// Process with a cached hold of the lock. It does not report when it drops the hold: the keeper looks.
+    /// Process with a cached hold of the lock. It does not report when it drops the hold. The maintenance task finds
+    /// that.
     Keeper(Weak<Recalls>),
 }
 
@@ -128,7 +129,7 @@ impl Listener {
 
     fn hear(self, notice: &Notification, now: Moment) {
         match (&self, notice) {
-            // A waiter that has gone needs no notification, and one with a full queue asks the server.
+            // A waiter that has left needs no notification. A waiter with a full queue asks the server anyway.
             (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
             (Self::Keeper(_), Notification::Called { token, id }) => {
                 if let Some(calls) = self.keeper() {
@@ -139,7 +140,7 @@ impl Listener {
         }
     }
 
-    /// Returns true if the cached hold is gone. A waiter unsubscribes itself.
+    /// Returns true if the cached hold is gone. A waiter unsubscribes itself instead.
     fn has_left(&self) -> bool {
         matches!(self, Self::Keeper(_)) && !self.keeps()
     }
@@ -168,7 +169,7 @@ impl Channel {
         self.listeners = there.chain([(number, listener)]).collect();
     }
 
-    /// Removes a listener. The caller drops it when no lock is held: the last sender wakes its receiver.
+    /// Removes a listener. The caller must drop it while no lock is held, since the last sender wakes its receiver.
     pub(super) fn remove(&mut self, number: NonZeroU64) -> Option<Listener> {
         let place = self.listeners.iter().position(|(of, _)| *of == number)?;
         let mut listeners = self.listeners.take();
@@ -189,14 +190,14 @@ impl Channel {
         self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
     }
 
-    /// Notes that messages may be missed from now on. Recall handlers that depended on them are added to `broken`.
+    /// Notes that messages may be missed from now on. Adds the recall handlers that depended on them to `broken`.
     pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Recalls>>) {
         self.is_confirmed = false;
         broken.extend(self.keepers().filter(|calls| calls.on_lost()));
     }
 }
 
-/// Notification for the listeners of a channel, to be passed on when no lock is held.
+/// Notification for the listeners of a channel. It is passed on while no lock is held.
 pub(super) struct News {
     notice: Notification,
     listeners: Vec<Listener>,
@@ -205,7 +206,7 @@ pub(super) struct News {
 impl News {
     pub(super) fn tell(self, now: Moment) {
         for listener in self.listeners {
-            // Wakers and subscribers of `tracing` are a user's, and the link goes on for others.
+            // Wakers and subscribers of `tracing` are the user's code. If they panic, the link must go on for others.
             catch_panic(|| listener.hear(&self.notice, now));
         }
     }
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn channel_is_small() {
-        // There is one for each cached hold.
+        // There is one channel for each cached hold.
         assert!(size_of::<Channel>() <= 56, "{} bytes", size_of::<Channel>());
         assert!(size_of::<(NonZeroU64, Listener)>() <= 24);
     }

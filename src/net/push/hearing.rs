@@ -20,7 +20,7 @@ impl PushShared {
     }
 
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
-        // The lock ends with this line, before wakers of users run.
+        // The lock is released at the end of this line, before wakers of users run.
         let news = self.read(&mut self.subscriptions.lock(), from, name, message);
         if let Some(news) = news {
             news.tell(self.clock.now());
@@ -30,7 +30,8 @@ impl PushShared {
     fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
         let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
         let is_at_home = channel.home == Some(from.link);
-        // Messages on a connection that was given up are lost; the next confirmation makes up for them.
+        // Messages on a connection that was given up do not count. The next confirmation makes the waiters ask again
+        // instead.
         let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
         let anchor = if is_at_home { self.anchor(link) } else { None };
         Some(channel.news((channel.read)(message, anchor)))
@@ -52,13 +53,13 @@ impl PushShared {
         match confirmed {
             Confirmation::Wanted(news) => news.tell(self.clock.now()),
             Confirmation::NotWanted => {}
-            // Each would need an unsubscription. A server that sends them without end would make this process store
-            // names, and send requests, without end.
+            // Each such channel would need an unsubscription. A server that sends confirmations without end would make
+            // this process store names and send requests without end.
             Confirmation::Unasked => self.replace(from, Lost::Surprise),
         }
     }
 
-    /// Handles the end of a subscription. If this process did not ask for it, the slot has most likely left.
+    /// Handles the end of a subscription. If this process did not request that end, the slot has most likely moved.
     fn unsubscribed(&self, from: Origin, channel: &str) {
         let now = self.clock.now();
         let is_wanted = self.subscriptions.lock().unsubscribed(from, channel, now);
@@ -72,7 +73,7 @@ impl PushShared {
         self.replace(from, Lost::Closed);
     }
 
-    /// Gives the connection up. Pushes that it still brings do not count.
+    /// Gives the connection up. Later pushes on it do not count.
     fn replace(&self, from: Origin, lost: Lost) {
         let mut subscriptions = self.subscriptions.lock();
         if let Some(link) = subscriptions.current(from) {
@@ -88,9 +89,9 @@ impl PushShared {
 /// Outcome of a confirmation that a server has pushed.
 pub(super) enum Confirmation {
     Wanted(News),
-    /// Channel that is not wanted there any more, or connection that was given up.
+    /// The channel is not wanted on this link any more, or the connection was given up.
     NotWanted,
-    /// Channel whose confirmation is not awaited.
+    /// No confirmation of the channel was expected.
     Unasked,
 }
 
@@ -100,7 +101,7 @@ impl Subscriptions {
         self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
     }
 
-    /// Notes the end of a subscription. Returns true if the channel is still wanted there.
+    /// Notes the end of a subscription. Returns true if the channel is still wanted on this link.
     fn unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
         let Some(link) = self.current(from) else {
             return false;
@@ -112,7 +113,8 @@ impl Subscriptions {
         let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
         let is_wanted = was_confirmed || was_left_over && entry.home == Some(from.link);
         if is_wanted {
-            // Only ends by the server count against the limit: this process itself has ended a leftover.
+            // Only subscriptions that the server ended count against the limit. This process itself has ended a
+            // leftover.
             let again =
                 if was_confirmed { self.current(from).and_then(|link| link.subscribes_again_at(now)) } else { None };
             if let Some(entry) = self.channels.get_mut(channel) {
@@ -133,22 +135,22 @@ impl Subscriptions {
         let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
             return Confirmation::NotWanted;
         };
-        // Mostly the first: confirmations come in the order of the commands.
+        // Usually the first, since confirmations come in the order of the commands.
         let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
             return Confirmation::Unasked;
         };
         link.awaited.remove(place);
-        // Set already here, since a message may be next. Only the last commands are under way.
+        // Set here already, since a message may come next. Only the last commands are under way.
         link.proven = link.asked;
         let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.home == Some(from.link)) else {
-            // The channel has moved meanwhile, or is not wanted any more.
+            // The channel has moved meanwhile, or is no longer wanted.
             let name = name.into();
             link.look_at(&name);
             link.leftovers.insert(name);
             return Confirmation::NotWanted;
         };
         link.leftovers.remove(name);
-        // A channel that was confirmed all the while has missed nothing.
+        // A channel that stayed confirmed has missed nothing.
         let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
         let heard = channel.keepers().filter(|_| !was_confirmed);
         if heard.map(|calls| calls.on_confirmed(link.standing(epoch))).count() > 0 {

@@ -1,4 +1,4 @@
-//! Keeper: the task that moves channels to the owners of their slots, and ends channels without a listener.
+//! Maintenance task: moves channels to the owners of their slots, and ends channels without a listener.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::channel::{Channel, Listeners, Purpose};
 use super::{PushShared, Subscriptions};
 use crate::net::slots::SlotMap;
 
-/// Pause between two looks at channels that linger. A listener that leaves wakes no task.
+/// Pause between two checks of the channels that linger. A listener that leaves wakes no task.
 const LOOK: Duration = Duration::from_secs(1);
 /// First pause while a channel has no owner link.
 const LOOK_FOR_HOME: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ enum KeeperWork {
     Nothing,
     /// Every channel has an owner link.
     Order,
-    /// At least one channel has none.
+    /// At least one channel has no owner link.
     Strays,
 }
 
@@ -37,7 +37,8 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
     }
 }
 
-/// Keeper that runs. If it is dropped, its runtime has ended, and no task reads messages any more.
+/// Running maintenance task. If this value is dropped early, the runtime has ended, and no task reads messages any
+/// more.
 struct Runs(Option<Arc<PushShared>>);
 
 impl Runs {
@@ -107,14 +108,14 @@ impl PushShared {
         }
         drop(subscriptions);
         self.notify_break();
-        // The server drops the subscriptions with the connection.
+        // The server ends the subscriptions with the connection.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found
     }
 }
 
 impl Subscriptions {
-    /// Lets channels linger whose cached hold is gone. Its process does not report that.
+    /// Lets channels linger whose cached hold is gone. The holder does not report that.
     pub(super) fn note_kept_no_more(&mut self) {
         let is_left =
             |channel: &Channel| channel.purpose == Purpose::Recalls && channel.lingers.is_none() && !channel.is_kept();

@@ -1,11 +1,12 @@
-//! Link: connection to one node that owns channels. Its task keeps the subscriptions of the server equal to the wanted
-//! ones.
+//! Link: a connection to one node that owns channels. Its task makes the subscriptions of the server equal to the
+//! wanted ones.
 //!
-//! Commands go out in batches, one channel for each command, and one batch at a time. Pushes report subscriptions, so
-//! replies matter only as refusals. A refusal names no channel: its place in the batch does.
+//! Commands are sent in batches, one batch at a time, with one channel in each command. Pushes confirm subscriptions,
+//! so a reply matters only if it is a refusal. A refusal names no channel, but its position in the batch identifies the
+//! channel.
 //!
-//! An unsolicited `sunsubscribe` looks like a reply. If anything in a batch is not the reply to its own command, the
-//! connection is replaced.
+//! An unsolicited `sunsubscribe` looks like a reply. So the connection is replaced if anything in a batch is not the
+//! reply to its own command.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,17 +28,18 @@ use crate::net::pushed::Pushed;
 
 /// Limit for commands in one batch.
 const MAX_BATCH: usize = 128;
-/// First and longest pause before the next dial, after a connection that failed at once. One that worked is replaced at
-/// once.
+/// First and longest pause before the next dial, if the last connection failed at once. A connection that lasted for
+/// the longest pause is replaced at once.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
 const MAX_REDIAL: Duration = Duration::from_secs(1);
-/// Pause between two questions for the role of a single node, while a waiter waits. A primary that became a replica
-/// keeps its connections, and does not report it; and a waiter asks only once a second.
+/// Pause between two questions for the role of a single node, while a waiter waits. A primary that becomes a replica
+/// keeps its connections, and does not report the change. A waiter itself asks only once a second.
 const ROLE_PAUSE: Duration = Duration::from_millis(400);
-/// First and longest pause before the next try for a channel whose owner is not known.
+/// First and longest pause before the next attempt for a channel whose owner is not known.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
 const MAX_AGAIN: Duration = Duration::from_millis(500);
-/// First and longest pause before the next try for a channel that the server refuses: an operator has to change that.
+/// First and longest pause before the next attempt for a channel that the server refuses. Only an operator can change
+/// that.
 const REFUSED_FIRST: Duration = Duration::from_millis(500);
 const MAX_REFUSED: Duration = Duration::from_secs(5);
 
@@ -52,11 +54,11 @@ pub(super) struct LinkRun {
 /// Reason why a connection was given up.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
-    #[error("it was closed")]
+    #[error("the connection was closed")]
     Closed,
-    #[error("it says what nobody has asked for")]
+    #[error("the server sent a message without a request or subscription")]
     Surprise,
-    #[error("nobody needs it")]
+    #[error("no subscription needs the connection")]
     Unused,
     #[error(transparent)]
     NotMade(#[from] DialFault),
@@ -70,7 +72,7 @@ enum Verb {
     Unsubscribe,
 }
 
-/// Reason why the task looks at a channel.
+/// Reason why the task checks a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Look {
     New,
@@ -80,14 +82,14 @@ enum Look {
 /// Command for one channel.
 type Command = (Verb, Arc<str>);
 
-/// Deadlines of the task, and channels that come later.
+/// Deadlines of the task, and channels that it handles later.
 struct Agenda {
     refresh_at: Instant,
     ping_at: Instant,
     role_at: Instant,
-    /// Channels to be confirmed once more.
+    /// Channels to subscribe once more, although they are confirmed.
     again: Vec<Arc<str>>,
-    /// Channels that were refused, by the moment of the next try.
+    /// Refused channels, by the time of the next attempt.
     refused: BTreeSet<(Instant, Arc<str>)>,
 }
 
@@ -96,7 +98,7 @@ impl LinkRun {
         Self { shared, link, node, wake }
     }
 
-    /// Serves the link until the task is aborted, or the link is removed.
+    /// Serves the link until its task is aborted, or the link is removed.
     pub(super) async fn run(self) {
         let mut pause = Duration::ZERO;
         loop {
@@ -110,7 +112,7 @@ impl LinkRun {
             events::link_lost(self.node.address(), &lost);
             match lost {
                 Lost::Unused => return,
-                // Waiters notice a silence as well, but there may be few of them.
+                // Waiters notice a silent node as well, but there may be few of them.
                 Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
                 Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
             }
@@ -156,7 +158,7 @@ impl LinkRun {
         subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
     }
 
-    /// Pings the node if that is due, for cached holds that depend on this link. Returns true if there may be any.
+    /// Pings the node if that is due and cached holds may depend on this link. Returns true if they may depend on it.
     async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Liveness) -> Result<bool, Lost> {
         let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
         {
@@ -171,9 +173,10 @@ impl LinkRun {
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
             match fault::reply(pong) {
-                // No server redirects a ping, or answers it with anything else: this answers an earlier command.
+                // No server redirects a ping, or gives it any other answer. So this reply belongs to an earlier
+                // command.
                 Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
-                // A refusal of the ping is an answer, too.
+                // A refusal of the ping is an answer too.
                 Ok(Value::SimpleString(_)) | Err(_) => fresh.on_answer(sent),
                 Ok(_) => return Err(Lost::Surprise),
             }
@@ -181,8 +184,8 @@ impl LinkRun {
         Ok(true)
     }
 
-    /// Asks a single node, if that is due and a waiter waits, whether it is still a primary. Returns true if the role
-    /// is to be asked again.
+    /// Asks a single node whether it is still a primary, if that is due and a waiter waits. Returns true if the node is
+    /// to be asked again later.
     async fn ask_role(&self, connection: &Connection, agenda: &mut Agenda) -> Result<bool, Lost> {
         let waits = |subscriptions: &Subscriptions| {
             let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
@@ -203,7 +206,7 @@ impl LinkRun {
         Ok(true)
     }
 
-    /// Begins a new connection: nothing is subscribed on it, and all channels of the link are wanted.
+    /// Begins a new connection. Nothing is subscribed on it, and all channels of the link are wanted.
     fn begin(&self) -> Result<Origin, Lost> {
         let subscriptions = &mut *self.shared.subscriptions.lock();
         let connection = subscriptions.next_number().get();
@@ -223,7 +226,7 @@ impl LinkRun {
     }
 
     async fn dial(&self, origin: Origin) -> Result<Connection, Lost> {
-        // Weak, since the connection lives within the task.
+        // Weak references avoid a cycle, since the task owns the connection.
         let (loses, hears) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
         let lose = move || loses.upgrade().into_iter().for_each(|shared| shared.lose(origin));
         let hear = move |pushed: Pushed<'_>| hears.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
@@ -240,14 +243,16 @@ impl LinkRun {
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
-            // Pings check channels of recalls instead, before a cached hold depends on them: there may be many.
+            // Channels of recalls are not subscribed again, since there may be many. Instead, pings check them before a
+            // cached hold depends on them.
             let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
             agenda.again = of_waiters.chain(&link.leftovers).cloned().collect();
-            // A replica confirms, too. In a cluster waiters notice that when they ask the same node, once a second.
+            // A replica also confirms subscriptions, so Sentinels are asked for the primary here. In a cluster, waiters
+            // ask the node itself once a second, and notice a replica.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
-            // One channel is enough: any answer proves the connection.
+            // One channel is enough, since any answer proves the connection.
             let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             agenda.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
         }
@@ -299,7 +304,7 @@ impl LinkRun {
             let details = error.details().unwrap_or_default().to_owned();
             match (verb, fault::reply(Value::ServerError(error))) {
                 (Verb::Subscribe, Err(fault)) => self.refused(channel, fault, &details)?,
-                // The channel has left with its slot.
+                // The slot has moved, and the server has ended the subscription.
                 (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
                 (Verb::Subscribe, Ok(_)) => {}
             }
@@ -307,7 +312,7 @@ impl LinkRun {
         Ok(())
     }
 
-    /// Handles the refusal of a channel: tries again at the owner that is known then, at a bounded rate.
+    /// Handles the refusal of a channel. Tries again at the owner that is known then, with growing pauses.
     fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
         let (first, longest) = match fault {
             Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => {
@@ -323,10 +328,10 @@ impl LinkRun {
         };
         let slot = channel.slot;
         if is_redirect && details.split(' ').next() != Some(&slot.to_string()) {
-            // This answers an earlier command, whose place an unsolicited push has taken.
+            // This reply belongs to an earlier command, in whose place an unsolicited push was counted.
             return Err(Lost::Surprise);
         }
-        // The first redirect is followed at once. Two nodes that name each other are not.
+        // The first redirect is followed at once. Later redirects wait, since two nodes may name each other.
         let refused = channel.refused.get_or_insert_default();
         let doublings = if is_redirect { refused.times.checked_sub(1) } else { Some(refused.times) };
         let pause = doublings.map(|doublings| first.saturating_mul(1 << doublings.min(16)).min(longest));
@@ -352,7 +357,7 @@ impl LinkRun {
 }
 
 impl LinkRun {
-    /// Logs a refusal. Waits get longer, and no other message says why.
+    /// Logs a refusal. Waits get longer without a subscription, and no other message gives the reason.
     fn tell_refusal(&self, message: &str) {
         let node = self.node.address();
         if message.starts_with("NOPERM") && !self.shared.is_refusal_told.swap(true, Ordering::Relaxed) {

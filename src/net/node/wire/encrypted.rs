@@ -15,7 +15,7 @@ use tokio_rustls::client::TlsStream;
 
 struct Session {
     stream: TlsStream<TcpStream>,
-    /// Number of bytes of the present piece that the session has taken. Some of them have not gone out.
+    /// Number of bytes of the present piece that the session has taken. The socket may not have all of them.
     taken: usize,
 }
 
@@ -31,13 +31,14 @@ pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
 }
 
 impl Writer {
-    /// Writes all of a piece, or reports `WouldBlock`: then the caller offers the piece again from its beginning.
+    /// Writes all of a piece, or reports `WouldBlock`. After `WouldBlock`, the caller passes the same piece again, from
+    /// its beginning.
     ///
-    /// Bytes that the session took and the socket did not would otherwise go out only with the next piece, which may
-    /// never come.
+    /// The session may take bytes before the socket does. If the write succeeded then, these bytes would go out only
+    /// with the next piece, which may never come.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let session = &mut *self.0.lock();
-        // The driver waits for a full socket, with a waker of its own.
+        // Nothing to wake here: the driver waits for a full socket with its own waker.
         let cx = &mut Context::from_waker(Waker::noop());
         let mut stream = Pin::new(&mut session.stream);
         while let Some(rest) = bytes.get(session.taken..).filter(|rest| !rest.is_empty()) {
@@ -53,7 +54,7 @@ impl Writer {
         Ok(bytes.len())
     }
 
-    /// Resolves when the socket may have room again.
+    /// Resolves when the socket may take bytes again.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.lock().stream.get_ref().0.poll_write_ready(cx)
     }
@@ -63,7 +64,7 @@ impl AsyncRead for Half {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = ready!(Pin::new(&mut self.0.lock().stream).poll_read(cx, into));
         Poll::Ready(match read {
-            // A close without a TLS farewell hides no truncation: answers state their length.
+            // An end without the close notification of TLS hides no truncation, since answers state their length.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             read => read,
         })

@@ -1,7 +1,7 @@
 //! Frames of RESP3: finds the end of each answer.
 //!
-//! Most scripts answer with one text, which is read here, and so are the messages of channels. All else is only
-//! measured here, and read by the library.
+//! Most scripts reply with a single text. This module decodes such texts, and the messages of channels. It only
+//! measures all other frames, and the `redis` crate decodes them.
 //!
 //! Source: the specification of RESP3.
 
@@ -12,15 +12,15 @@ use redis::Value;
 use super::memory::MAX_TOGETHER;
 use crate::net::pushed::Pushed;
 
-/// Limit for nested lists. Answers to our requests nest far less.
+/// Limit for the depth of nested lists. Answers to our requests have only a few levels.
 const MAX_DEPTH: usize = 32;
-/// Longest answer in bytes. The longest expected one is the map of a large cluster, of some megabytes.
+/// Longest answer in bytes. The longest expected answer is the slot map of a large cluster, with a few megabytes.
 pub(super) const MAX_BYTES: usize = 6 << 20;
 /// Longest text within an answer, in bytes.
 const MAX_TEXT: usize = 4 << 20;
-/// Memory of one element: a value, and the cost of its allocation.
+/// Memory of one element: the value, and the overhead of its allocation.
 const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
-/// Longest line in bytes: a number, or the words of an error.
+/// Longest line in bytes. A line is a number, or the text of an error.
 const MAX_LINE: usize = 64 << 10;
 
 /// Limit for the size of an answer.
@@ -28,13 +28,13 @@ const MAX_LINE: usize = 64 << 10;
 pub(super) enum Limit {
     #[default]
     Answer,
-    /// Map of a cluster: as many ranges as there are slots, with a replica each.
+    /// Slot map of a cluster. The largest expected map has one range for each slot, and one replica in each range.
     Map,
 }
 
 impl Limit {
-    /// Returns the limit for memory: the bytes, once as they came and once as they are read, and something for each
-    /// element.
+    /// Returns the limit for the memory of an answer: its bytes as received, its bytes as decoded, and the overhead of
+    /// each element.
     pub(super) fn weight(self) -> usize {
         match self {
             Self::Answer => 12 << 20,
@@ -43,42 +43,44 @@ impl Limit {
     }
 }
 
-/// Message of a server.
+/// Frame that a server sent.
 #[derive(PartialEq, Debug)]
 pub(super) enum Frame<'a> {
     Answer(Value),
-    /// Push, and its whole value unless it is a message of a channel: a caller may wait for it as a confirmation.
+    /// Push, and its decoded value. A message of a channel has no value; another push may be a confirmation that a
+    /// caller waits for.
     Pushed(Pushed<'a>, Option<Value>),
     /// Push of an unknown kind.
     Other,
 }
 
-/// Reads the frame at the start of the bytes, with its length. `None` if its end has not come.
+/// Reads the frame at the start of the bytes, and its length. `None` if the end of the frame has not arrived.
 #[cfg(all(test, feature = "_testing"))]
 pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
     Scan::default().first(bytes)
 }
 
-/// State of measuring an answer of which more is to come. Looks at each byte once, however small the pieces are.
+/// Progress in measuring an answer that arrives in pieces. Each call continues where the last one stopped.
 #[derive(Default)]
 pub(super) struct Scan {
     pub(super) limit: Limit,
-    /// Memory of the present answer, as far as its heads announce it.
+    /// Memory of the present answer, as announced so far.
     announced: usize,
     /// Position of the next part.
     at: usize,
-    /// Number of bytes of the present line that were searched for its end.
+    /// Number of bytes of the present line that were already searched for its end.
     searched: usize,
-    /// Number of parts that are to come in each open list.
+    /// Number of missing parts of each open list.
     open: Vec<usize>,
-    /// Number of parts that were announced.
+    /// Number of elements that were announced so far.
     elements: usize,
-    /// Memory of the answer that was read last.
+    /// Memory of the last complete answer.
     weight: usize,
 }
 
 impl Scan {
-    /// Looks at the bytes of an answer: those of the last call, and some more.
+    /// Measures the answer at the start of `bytes`: the bytes of the last call, and perhaps more. Returns the frame and
+    /// its length if the answer is complete.
     pub(super) fn first<'a>(&mut self, bytes: &'a [u8]) -> io::Result<Option<(Frame<'a>, usize)>> {
         match self.end_of(bytes)? {
             Some(end) => {
@@ -90,12 +92,12 @@ impl Scan {
         }
     }
 
-    /// Returns roughly how much memory the answer takes that was read last.
+    /// Returns the approximate memory of the last complete answer.
     pub(super) fn weight(&self) -> usize {
         self.weight
     }
 
-    /// Returns roughly how much memory the present, unfinished answer takes.
+    /// Returns the approximate memory of the present, incomplete answer.
     pub(super) fn announced(&self) -> usize {
         self.announced
     }
@@ -118,7 +120,7 @@ impl Scan {
         }
     }
 
-    /// Returns the text, line or list head that begins where the last part ended.
+    /// Returns the text, line or list head at the present position. `None` if it is incomplete.
     fn part(&mut self, bytes: &[u8]) -> io::Result<Option<Part>> {
         let Some(length) = bytes[self.at + self.searched..].iter().position(|&byte| byte == b'\n') else {
             self.searched = bytes.len() - self.at;
@@ -139,12 +141,12 @@ impl Scan {
         if part.end <= bytes.len() {
             return text_ends(bytes, end, part.end).map(|()| Some(part));
         }
-        // Searches the next piece from the end of this head on: only the head is read again.
+        // The next call searches from the end of this head on, so it reads only the head again.
         self.searched = end - self.at - 1;
         Ok(None)
     }
 
-    /// Refuses an answer that would take too much memory, as soon as it announces so much.
+    /// Refuses an answer that would take too much memory, as soon as its announced size shows that.
     fn weigh(&mut self, end: usize, more: usize) -> io::Result<()> {
         let (elements, most) = (self.elements.saturating_add(more), self.limit.weight());
         self.announced = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
@@ -186,12 +188,12 @@ fn read(frame: &[u8]) -> io::Result<Value> {
     redis::parse_redis_value(frame).map_err(|error| garbage(&error.to_string()))
 }
 
-/// Reads the push of a channel. The frame is complete.
+/// Reads a complete push. `None` if it is not about a channel.
 fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     let mut begin = 1 + frame.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let mut texts = [None; 3];
     for part in &mut texts {
-        // No part follows the last one.
+        // There is no further part after the end of the frame.
         let Some(length) = Scan::default().end_of(&frame[begin..])? else {
             break;
         };
@@ -204,10 +206,10 @@ fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     Ok(Pushed::of(kind, channel, message))
 }
 
-/// Returns the content of a complete text.
+/// Returns the content of a complete text. `None` for other frames.
 fn text(frame: &[u8]) -> Option<&[u8]> {
     let (&kind, rest) = frame.split_first()?;
-    // A null text has a negative length.
+    // The length of a null text is negative.
     if kind != b'$' || rest.first() == Some(&b'-') {
         return None;
     }
@@ -215,7 +217,7 @@ fn text(frame: &[u8]) -> Option<&[u8]> {
     rest[line..].strip_suffix(b"\r\n")
 }
 
-/// Returns the part whose first line is complete.
+/// Returns the part at `begin`. Its first line ends at `end`.
 fn part_at(bytes: &[u8], begin: usize, end: usize) -> io::Result<Part> {
     let Some((&kind, number)) = bytes[begin..end].strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
         return Err(garbage("a line without an end"));
@@ -239,7 +241,7 @@ fn text_ends(bytes: &[u8], line: usize, end: usize) -> io::Result<()> {
     if ends { Ok(()) } else { Err(garbage("a text that is longer than it says")) }
 }
 
-/// Reads a number of bytes or parts; `None` for a null.
+/// Reads a number of bytes or parts. `None` for null.
 fn count(digits: &[u8]) -> io::Result<Option<usize>> {
     if digits == b"-1" {
         return Ok(None);

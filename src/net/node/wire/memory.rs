@@ -1,5 +1,6 @@
-//! Memory for the answers of one server, counted on all connections to it. A hostile server cannot multiply its cost by
-//! filling several at one time. An answer reserves memory as it announces its size, until its caller has the answer.
+//! Memory for the answers of one server, counted over all connections to it. So a hostile server cannot multiply its
+//! cost with several connections. An answer reserves memory when it announces its size, and keeps it until its caller
+//! has taken the answer.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use super::frames::too_much;
 
 /// Limit for the memory of all answers that are being read from one server, in bytes.
 pub(super) const MAX_TOGETHER: usize = 22 << 20;
-/// Size up to which an answer is not counted, in bytes: nearly all are smaller, and cost little for each connection.
+/// Size up to which an answer is not counted, in bytes. Nearly all answers are smaller, and cost little for each
+/// connection.
 const SMALL: usize = 64 << 10;
 
 /// Memory that is reserved for the answers of one server.
@@ -18,7 +20,7 @@ pub(in crate::net::node) struct AnswerMemory {
     reserved: AtomicUsize,
 }
 
-/// Share of that memory for one answer, until this is dropped.
+/// Reserved memory for one answer. Dropping this value returns the memory.
 pub(super) struct Reservation {
     of: Arc<AnswerMemory>,
     bytes: usize,
@@ -29,20 +31,21 @@ impl Reservation {
         Self { of, bytes: 0 }
     }
 
-    /// Hands over the reservation with a complete answer. `None` if nothing is reserved.
+    /// Moves the reservation to a complete answer. `None` if nothing is reserved.
     pub(super) fn hand_over(&mut self) -> Option<Self> {
         let bytes = std::mem::take(&mut self.bytes);
         (bytes > 0).then(|| Self { of: Arc::clone(&self.of), bytes })
     }
 
-    /// Reserves memory for the answer that is being read now, in place of the earlier reservation.
+    /// Reserves `bytes` for the answer that is being read now. This replaces its earlier reservation.
     pub(super) fn change(&mut self, bytes: usize) -> io::Result<()> {
         let bytes = if bytes > SMALL { bytes } else { 0 };
         if bytes == self.bytes {
             return Ok(());
         }
         let before = std::mem::replace(&mut self.bytes, bytes);
-        // Adds before it subtracts: of two reservations at the same time at least one sees the other.
+        // The new size is added before the old one is subtracted. So at least one of two concurrent reservations sees
+        // the other.
         let added = self.of.reserved.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.of.reserved.fetch_sub(before, Ordering::Relaxed);
         if added - before > MAX_TOGETHER {

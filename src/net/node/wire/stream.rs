@@ -22,7 +22,7 @@ use crate::net::tls::Connector;
 
 pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 
-/// Half that any caller can write to.
+/// Write half, which all callers share.
 pub(super) enum Writer {
     Tcp(tcp::OwnedWriteHalf),
     #[cfg(unix)]
@@ -32,7 +32,7 @@ pub(super) enum Writer {
 }
 
 impl Writer {
-    /// Writes as much as there is room for now.
+    /// Writes as many bytes as the socket takes now.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(half) => half.try_write(bytes),
@@ -43,7 +43,7 @@ impl Writer {
         }
     }
 
-    /// Resolves when there may be room again.
+    /// Resolves when the socket may take bytes again.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(half) => half.as_ref().poll_write_ready(cx),
@@ -55,7 +55,7 @@ impl Writer {
     }
 }
 
-/// Stream to a server that was not greeted yet.
+/// Stream to a server before its greeting.
 pub(in crate::net::node) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
