@@ -1,14 +1,15 @@
-//! Texts of the scripts as servers get them, in one place for the crate, its tests and its benches.
+//! Texts of the scripts in the form that servers get. The crate, its tests and its benches take them from here.
 #![allow(dead_code)] // some files that include this use only a part of it
 
-/// Part of several scripts: the queue of waiters, and their way into the lock.
+/// Queue of the hash scheme: a part of several scripts that has the waiters and the slow path.
 const QUEUE: &str = include_str!("hash/queue.lua");
-/// Queue of the two-key scheme.
+/// Queue of the two-key scheme: a part of several scripts.
 const TWO_KEY_QUEUE: &str = include_str!("two_key/queue.lua");
-/// Place of the queue in a script: behind the fast path, which must not pay for functions that it does not call.
+/// Line of a script that the queue replaces. The fast path comes before this line, since it must not pay for functions
+/// that it does not call.
 const PLACE: &str = "--@queue";
 
-/// Returns `script` with `queue` in its place, `LEN` bytes in all.
+/// Returns `script` with `queue` in the place of that line. The text has `LEN` bytes.
 const fn with_queue<const LEN: usize>(script: &str, queue: &str) -> [u8; LEN] {
     let (script, place, queue) = (script.as_bytes(), PLACE.as_bytes(), queue.as_bytes());
     let at = position(script, place);
@@ -51,7 +52,7 @@ macro_rules! with_queue {
     }};
 }
 
-/// Script of every scheme that finds missing rights.
+/// Script that finds missing rights of the user, for all schemes.
 pub(crate) const RIGHTS: &str = include_str!("rights.lua");
 
 pub(crate) mod hash {

@@ -1,11 +1,12 @@
-//! State of this process's locks. One lock is one [cell](cell): its holds, the guards that share them, the local
-//! waiters, and the leader of each side, which asks the server. The cell also keeps the start of an outage, and
+//! State of this process's locks. Each lock has one [cell](cell). The cell has the holds, the guards that share them,
+//! the local waiters, and the leader of each side, which asks the server. It also has the start of an outage and the
 //! in-doubt requests.
 //!
-//! All of that is one state, with no I/O and no clock in it. It changes at one entrance, under the mutex of its cell:
-//! an event goes in, effects come out. Effects are carried out when the mutex is free, since a waker may run any code.
+//! All of that is one state without I/O and without a clock. It changes only through the functions of the cell, under
+//! the cell's mutex: an event goes in, effects come out. Effects are carried out after the mutex is released, since a
+//! waker may run any code.
 //!
-//! Knows the base only. Must not know stores and connections.
+//! Knows the layer `base` only. Must not know stores and connections.
 
 mod cell;
 pub(crate) mod effects;

@@ -1,20 +1,22 @@
-//! The raw trait below the engine: one attempt against one store of locks, and its possible answers.
+//! Interface between the engine and the stores of locks. Each operation is one attempt, and returns one of a few
+//! answers.
 //!
-//! A scheme knows nothing of waiting, tasks, reentrancy or guards. `memory` is its executable specification. Every
-//! other scheme must agree with it:
+//! A [`Scheme`] knows nothing of tasks, reentrancy or guards. The scheme in `memory` is the executable specification.
+//! Every other scheme must agree with it:
 //!
-//! * every hold is one [`AcquisitionId`]; nothing matches on the manager alone;
-//! * all operations are idempotent: a copy that is applied twice or late changes nothing more;
-//! * an acquisition that was not applied before its limit is never applied ([`Acquired::Late`]);
-//! * a repeated acquisition extends the hold, never shortens it, and has the same tokens;
-//! * a renewal never re-creates a hold;
-//! * a refused acquisition that wants to wait is queued. It leaves the queue by a release, by a grant, or when its
-//!   patience passes without a repeat;
-//! * the operation that frees the lock grants it to the next in the queue, for the length of that one's claim, and
-//!   notifies it;
-//! * a missing answer is [`Failure::Unknown`], never a denial.
+//! * Every hold has one [`AcquisitionId`]. No operation identifies a hold by its manager alone.
+//! * All operations are idempotent. A copy that is applied twice or late changes nothing more.
+//! * An acquisition that was not applied before its limit is never applied ([`Acquired::Late`]).
+//! * A repeated acquisition extends the hold and never shortens it. The hold keeps its tokens.
+//! * A renewal never re-creates a hold.
+//! * A refused acquisition that is to wait enters the queue. It leaves the queue by a release, by a grant, or when its
+//!   `waiter_ttl` passes without a repeat.
+//! * The operation that frees the lock grants it to the next waiter in the queue and notifies the waiter. The grant
+//!   lasts for the waiter's [claim](AcquireRequest::claim). The two-key scheme only notifies the waiter, which then
+//!   asks again.
+//! * A missing answer is [`Failure::Unknown`], never a denial.
 //!
-//! Knows the net, on which scripts are sent, and the base. Must not know guards and waiting.
+//! Knows the layers `net`, which sends the scripts, and `base`. Must not know guards and waiting.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -51,21 +53,22 @@ pub(crate) struct AcquireRequest {
     pub(crate) id: AcquisitionId,
     pub(crate) mode: Mode,
     pub(crate) lease: Duration,
-    /// Largest number of consecutive tokens for a writer: one for each writer of its process.
+    /// Largest number of consecutive tokens for a writer: one for each writer of its process to which the hold may go
+    /// on.
     pub(crate) max_tokens: u64,
     pub(crate) if_taken: IfTaken,
-    /// True if the process may cache the hold when its last guard is gone. The server then sets the recallable flag, if
-    /// it can.
+    /// True if the process may cache the hold when its last guard is gone. A server with recalls then sets the
+    /// recallable flag.
     pub(crate) caches: bool,
 }
 
 /// Lower bound for the token of a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Floor {
-    /// Bound for a new token only. Readers that are inside keep theirs.
+    /// Bound for a new token only. Readers that are inside keep their token.
     New(FencingToken),
-    /// Bound for every token: that of a present hold or phase is raised. Used for a hold that other masters have
-    /// granted. A master refuses it where an operator has ended that token by force.
+    /// Bound for every token: the server raises the token of a live hold or phase to it. Used for a hold that other
+    /// masters have granted. A master refuses the request if an operator has ended this token by force there.
     Any(FencingToken),
 }
 
@@ -74,17 +77,18 @@ pub(crate) enum Floor {
 pub(crate) enum IfTaken {
     /// The server refuses and keeps no record.
     Leave,
-    /// The acquisition waits in the queue. The server forgets it when no repeat comes for `patience`. When it is
-    /// granted while it waits, it has `patience` (at most its lease) to claim the hold by a renewal.
+    /// The acquisition waits in the queue. The server forgets it if no repeat comes for `waiter_ttl`. If the server
+    /// grants the lock to this waiter, the hold lasts only for the [claim](AcquireRequest::claim). A renewal then
+    /// extends the hold.
     Queue { waiter_ttl: Duration },
-    /// The acquisition waits for a recall reply. The recall carries its id to the holders, which answer that the lock
-    /// is in use, or give it up. Where no holder can be recalled, the server refuses and forgets it, unless it waits
-    /// already.
+    /// The acquisition waits for a recall reply. The recall carries its id to the processes that may cache the lock.
+    /// Such a process replies that a guard uses the hold, or releases the hold. If the request recalls no hold, the
+    /// server refuses the acquisition and does not queue it, unless it is in the queue already.
     Try { waiter_ttl: Duration },
 }
 
 impl AcquireRequest {
-    /// Length of a hold that is granted while this request waits, unless it is claimed.
+    /// Length of the hold if the server grants it while this request waits: the shorter of the lease and `waiter_ttl`.
     pub(crate) fn claim(&self) -> Duration {
         match self.if_taken {
             IfTaken::Leave => self.lease,
@@ -96,17 +100,19 @@ impl AcquireRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquired {
     Granted(Granted),
-    /// The acquisition waits in the queue. `retry_in` is the time to the first deadline that might free the lock.
+    /// The acquisition waits in the queue. `retry_in` is the time to the first deadline at which the lock may become
+    /// free.
     Queued {
         retry_in: Duration,
-        /// True if the lock is recallable and this request recalled it: perhaps no guard is inside the hold.
+        /// True if the lock is recallable and a waiter has recalled the hold. Perhaps no guard uses the hold.
         is_cached: bool,
     },
-    /// The lock is held or waited for, and the acquisition does not wait. `retry_in` as in `Queued`.
+    /// The lock is held or waited for, and the acquisition does not wait. `retry_in` has the meaning that it has in
+    /// `Queued`.
     Contended {
         retry_in: Duration,
     },
-    /// Refusal as by `Contended`, of a recallable lock: perhaps no guard is inside the hold.
+    /// Refusal as by `Contended`, for a recallable lock. Perhaps no guard uses the hold.
     Cached {
         retry_in: Duration,
     },
@@ -120,24 +126,24 @@ pub(crate) enum ReleaseReply {
     Held,
     /// The acquisition waited and is out of the queue now.
     Queued,
-    /// No hold was there, or it ended before the release.
+    /// The server had no hold with this id, or the hold ended before the release.
     None(Absence),
 }
 
-/// The server's knowledge of a lock where it does not know a hold.
+/// Tokens of a lock, in the answer of a server that does not have the hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Absence {
     /// Highest token that an operator has ended.
     pub(crate) forced: Option<FencingToken>,
-    /// Last and first token that were granted while the server knew the lock without interruption. `None` if it did
-    /// not, or if a client that does not follow this protocol was beside the hold.
+    /// Last and first token that the server granted while it knew the lock without interruption. `None` if it did not,
+    /// or if a client that does not follow this protocol was inside while the hold was live.
     pub(crate) last: Option<FencingToken>,
     pub(crate) first: Option<FencingToken>,
 }
 
 impl Absence {
-    /// Returns true if this server knew a hold with the tokens from `token` to `last` and has kept its record since.
-    /// Such a hold was ended, not forgotten.
+    /// Returns true if this server granted the tokens from `token` to `last` and has kept its record since. Then a
+    /// missing hold with these tokens was ended, not forgotten.
     pub(crate) fn has_known(&self, token: FencingToken, last: FencingToken) -> bool {
         let was_granted = self.last.is_some_and(|newest| newest >= last);
         was_granted && self.first.is_some_and(|first| first <= token)
@@ -148,9 +154,10 @@ impl Absence {
 pub(crate) enum Renewed {
     Renewed {
         remaining: Duration,
-        /// True if waiters are recorded, as [`Granted::is_waited_for`], in the answer to a renewal with `keeps`.
+        /// True if the hold may exclude a waiter, as [`Granted::is_waited_for`]. Only the answer to a renewal with
+        /// `caches` reports waiters.
         is_waited_for: bool,
-        /// First of the new tokens, and their number.
+        /// First of the new tokens, and the number of new tokens.
         tokens: Option<(FencingToken, u64)>,
     },
     Lost {
@@ -159,29 +166,30 @@ pub(crate) enum Renewed {
 }
 
 impl Renewed {
-    /// Renewal of a hold that is not cached.
+    /// Answer to a renewal of a hold that is not cached.
     pub(crate) fn of(remaining: Duration) -> Self {
         Self::Renewed { remaining, is_waited_for: false, tokens: None }
     }
 }
 
-/// Result of giving up one hold for another of the other side, in one step.
+/// Result of a conversion: one step gives up a hold and grants a hold of the other side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Converted {
-    /// The old hold is gone, the new one is there.
+    /// The old hold is gone, and the new hold is granted.
     Granted(Granted),
-    /// Others hold the lock too, or a writer waits: the old hold remains.
+    /// Other holders or a waiting writer prevent the conversion. The old hold remains.
     Refused,
-    /// Refusal as by `Refused`, of a recallable lock: perhaps no guard is inside the other holds. The server has
-    /// recalled them.
+    /// Refusal as by `Refused`, for a recallable lock. Perhaps no guard uses the other holds. The server has recalled
+    /// them.
     Cached,
-    /// Neither the old hold nor the new one is there.
+    /// The server has neither the old hold nor the new one.
     Lost { forced: Option<FencingToken> },
     /// The request arrived after its limit and changed nothing.
     Late,
 }
 
-/// Returns why a hold ended that the server does not know: by force if a force came with its token or a later one.
+/// Returns the reason for the end of a hold that the server does not know. The reason is a force if an operator has
+/// ended this token or a later one.
 pub(crate) fn loss_reason(token: FencingToken, forced: Option<FencingToken>) -> LossReason {
     match forced {
         Some(forced) if token <= forced => LossReason::Forced,
@@ -189,22 +197,22 @@ pub(crate) fn loss_reason(token: FencingToken, forced: Option<FencingToken>) -> 
     }
 }
 
-/// A server's knowledge of one lock.
+/// State of one lock on a server.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct View {
     pub(crate) token: Option<FencingToken>,
     pub(crate) holders: Vec<Holder>,
-    /// Number of further records, dead ones included: one look is bounded.
+    /// Number of further records of holders, dead ones included. An `inspect` reads a limited number of records.
     pub(crate) more_holders: usize,
-    /// Waiters in the order of their arrival, as far as the server's clock tells them apart.
+    /// Waiters in the order of their arrival, in milliseconds of the server's clock.
     pub(crate) waiters: Vec<QueuedWaiter>,
     pub(crate) more_waiters: usize,
     /// Timestamps of clients of the timestamp scheme, in milliseconds.
     pub(crate) client_write_ms: Option<u64>,
     pub(crate) client_read_ms: Option<u64>,
-    /// Last token of each server, where several keep the lock.
+    /// Last token of each server, if several servers have the lock.
     pub(crate) tokens: Vec<Option<FencingToken>>,
-    /// True if processes that are not inside may cache the holds.
+    /// True if the lock is recallable: a process may cache a hold that no guard uses.
     pub(crate) is_recallable: bool,
 }
 
@@ -223,12 +231,13 @@ pub(crate) struct QueuedWaiter {
     pub(crate) since_ms: u64,
 }
 
-/// Holds that a force has ended.
+/// Holds that a force has ended on the server.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Forced {
-    /// Ids of the holds that were live until now and whose records the force has removed.
+    /// Ids of the holds that were live until now, as far as this force has removed their records.
     pub(crate) ids: Vec<String>,
-    /// True if more records are left: the same call again continues. Their holds are over already.
+    /// True if more records are left to remove. All holds are over already. The caller repeats the same request to
+    /// remove more.
     pub(crate) has_more: bool,
 }
 
@@ -240,11 +249,12 @@ pub(crate) struct RenewalRequest {
     pub(crate) lease: Duration,
     /// Asks to cache the hold, as [`AcquireRequest::caches`].
     pub(crate) caches: bool,
-    /// Largest number of further tokens for a write hold that may be cached: 0 or [`MAX_TOKENS`](crate::base::lease::MAX_TOKENS).
+    /// Largest number of further tokens for a write hold that may be cached. It is 0 or
+    /// [`MAX_TOKENS`](crate::base::lease::MAX_TOKENS).
     pub(crate) tokens: u64,
 }
 
-/// Hold, or acquisition under way, to end.
+/// Hold or waiting acquisition that the server is to end.
 #[derive(Clone, Debug)]
 pub(crate) struct ReleaseRequest {
     pub(crate) key: Arc<Key>,
@@ -263,10 +273,10 @@ pub(crate) fn refused(why: &str) -> Failure {
     Failure::Refused { refusal: Refusal::Other, node: None, message: why.to_owned() }
 }
 
-/// Attempts at the operations on a lock, one at a time.
+/// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
-    /// Acquires where the tokens of several servers have to agree.
+    /// Acquires at one of several servers whose tokens have to agree. `floor` is a lower bound for the token.
     fn acquire_above<'a>(
         &'a self,
         _key: &'a Key,
@@ -275,17 +285,18 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
     }
-    /// Returns true if an acquisition without a grant is over and given back. The next attempt then needs another id.
+    /// Returns true if the scheme itself gives back an acquisition that was not granted. The next attempt then needs
+    /// another id.
     fn is_given_back(&self) -> bool {
         false
     }
-    /// Ends a hold, or an acquisition under way.
+    /// Ends a hold or a waiting acquisition.
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
     /// Returns true if this runtime can send [`release`](Scheme::release) without waiting for a connection.
     fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
     }
-    /// Ends several of one route; returns one answer for each, in order.
+    /// Ends several holds or waiting acquisitions of one route. Returns one answer for each, in order.
     fn release_all<'a>(
         &'a self,
         _route: &'a Route,
@@ -293,25 +304,26 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(join_all(batch.iter().map(|leave| self.release(&leave.key, &leave.id))))
     }
-    /// Converts the hold `old` into one of the other side. A writer always gets a read hold. The only reader gets a
-    /// write hold if no writer waits.
+    /// Converts the hold `old` into a hold of the other side. A writer always gets a read hold. A reader gets a write
+    /// hold if no other reader is inside and no writer waits.
     fn convert<'a>(
         &'a self,
         key: &'a Key,
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>>;
-    /// Renews holds of one route; returns one answer for each, in order.
+    /// Renews holds of one route. Returns one answer for each, in order.
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
-    /// Stream of signals that routes may have changed; `None` where they never do.
+    /// Returns a stream of signals that routes may have changed, or `None` if they never change.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
-    /// Ends the holds that a look has shown, and nothing newer. The caller repeats it while there is more.
+    /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request while records are
+    /// left.
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>>;
-    /// Ends the holds of a lock that several servers have: this server has shown `token`, all together have shown
-    /// `seen`. A hold that any of them has shown ends here, whatever its token is now. [`Floor::Any`] does not bring it
-    /// back here.
+    /// Ends the holds of a lock that several servers have. `token` is the last token that this server has shown. `seen`
+    /// has the holds and the highest token that any of the servers has shown. A hold in `seen` ends here, whatever its
+    /// token is now. [`Floor::Any`] does not bring such a hold back to this server.
     fn force_shown<'a>(
         &'a self,
         _key: &'a Key,
@@ -320,52 +332,54 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
     }
-    /// Returns the newest signs of life of the node that serves this lock now, from its answers to any caller.
+    /// Returns the last answers of the node that serves this lock now. Answers to any caller count.
     fn contact(&self, _key: &Key) -> ServerContact {
         ServerContact::default()
     }
-    /// Last clock sample of the server, if there is one.
+    /// Returns the last clock sample of the server, if there is one.
     fn clock_sample(&self) -> Option<ClockSample> {
         None
     }
-    /// Start of the server, as far as it has reported it: the server did not start later.
+    /// Returns the latest moment at which the server can have started, if it has reported its uptime.
     fn up_since(&self) -> Option<Moment> {
         None
     }
-    /// Succeeds when a usable server answers.
+    /// Resolves to `Ok` when a usable server answers.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// Succeeds if the user may run every command of the scheme, and those in `more`, on the keys of this lock. Changes
-    /// nothing.
+    /// Resolves to `Ok` if the user may run every command of the scheme, and the commands in `more`, on the keys of
+    /// this lock. Changes nothing.
     fn check_rights<'a>(&'a self, _key: &'a Key, _more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
     }
-    /// Subscribes to the notifications for the waiters of this manager, if the scheme has any. The first one is
-    /// [`Notice::AskAgain`], sent when it is certain that none will be missed from then on.
+    /// Subscribes to the notifications for the waiters of this manager, if the scheme has notifications. The first
+    /// notification is [`Notification::AskAgain`]. It comes once it is certain that no later notification will be
+    /// missed.
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Returns a subscription only if it is certain already that no notification will be missed. Never waits, and costs
-    /// next to nothing otherwise.
+    /// Returns a subscription only if it is certain already that no notification will be missed. Never waits. Costs
+    /// next to nothing if there is no such subscription.
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Passes recalls of the lock to `calls`, and whether the subscription is live, as long as `calls` has an owner.
-    /// Returns false if the scheme has no recalls.
+    /// Passes recalls of the lock, and changes of its subscription, to `calls` as long as `calls` has an owner. Returns
+    /// false if the scheme has no recalls.
     fn listen(&self, _key: &Key, _calls: &Arc<Recalls>) -> bool {
         false
     }
-    /// Answers the recall of a try: the lock is in use. The server notifies the waiter; nothing else changes.
+    /// Sends the recall reply "in use" to the try with this id. The server notifies the waiter and changes nothing
+    /// else.
     fn reply_in_use<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         Box::pin(std::future::ready(Err(without_recalls())))
     }
-    /// Returns the names of the locks in `listing` that the servers know, in order.
+    /// Returns the names of the locks in `listing` that the servers know, in alphabetical order.
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;
-    /// Returns each server's report of itself. Ends in time even if servers do not answer.
+    /// Returns the health of each server. Ends in time even if servers do not answer.
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
-    /// Number of servers that have to answer, if not all.
+    /// Returns the number of servers that have to answer, if that is not all of them.
     fn needed(&self) -> Option<usize> {
         None
     }
-    /// Returns the load between this scheme and its servers.
+    /// Returns the numbers of requests in flight, reconnects and map refreshes of this scheme.
     fn traffic(&self) -> Traffic;
     fn clock(&self) -> Clock;
-    /// Returns the process in which its locks are held; by default the current one.
+    /// Returns the process that owns the locks of this scheme; by default the current process.
     fn process(&self) -> Process {
         Process::current()
     }

@@ -1,7 +1,7 @@
-//! Entrance to the state of one lock.
+//! Cell of one lock: the state of the lock, behind a mutex.
 //!
-//! Each event changes the state under the cell's own mutex. Its effects are carried out when the mutex is free. Wakers
-//! and notifications may run any code. The deadline queue has a mutex of its own, and the end of a hold is an event
+//! An event changes the state under the mutex. Its effects are carried out when the mutex is free, for three reasons.
+//! Wakers and notifications may run any code. The deadline queue has a mutex of its own. The drop of a hold is an event
 //! again.
 
 use std::fmt;
@@ -14,15 +14,15 @@ use crate::base::lease::Moment;
 use crate::lock::effects::{Due, Effects, OnAgenda, Rules};
 use crate::lock::state::State;
 
-/// Services around a cell.
+/// Services that a cell needs from the table.
 pub(super) trait Surroundings<H>: Send + Sync {
-    /// Looks at the cell at this moment: one of its leaders may be stalled.
+    /// Plans a check of the cell for stalled leaders at this moment.
     fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
-    /// Forgets the cell, unless a task has entered meanwhile.
+    /// Removes the cell, unless a task has entered it meanwhile.
     fn forget(&self, cell: &Arc<Cell<H>>);
 }
 
-/// Cell of one lock. `H` is a hold of it.
+/// Cell of one lock. `H` is a hold of the lock.
 pub(super) struct Cell<H> {
     key: Arc<Key>,
     rules: Arc<Rules>,
@@ -43,7 +43,7 @@ impl<H: OnAgenda> Cell<H> {
         &self.rules
     }
 
-    /// Applies an event: the entrance. None of its effects happens before the mutex is free.
+    /// Applies an event. None of its effects happens before the mutex is free.
     pub(super) fn event<T>(
         self: &Arc<Self>,
         now: Moment,
@@ -52,7 +52,7 @@ impl<H: OnAgenda> Cell<H> {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         let outcome = event(&mut state, &self.rules, &mut effects);
-        // Any event may have freed a side, so the next waiters may ask.
+        // Any event may have freed a side, so the next waiters may ask now.
         state.advance(now, &mut effects);
         let looks_at = state.next_look();
         let is_idle = state.is_idle();
@@ -81,12 +81,12 @@ impl<H: OnAgenda> Cell<H> {
         event(&mut self.state.lock())
     }
 
-    /// Applies an event without effects, unless another task has the mutex.
+    /// Applies an event without effects. Returns `None` if another task has the mutex.
     pub(super) fn try_ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> Option<T> {
         self.state.try_lock().map(|mut state| event(&mut state))
     }
 
-    /// Applies an event that changes neither the waiters nor what is due.
+    /// Applies an event that changes neither the waiters nor the deadlines of holds.
     pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
         let mut effects = Effects::default();
         let outcome = self.with(&mut effects, event);
@@ -94,7 +94,7 @@ impl<H: OnAgenda> Cell<H> {
         outcome
     }
 
-    /// Applies an event that changes what is due. The caller carries the effects out.
+    /// Applies an event that may change the deadlines of holds. The caller carries out the effects.
     pub(super) fn with<T>(
         &self,
         effects: &mut Effects<H>,
@@ -103,7 +103,7 @@ impl<H: OnAgenda> Cell<H> {
         event(&mut self.state.lock(), &self.rules, effects)
     }
 
-    /// Looks for a stalled leader.
+    /// Checks for stalled leaders.
     pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) -> Due<H> {
         self.event(now, |state, rules, _| state.on_stalled_leader(now, rules)).1
     }
@@ -111,11 +111,11 @@ impl<H: OnAgenda> Cell<H> {
     /// Removes a hold whose last handle was dropped.
     pub(super) fn hold_dropped(&self, number: u64) {
         let forgotten = self.state.lock().forget(number);
-        // Without the mutex: what is left of the hold may have effects of its own.
+        // Dropped without the mutex, since the drop of the record may have effects of its own.
         drop(forgotten);
     }
 
-    /// Marks the cell as left, if it is idle: a later task finds another one.
+    /// Marks the cell as gone if it is idle, so that a later task creates a new cell. Returns true if it is idle.
     pub(super) fn leave_if_idle(&self) -> bool {
         let mut state = self.state.lock();
         let is_idle = state.is_idle();

@@ -1,4 +1,4 @@
-//! Work that an event of a cell leaves until the mutex is free.
+//! Work that an event of a cell postpones until the cell's mutex is free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,18 +19,18 @@ use crate::lock::few::Few;
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) clock: Clock,
-    /// Process that has its holds.
+    /// Process that owns the holds of the manager.
     pub(crate) process: Process,
     pub(crate) max_clock_skew: Duration,
-    /// Longest time for which a request that is sent now may yet be carried out.
+    /// Longest time from now for which a server may still carry out a request that is sent now.
     pub(crate) max_delay: Duration,
-    /// Largest number of writers that a hold goes to, and the time after which there is no hand-off.
+    /// Largest number of writers that one hold serves, and the time after its grant from which it is not handed off.
     pub(crate) max_handoffs: u64,
     pub(crate) handoff_span: Duration,
     pub(crate) meter: Metrics,
 }
 
-/// Waiters to wake, and losses to report.
+/// Notifications of an event: waiters and watchers to wake, and losses to report.
 #[derive(Debug, Default)]
 pub(super) struct Signals(Few<Signal>);
 
@@ -51,12 +51,12 @@ impl Signals {
         self.0.push(Signal::Wake(signal));
     }
 
-    /// Wakes all waiters for an answer to the leader.
+    /// Wakes all waiters that wait for an answer of the server to the leader.
     pub(super) fn first_answer(&mut self, heard: Arc<Notify>) {
         self.0.push(Signal::Heard(heard));
     }
 
-    /// Reports a lost hold: each loss has a line in the log, whatever the cause.
+    /// Reports a lost hold. Each loss gets a line in the log, whatever the cause.
     pub(super) fn lost(&mut self, loss: Loss) {
         self.0.push(Signal::Lost(Box::new(loss)));
     }
@@ -72,7 +72,7 @@ impl Signals {
         self.0.push(Signal::End(end));
     }
 
-    /// Wakes the watchers of a share, which look again.
+    /// Wakes the watchers of a share, which then read its state again.
     pub(super) fn changed(&mut self, end: Arc<End>) {
         self.0.push(Signal::End(end));
     }
@@ -96,18 +96,18 @@ impl Signal {
     }
 }
 
-/// Hold that can be in the deadline queue.
+/// Hold that the deadline queue can schedule.
 pub(super) trait OnAgenda {
-    /// Returns true if the queue looks at the hold by `at` anyway, or never has to again.
+    /// Returns true if the deadline queue will check the hold by `at`, or if the hold needs no more checks.
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
 
-/// All work that an event leaves. `H` is a hold as code outside the cell knows it.
+/// Work that an event postpones. `H` is a hold as code outside the cell knows it.
 #[derive(Debug)]
 pub(super) struct Effects<H> {
     pub(super) signals: Signals,
     due: Few<Arc<H>>,
-    /// Handles that the cell does not need any more. Dropping the last one is an event of its own.
+    /// Handles that the cell does not need any more. The drop of the last handle of a hold is an event again.
     dropped: Few<Arc<H>>,
 }
 
@@ -117,7 +117,7 @@ impl<H> Default for Effects<H> {
     }
 }
 
-/// Holds for which something is due earlier than the deadline queue knows.
+/// Holds whose entry in the deadline queue is too late. The caller has to schedule them again.
 #[derive(Debug)]
 #[must_use = "the agenda is to be told"]
 pub(crate) struct Due<H>(pub(crate) Few<Arc<H>>);
@@ -133,14 +133,14 @@ impl<H> Effects<H> {
         }
     }
 
-    /// Carries the effects out, for the lock with this key. To be called where no mutex is held: a waker may run any
+    /// Carries the effects out for the lock with this key. The caller must hold no mutex, since a waker may run any
     /// code.
     #[inline]
     pub(super) fn carry_out(self, key: &Key, rules: &Rules) -> Due<H> {
         let Self { signals: Signals(signals), due, dropped } = self;
         signals.each(|signal| {
-            // A waker that panics must not keep the other signals from going out. The panic was reported as each one
-            // is.
+            // A waker that panics must not keep the other signals from being sent. The panic hook has reported the
+            // panic.
             catch_panic(|| signal.tell(key, rules));
         });
         drop(dropped);

@@ -1,4 +1,4 @@
-//! State and end of a share.
+//! State and end of a guard's share.
 
 use std::sync::OnceLock;
 
@@ -6,16 +6,16 @@ use tokio::sync::Notify;
 
 use crate::base::error::LossReason;
 
-/// Trust in a hold by the local clock, as a [guard](crate::WriteGuard) reports it.
+/// State of a guard's hold by the local clock, as a [guard](crate::WriteGuard) reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HoldState {
     /// The last renewal was answered in time.
     Held,
-    /// A renewal went unanswered and is being repeated; the local deadline is still ahead. Also after a
-    /// [`try_upgrade`](crate::ReadGuard::try_upgrade) without an answer, while its result is unknown.
+    /// A renewal was not answered and is being repeated. The local deadline has not come yet. A hold is in this state
+    /// also after a [`try_upgrade`](crate::ReadGuard::try_upgrade) without an answer, while the result is unknown.
     Unconfirmed,
-    /// The hold is over, and others may be inside.
+    /// The hold is over, and another process may hold the lock.
     Lost(LossReason),
 }
 
@@ -23,13 +23,13 @@ pub enum HoldState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Ended {
-    /// The guard released it, or was dropped.
+    /// The guard was released or dropped.
     Released,
     /// The hold ended before it was released.
     Lost(LossReason),
 }
 
-/// End of one share, for its watchers.
+/// End of one share, with its watchers.
 #[derive(Debug, Default)]
 pub(crate) struct End {
     ended: OnceLock<Ended>,
@@ -37,12 +37,12 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Records the end, unless one is recorded. The caller notifies the watchers later, when no mutex is held.
+    /// Records the end, unless one is recorded. The caller wakes the watchers later, while it holds no mutex.
     pub(super) fn set(&self, ended: Ended) {
         self.ended.get_or_init(|| ended);
     }
 
-    /// Wakes the watchers, which look again.
+    /// Wakes the watchers, which then read the end again.
     pub(super) fn tell(&self) {
         self.changed.notify_waiters();
     }

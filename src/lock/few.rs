@@ -1,4 +1,4 @@
-//! Collection for the effects of an event, mostly none or one: these need no allocation.
+//! Collection of effects of an event. Most events have no effect or one, and the collection then needs no allocation.
 
 use std::ops::Deref;
 
@@ -22,7 +22,7 @@ impl<T> Few<T> {
         };
     }
 
-    /// Visits the items in the order in which they came.
+    /// Calls `does` for each item, in the order of insertion.
     #[inline]
     pub(crate) fn each(self, does: impl FnMut(T)) {
         match self {

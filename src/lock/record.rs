@@ -1,11 +1,13 @@
 //! State of one hold in its cell: its deadline, its end, and the guards that share it.
 //!
-//! States: held -> (unconfirmed <-> held) -> lost or released. An end is final: nothing that arrives later, a renewal's
-//! answer included, brings a hold back. The local clock alone can end it, so a guard knows without a network.
+//! The states are: held -> (unconfirmed <-> held) -> lost or released. An end is final: no later event brings a hold
+//! back, not even the answer to a renewal. The local clock alone can end a hold. So a guard learns of the end without a
+//! network.
 //!
-//! Redis sees the hold, users see guards: each has a share with a lease and an end of its own. The hold is renewed for
-//! the longest lease that its guards still want. Readers join while a recent answer of the server says that no writer
-//! waits. A writer hands the hold off to the next one of its process, with the next token that the grant reserved.
+//! The server sees the hold, users see guards. Each guard has a share with a lease and an end of its own. The hold is
+//! renewed for the longest lease that one of its guards still wants. Readers join while a recent answer of the server
+//! says that no writer waits. A writer hands the hold off to the next writer of its process. That writer gets the next
+//! token that the grant reserved.
 
 mod cache;
 mod conversion;
@@ -36,7 +38,7 @@ pub(crate) use conversion::{LeftOpen, OpenConversion};
 use promise::Promise;
 pub(crate) use renewal::RenewalConfirmed;
 
-/// Join window of a hold that no further reader may join, since a writer waits.
+/// Value of the join window that lets no further reader join.
 const CLOSED: Moment = Moment::from_nanos(0);
 
 /// Grant in one answer of the server.
@@ -45,9 +47,9 @@ pub(crate) struct Grant {
     /// Send time of the request that the server answered.
     pub(crate) sent: Moment,
     pub(crate) remaining: Duration,
-    /// Lease that was requested.
+    /// Lease that was requested, or the claim if the grant came by a notification.
     pub(crate) asked: Duration,
-    /// Time of the server when it answered. Zero for a notification, and where several servers answered.
+    /// Server time of the answer. Zero for a notification, and where several servers answered.
     pub(crate) server: ServerTime,
 }
 
@@ -60,51 +62,51 @@ pub(crate) enum Next {
     Lost(LossReason),
     /// The hold was released.
     Released,
-    /// The hold was cached, and is to be released.
+    /// The hold was cached and is to be released.
     GivenUp,
 }
 
 /// Result of the removal of a guard's share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ShareRemoved {
-    /// Other guards still share it.
+    /// Other guards still share the hold.
     Shared,
-    /// The next writer of this process has it.
+    /// The next writer of this process has the hold.
     HandedOver(ShareId),
-    /// Removal of the last guard: the hold stays cached for the next.
+    /// The last guard is removed, and the hold stays cached for the next guard.
     Kept,
-    /// Removal of the last guard: the server must be notified.
+    /// The last guard is removed, and the server must get a release.
     Last,
-    /// Removal of the last guard, whose own time was over before.
+    /// The last guard is removed. Its share was over before the removal.
     LastLate(LossReason),
-    /// The hold was over before.
+    /// The hold or the share was over before the removal.
     Lost(LossReason),
 }
 
-/// Result of a waiter's attempt to take the share that it has.
+/// Result of a waiter's attempt to take its share.
 #[derive(Debug)]
 pub(crate) enum Accepted {
     /// The waiter has the share, with this token.
     Taken(FencingToken),
-    /// No token is left: the waiter has to ask for more.
+    /// The hold has no token left. The waiter has to ask the server for more.
     Tokenless,
-    /// Too little of the lease is left to start with. The waiter looks again when `answer` is notified, and at `until`.
+    /// Too little of the lease is left to start with. The waiter tries again when `answer` is notified, and at `until`.
     Short {
         answer: Arc<Notify>,
         until: Moment,
-        /// True if a renewal went unanswered.
+        /// True if a renewal was not answered.
         is_late: bool,
     },
     /// The hold or the share is over.
     Over,
 }
 
-/// Constant facts of a hold.
+/// Identity of a hold, which never changes.
 #[derive(Clone, Debug)]
 pub(crate) struct GrantIdentity {
     pub(crate) id: AcquisitionId,
     pub(crate) mode: Mode,
-    /// First of its tokens, and their number.
+    /// First token of the hold, and the number of its tokens.
     pub(crate) token: FencingToken,
     pub(crate) tokens: u64,
 }
@@ -114,27 +116,27 @@ pub(crate) struct GrantIdentity {
 pub(crate) struct NewHold {
     pub(crate) granting: GrantIdentity,
     pub(crate) grant: Grant,
-    /// Share of its first guard.
+    /// Share of the first guard.
     pub(crate) share: Share,
-    /// Copies of the request that it answers, with those in doubt.
+    /// Copies of the granted request, in-doubt ones included.
     pub(crate) in_doubt_requests: InDoubt,
-    /// End of the join window for further readers; `None` if a writer waits.
+    /// End of the join window for further readers, or `None` if a writer waits.
     pub(crate) share_until: Option<Moment>,
-    /// True if the grant came by a notification: until the next answer the server keeps it only for the claim.
+    /// True if the grant came by a notification. Until the next answer the server keeps the hold only for the claim.
     pub(crate) is_claim: bool,
-    /// Cache state, with the answer's statement about it, if the hold may be cached.
+    /// Cache state, with the parts of the answer that concern it. Present if the hold may be cached.
     pub(crate) cache: Option<(Box<CacheState>, Option<CacheAnswer>)>,
 }
 
 impl NewHold {
-    /// Returns true if its first guard has enough to start with: of the lease, or of the claim with which it begins at
-    /// once.
+    /// Returns true if the first guard has enough time to start with, compared with the requested lease. For a grant by
+    /// notification, the claim takes the place of the lease.
     pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
         let Grant { sent, remaining, asked, .. } = self.grant;
         lease::valid_until(sent, remaining, max_clock_skew).since(now) >= lease::start(asked, max_clock_skew)
     }
 
-    /// Send time of the request that it answers; a notification answers none.
+    /// Returns the send time of the granted request, or `None` for a notification.
     pub(super) fn answers(&self) -> Option<Moment> {
         (!self.is_claim).then_some(self.grant.sent)
     }
@@ -146,47 +148,48 @@ pub(super) struct HoldRecord {
     token: FencingToken,
     tokens: u64,
     phase: Phase,
-    /// True while a conversion of this hold is unanswered. The hold is renewed meanwhile, and no guard joins.
+    /// True while a conversion of this hold is not answered. Renewals go on meanwhile, and no guard joins.
     is_converting: bool,
-    /// True if the server did not know the hold while it may have been converted.
+    /// True if a renewal did not find the hold on the server while a conversion was under way.
     is_missed: bool,
-    /// Local deadline by the server's last answer; `deadline()` is the one that counts.
+    /// Local deadline by the last answer of the server. Users of the record call `deadline()`, since a conversion in
+    /// doubt may end the hold earlier.
     granted_until: Moment,
-    /// Deadline that the server has granted, by its own clock.
+    /// Deadline that the server has granted, by the server's clock.
     promise: Promise,
-    /// Present while a request to convert it may have been carried out, or may yet be.
+    /// Present while a request to convert the hold may have been carried out, or may yet be.
     in_doubt: Option<Box<ConversionInDoubt>>,
-    /// End of the longest lease that was requested. A share that ends before needs no renewal.
+    /// End of the longest requested lease. A share that ends before needs no renewal.
     asked_until: Moment,
     /// Lease of the last request.
     asked: Duration,
     renewal: RenewalState,
     /// Send time of the newest answered request.
     answered: Moment,
-    /// Waiters with too little to start with.
+    /// Waiters whose share has too little time to start with.
     awaited: Option<Box<Awaited>>,
     backoff: Backoff,
-    /// End of the server's hold if every request that was sent has arrived, except in-doubt ones.
+    /// End of the hold on the server if all sent requests have arrived. In-doubt requests are not included.
     server_until: Moment,
-    /// Copies of the acquisition, and of its repeats by which readers ask to join. Also the longest lease that they and
-    /// renewals ask for.
+    /// Copies of the acquisition and of its repeats, by which readers ask whether they may join. It also has the
+    /// longest lease that these copies and the renewals have requested.
     copies: InDoubt,
     shares: Shares,
     /// End of the join window for readers.
     share_until: Moment,
-    /// Time of the grant, and the number of writers that have had it since.
+    /// Time of the grant, and the number of hand-offs since.
     began: Moment,
     handoffs: u64,
-    /// True if it was granted by a notification and the server has not answered for it since.
+    /// True if the hold was granted by a notification and no answer of the server has confirmed it since.
     is_claim: bool,
-    /// Cache state: present if the hold may be cached when its last guard has left.
+    /// Cache state. Present if the hold may be cached when its last guard has left.
     cache: Option<Box<CacheState>>,
 }
 
-/// Waiters for the answer to a renewal: until then they have unclaimed shares.
+/// Waiters for the answer to a renewal. Until then they have unclaimed shares.
 #[derive(Debug, Default)]
 struct Awaited {
-    /// Longest lease that one of them wants.
+    /// Longest lease that one of these waiters wants.
     lease: Duration,
     answers: Vec<Arc<Notify>>,
 }
@@ -194,10 +197,10 @@ struct Awaited {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RenewalState {
     Due(Moment),
-    /// The renewal is due, and waits for others of its route.
+    /// The renewal is due and waits in the queue of its route.
     InLine,
     Underway,
-    /// The server's deadline reaches the end of all shares.
+    /// The requested leases cover all shares to their ends.
     Needless,
 }
 
@@ -256,7 +259,7 @@ impl HoldRecord {
         (record, share_id)
     }
 
-    /// Takes over a grant from some moment before now. The deadline does not move back, unless the server has lost an
+    /// Applies a grant of some moment before now. The deadline does not move back, unless the server has lost an
     /// earlier grant.
     fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
         let Grant { sent, remaining, asked, .. } = grant;
@@ -280,12 +283,13 @@ impl HoldRecord {
         };
     }
 
-    /// Returns true if the server has lost an earlier grant: as after a failover, if the new primary does not know the
-    /// last renewal.
+    /// Returns true if the server has lost an earlier grant. After a failover, for example, the new primary may not
+    /// know the last renewal.
     ///
-    /// Then only this answer counts, from its send time. Without a server time the sign is a remaining time, as of now,
-    /// below the one that this process counts on. As of the request it would prove nothing: the server may have read
-    /// its clock later, and a guard would report a false end.
+    /// Then only this answer counts, from its send time. One sign is that the server's deadline has become earlier. The
+    /// other sign is needed for an answer without a server time: the remaining time, counted from now, ends before the
+    /// local deadline. Counted from the send time, the remaining time would prove nothing, since the server may have
+    /// read its clock later. A guard would then report an end that did not happen.
     fn shows_loss(&self, grant: &Grant, now: Moment) -> bool {
         let is_too_little = self.granted_until > now.after(grant.remaining) && self.answered <= grant.sent;
         is_too_little || self.promise.is_unknown_to(Promise::of(grant))
@@ -301,7 +305,7 @@ impl HoldRecord {
         self.token
     }
 
-    /// Token that its guards have now.
+    /// Returns the token that the guards have now.
     pub(super) fn current_token(&self) -> FencingToken {
         self.cache.as_ref().and_then(|keep| keep.last_token()).unwrap_or_else(|| self.token.plus(self.handoffs))
     }
@@ -314,7 +318,7 @@ impl HoldRecord {
         self.shares.len() - usize::from(self.is_cached())
     }
 
-    /// Returns true if a renewal went unanswered, or it is in doubt whether the hold was converted.
+    /// Returns true if a renewal was not answered, or if a conversion of the hold is in doubt.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.phase == Phase::Unconfirmed
     }
@@ -323,30 +327,33 @@ impl HoldRecord {
         self.phase.is_live()
     }
 
-    /// Local deadline. While a conversion is in doubt, that of the hold that would end first.
+    /// Returns the local deadline. While a conversion is in doubt, the earlier deadline of the two possible holds
+    /// counts.
     pub(super) fn deadline(&self) -> Moment {
         self.in_doubt.as_ref().map_or(self.granted_until, |new| self.granted_until.min(new.until))
     }
 
-    /// Remaining time that counts: at most the longest lease that a request has asked for.
+    /// Returns the remaining time that counts. It is at most the longest requested lease.
     ///
-    /// A server whose clock has gone back reports more, since it never moves a deadline to an earlier time. When its
-    /// clock is right again it admits others at the old deadline. A holder that is cut off would go on for as long as
-    /// the clock was wrong. The longest lease counts, and not that of the request: the answer to a short renewal
-    /// reports the rest of a longer lease. The grant of a notification is bounded by its waiter, and counts from an
-    /// earlier answer.
+    /// A server whose clock was set back reports a longer time, since it never makes a deadline earlier. When the clock
+    /// is right again, the server admits others at the old deadline. Without the limit, a holder without a connection
+    /// would go on for as long as the clock was wrong.
+    ///
+    /// The limit is the longest lease and not the lease of the answered request. The answer to a renewal with a short
+    /// lease may report the rest of a longer lease. A grant by notification needs no limit here: its waiter limits it,
+    /// and it counts from an earlier answer.
     fn trusted(&self, grant: &Grant) -> Duration {
         let most = self.copies.longest_lease().max(grant.asked);
         if self.is_claim { grant.remaining } else { grant.remaining.min(most) }
     }
 
-    /// End of the server's hold, whatever arrives.
+    /// Returns the end of the hold on the server, in-doubt requests included.
     pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
         let covers = lease::surely_over(self.copies.longest_lease(), rules.max_clock_skew);
         self.arrives_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
     }
 
-    /// Latest moment at which a copy of the acquisition may arrive.
+    /// Returns the latest moment at which a copy of the acquisition may arrive.
     pub(super) fn arrives_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
         self.copies.until(now.after(rules.max_delay))
     }
@@ -365,7 +372,7 @@ impl HoldRecord {
         self.shares.last_end().is_some_and(|ends| !self.covers(ends))
     }
 
-    /// End of the last guard's time, though the guard may be forgotten.
+    /// Returns the time at which the last share ends, even if its guard was leaked.
     pub(super) fn last_end(&self) -> Moment {
         self.shares.last_end().unwrap_or(Moment::NEVER)
     }
@@ -387,7 +394,7 @@ impl HoldRecord {
 
     // Ends.
 
-    /// Looks at the clock: a hold whose deadline is reached is lost from here on.
+    /// Ends the hold as lost if its deadline has passed.
     pub(super) fn look(&mut self, now: Moment, signals: &mut Signals) {
         if self.phase.is_live() && now >= self.deadline() {
             self.next_end(LossReason::Expired, now, signals);
@@ -396,7 +403,7 @@ impl HoldRecord {
 
     fn next_end(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
-        // First: a cached hold without a guard is reported as such, and its share has no watcher.
+        // Before the report: a cached hold has its own kind of report, and its share has no watcher.
         let was_idle = self.end_cached();
         let (mode, token, held) = (self.mode, self.current_token(), now.since(self.began));
         if was_idle {
@@ -412,7 +419,7 @@ impl HoldRecord {
         }
     }
 
-    /// Ends the hold as lost; `false` if it has ended before.
+    /// Ends the hold as lost. Returns false if it ended before.
     pub(super) fn lose(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) -> bool {
         let live = self.phase.is_live();
         if live {
@@ -421,20 +428,20 @@ impl HoldRecord {
         live
     }
 
-    /// Returns the share and its end, for a watcher that may outlive the guard.
+    /// Returns the share and its end, for a watcher. The watcher may live longer than the guard.
     pub(super) fn watch(&mut self, share_id: ShareId) -> (Share, Arc<End>) {
         (self.shares.get(share_id.slot), self.shares.watch(share_id.slot))
     }
 
     // Guards.
 
-    /// Returns true if another guard may share it.
+    /// Returns true if another guard may share the hold.
     fn is_open(&self) -> bool {
         self.phase == Phase::Held && !self.is_converting
     }
 
-    /// Returns true if a new guard gets what it wants until the next renewal. It gets half of `lease`, and that renewal
-    /// is under way, due, or needless.
+    /// Returns true if a new guard has enough time until the next renewal: half of `lease`, or half of the time to its
+    /// end. The next renewal must be under way, due, or needless for this guard too.
     #[inline]
     fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
         let wanted_until = now.after(lease).min(share.ends);
@@ -443,8 +450,8 @@ impl HoldRecord {
             && (self.renewal != RenewalState::Needless || self.covers(share.ends))
     }
 
-    /// Returns true if a guard that takes over the grant of another gets what it wants until the next renewal. The
-    /// grant may still be a claim, so the lease that was requested bounds what the guard wants.
+    /// Returns true if a guard that takes over the grant of another guard has enough time until the next renewal. The
+    /// grant may still be a claim, so the guard wants no more than the requested lease.
     fn suits_next(&self, share: &Share, now: Moment) -> bool {
         self.lasts(share, share.lease.min(self.asked), now)
     }
@@ -455,11 +462,12 @@ impl HoldRecord {
         ShareId { slot, token: self.current_token() }
     }
 
-    /// Lets a reader join, if a recent answer says that no writer waits, or a live subscription would report one.
+    /// Lets a reader join if a recent answer says that no writer waits, or if a live subscription would report a
+    /// waiting writer.
     #[inline]
     pub(super) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<ShareId> {
         let share = wants.from(now);
-        // The hold may be over by the clock. Then another event finds that and notifies the watchers.
+        // The hold may be over by the clock. A later event then ends it and wakes the watchers.
         let may = self.mode == Mode::Read
             && (now < self.share_until || self.is_open_to_all(now))
             && now < self.deadline()
@@ -470,14 +478,14 @@ impl HoldRecord {
         })
     }
 
-    /// Lets a reader join that waited at the time of the grant, and so enters with it.
+    /// Lets a reader join that waited here when the hold was granted, so it enters together with the leader.
     pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         self.look(now, signals);
         let may = self.suits_next(&share, now);
         may.then(|| self.admit(share.unclaimed(now)))
     }
 
-    /// Adds a guard for an owner that has one, with a lease and an end of its own.
+    /// Adds a guard for an owner that has one already. The new guard has a lease and an end of its own.
     pub(super) fn join_own(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         let own = self.is_held_by(share.owner, now, signals);
         own.then(|| {
@@ -487,13 +495,13 @@ impl HoldRecord {
         })
     }
 
-    /// Returns true if this owner has a guard of it.
+    /// Returns true if this owner has a guard of the hold.
     pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
         self.phase.is_live() && !self.is_converting && !self.lacks_token() && self.shares.has_owner(owner, now)
     }
 
-    /// Removes one guard of several. Returns false if it is the last one, or has a watcher.
+    /// Removes one of several guards. Returns false if the guard is the last one or has a watcher.
     #[inline]
     pub(super) fn leave_others(&mut self, share_id: ShareId) -> bool {
         let may = self.shares.len() > 1 && !self.shares.is_watched(share_id.slot);
@@ -503,7 +511,7 @@ impl HoldRecord {
         may
     }
 
-    /// Removes one guard. The last one ends the hold, unless the next local writer takes it or it stays cached.
+    /// Removes a guard. After the last guard the hold ends, unless the next local writer takes it or it stays cached.
     pub(super) fn remove_share(
         &mut self,
         share_id: ShareId,
@@ -531,15 +539,15 @@ impl HoldRecord {
                 }
             }
             First::Nobody if lost.is_none() && self.cache(share.lease, now) => return ShareRemoved::Kept,
-            // A waiter here that cannot have the hold as it is asks the server. A leader that asks already is not
-            // passed by.
+            // A waiting writer that cannot take this hold asks the server. A leader that asks already goes first, so no
+            // hand-off passes it.
             _ => {}
         }
         self.phase = Phase::Released;
         lost.map_or(ShareRemoved::Last, ShareRemoved::LastLate)
     }
 
-    /// Hands the hold off to the next writer of this process, with a token of its own.
+    /// Hands the hold off to the next writer of this process. Each writer has a token of its own.
     fn hand_off(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
         let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
         let may_go_on = is_within_budget && self.next_token().is_some() || self.is_open_to_all(now);
@@ -549,9 +557,9 @@ impl HoldRecord {
         Some(self.admit_writer(next.unclaimed(now)))
     }
 
-    /// Lets a waiter take its share, handed or granted. With too little left to start with, it waits for the answer to
-    /// a renewal that is sent from `since` on. `since` is the time of its first look. Then it takes what that answer
-    /// leaves.
+    /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
+    /// that is sent at `since` or later. `since` is the time of the waiter's first attempt. After that answer the
+    /// waiter takes the share with the time that is left.
     pub(super) fn accept(
         &mut self,
         share_id: ShareId,
@@ -574,7 +582,7 @@ impl HoldRecord {
             return Accepted::Tokenless;
         }
         self.shares.replace(share_id.slot, share);
-        // A renewal in the meantime covered only the unclaimed share.
+        // A renewal in the meantime covered only the shorter, unclaimed share.
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
@@ -582,8 +590,8 @@ impl HoldRecord {
     }
 }
 
-/// Returns the time until the next renewal: a third of the lease, with a little jitter. The jitter spreads holds that
-/// were taken together over the interval. Two tries fit into what is left.
+/// Returns the time until the next renewal: a third of the lease, with jitter of up to an eighth of that. The jitter
+/// spreads the renewals of holds that were granted together. The rest of the lease has room for two more tries.
 fn renewal_interval(lease: Duration) -> Duration {
     let third = lease / 3;
     third.mul_f64(0.875 + fastrand::f64() / 4.0)

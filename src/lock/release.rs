@@ -1,4 +1,4 @@
-//! Releases to send for acquisitions that are over.
+//! Releases that are to be sent for acquisitions that are over.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::lock::hold::{Hold, OpenConversion};
 pub(crate) struct Release {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
-    /// Moment by which the server has forgotten it, whatever arrived.
+    /// Moment from which the server has no hold or waiter of the acquisition, even without the release.
     pub(crate) server_until: Moment,
     pub(crate) arrives_until: Option<Moment>,
 }
@@ -23,15 +23,15 @@ impl Release {
         Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until }
     }
 
-    /// Returns the releases of all that the server may have of a hold that is over: the hold, or the one that it was to
-    /// be converted into.
+    /// Returns the release of a hold that is over. If a conversion of the hold is open, it also returns the release of
+    /// the new hold.
     pub(crate) fn all_of(hold: &Hold, now: Moment) -> (Self, Option<Self>) {
         let ((server_until, arrives_until), open) = hold.gives_back(now);
         let release = Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until };
         (release, open.map(|open| Self::of_conversion(hold, open, now)))
     }
 
-    /// Release of the hold that a hold may have been converted into.
+    /// Returns the release of the new hold of an open conversion.
     pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
         let OpenConversion { id, lease, arrives_until } = open;
         let covers = lease::surely_over(lease, hold.rules().max_clock_skew);
@@ -39,8 +39,8 @@ impl Release {
         Self { key: Arc::clone(hold.key()), id, server_until, arrives_until: Some(arrives_until) }
     }
 
-    /// Latest moment at which a copy of the acquisition may arrive after a request from `sent`. `None` if all could
-    /// only arrive before that request was answered.
+    /// Returns the latest moment at which a copy of the acquisition may arrive after a request from `sent`. Returns
+    /// `None` if each copy could only arrive before that request was answered.
     pub(crate) fn arrives_after(&self, sent: Moment) -> Option<Moment> {
         self.arrives_until.filter(|until| *until > sent)
     }

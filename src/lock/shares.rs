@@ -1,8 +1,8 @@
-//! Guards that share one hold, each with a lease and an end of its own.
+//! Shares of the guards of one hold, each with a lease and an end of its own.
 //!
-//! Every event of a hold asks about all of its shares: when the last of them ends, and with which lease. A small number
-//! of shares is searched. From a larger number on there is an index too, so that the cost of an event does not grow
-//! with the number of guards.
+//! Most events of a hold need the end of its last share, and the longest lease that a share wants. While there are few
+//! shares, the code searches all of them. For more shares it also has an index. So an event of a hold costs about the
+//! same for any number of guards.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use crate::base::lease::{FencingToken, Moment};
 use crate::base::reentry::OwnerId;
 use crate::lock::end::End;
 
-/// Largest number of shares that a search looks through.
+/// Largest number of shares for which there is no index.
 const MAX_SCANNED: usize = 8;
-/// Time that a waiter has to take an unclaimed share: its future may not be polled any more.
+/// Time in which a waiter has to take an unclaimed share. Afterwards the share is over, since the waiter's future may
+/// not be polled any more.
 const UNCLAIMED_FOR: Duration = Duration::from_secs(3);
 
 /// Part of one guard in a hold.
@@ -25,23 +26,23 @@ pub(crate) struct Share {
     pub(crate) owner: OwnerId,
     /// Time for which the server keeps the hold without a further renewal.
     pub(crate) lease: Duration,
-    /// End of the share, whatever happens.
+    /// End of the share, whatever happens to the hold.
     pub(crate) ends: Moment,
 }
 
 impl Share {
-    /// Returns the share as a waiter has it until it takes it.
+    /// Returns the unclaimed share, which a waiter has until it takes the share.
     pub(super) fn unclaimed(self, now: Moment) -> Self {
         Self { ends: self.ends.min(now.after(UNCLAIMED_FOR)), ..self }
     }
 
-    /// Lease that it wants at `now`.
+    /// Returns the lease that the share wants at `now`.
     pub(super) fn lease_at(&self, now: Moment) -> Duration {
         self.lease.min(self.ends.since(now))
     }
 }
 
-/// Wishes of a waiter for its share of a hold, whenever it gets it.
+/// Request of a waiter for a share of a hold. The share begins when the waiter gets it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareRequest {
     pub(crate) owner: OwnerId,
@@ -118,7 +119,7 @@ impl Order {
     fn lease_at(&self, now: Moment) -> Duration {
         let mut longest = Duration::ZERO;
         for (lease, same) in self.by_lease.iter().rev() {
-            // The shares that are left want less.
+            // The remaining shares have shorter leases.
             if *lease <= longest {
                 break;
             }
@@ -150,14 +151,15 @@ impl Shares {
         slot
     }
 
-    /// Removes a share. Returns its end too, if it has a watcher.
+    /// Removes a share. Also returns its end, if the share has a watcher.
     pub(super) fn remove(&mut self, slot: usize) -> (Share, Option<Arc<End>>) {
         let OrderedShares { share, end } = self.all.remove(slot);
         if end.is_some() {
             self.watched.remove(&(share.ends, slot));
         }
         match &mut self.order {
-            // Dropped with the last share only: a number around the limit would build it again and again.
+            // Dropped only with the last share. Otherwise changes around the limit would build the index again and
+            // again.
             _ if self.all.is_empty() => self.order = None,
             Some(order) => order.remove(&share, slot),
             None => {}
@@ -193,7 +195,7 @@ impl Shares {
         self.all.iter().map(|(_, shared)| &shared.share)
     }
 
-    /// End of the last share's time, though its guard may be forgotten. `None` without shares.
+    /// Returns the end of the share that ends last, even if its guard was leaked. `None` without shares.
     pub(super) fn last_end(&self) -> Option<Moment> {
         match &self.order {
             Some(order) => order.last_end(),
@@ -201,7 +203,7 @@ impl Shares {
         }
     }
 
-    /// Longest lease that one of them still wants.
+    /// Returns the longest lease that a share still wants at `now`.
     pub(super) fn lease_at(&self, now: Moment) -> Duration {
         match &self.order {
             Some(order) => order.lease_at(now),
@@ -231,12 +233,12 @@ impl Shares {
         self.all[slot].end.is_some()
     }
 
-    /// End of the first watched share.
+    /// Returns the earliest end of a watched share.
     pub(super) fn first_watched_end(&self) -> Option<Moment> {
         self.watched.first().map(|(ends, _)| *ends)
     }
 
-    /// Takes the watched shares that are over by now; returns each of them once.
+    /// Takes the watched shares that are over, and returns their ends. Each is returned once.
     pub(super) fn take_over(&mut self, now: Moment) -> Vec<Arc<End>> {
         let mut over = Vec::new();
         while let Some((ends, slot)) = self.watched.first().copied()
@@ -248,7 +250,7 @@ impl Shares {
         over
     }
 
-    /// All watched shares.
+    /// Returns the watched shares that `take_over` has not returned.
     pub(super) fn watched(&self) -> impl Iterator<Item = (&Share, &Arc<End>)> {
         self.watched.iter().filter_map(|(_, slot)| {
             let shared = &self.all[*slot];

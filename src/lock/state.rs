@@ -1,11 +1,12 @@
-//! All that a process knows of one lock, as one pure state: an event goes in, effects come out.
+//! Complete state of one lock in this process: an event goes in, effects come out.
 //!
-//! Redis sees at most one joinable hold and one waiter for each lock and side of this process, however many tasks want
-//! it. On each side one task at a time, the leader, asks the server for that side. The others wait here. Readers join
-//! the hold that the first of them got. A writer that leaves hands its hold off to the next. A waiting writer stops
-//! readers from joining, here as on the server, where both sides wait in one queue of all processes.
+//! The server sees at most one joinable hold and one waiter of this process for each side of the lock. The number of
+//! tasks does not matter. On each side one task at a time, the leader, asks the server, and the other tasks wait here.
+//! Readers join the hold that the leader got. A writer whose guard is released hands the hold off to the next writer. A
+//! waiting writer stops readers from joining. The server does the same: there, the processes of both sides wait in one
+//! queue.
 //!
-//! There is no I/O and no clock in it. `H` is a hold as code outside the cell knows it.
+//! The state has no I/O and no clock. `H` is a hold as code outside the cell knows it.
 
 mod caching;
 mod holding;
@@ -26,19 +27,19 @@ use crate::lock::side::{LeaderState, Pending};
 use crate::lock::state::holds::Holds;
 use crate::lock::state::wait_queue::WaitQueue;
 
-/// All that this process knows of a lock.
+/// Complete state of one lock in this process.
 #[derive(Debug)]
 pub(super) struct State<H> {
-    /// True when the table has forgotten the cell.
+    /// True if the table has removed the cell.
     pub(super) is_gone: bool,
     last_waiter: u64,
     last_hold: u64,
     holds: Holds<H>,
-    /// Waiters and leaders. Absent while there are none, which is most of the time that a lock is held.
+    /// Waiters and leaders. `None` while there are none, as in most of the time in which a lock is held.
     wait_queue: Option<Box<WaitQueue<H>>>,
-    /// Moment at which the background looks for stalled leaders. `None`: never.
+    /// Moment at which the background checks for stalled leaders. `None`: no check is planned.
     looks_at: Option<Moment>,
-    /// Receiver of recalls, while a hold may be cached.
+    /// Receiver of recalls. Present while a hold may be cached.
     pub(super) calls: Option<Arc<Recalls>>,
 }
 
@@ -46,22 +47,22 @@ pub(super) struct State<H> {
 #[derive(Debug)]
 struct Entry<H> {
     number: u64,
-    /// True while the server has granted it and no release was sent.
+    /// True from the grant until the hold is over or a release is sent.
     is_listed: bool,
-    /// Present as long as the hold is listed or shared.
+    /// Handle of the hold. Present as long as the hold is listed or shared.
     handle: Option<Arc<H>>,
     record: HoldRecord,
 }
 
-/// Things that a waiter leaves behind when it gives up its entry.
+/// Parts of a waiter's entry that are left when the waiter leaves.
 #[derive(Debug)]
 pub(crate) struct LeftEntry<H> {
-    /// Request under way that no other waiter continues.
+    /// Request under way, if no other waiter continues it.
     pub(crate) pending: Option<Pending>,
-    /// Share that had been handed to it.
+    /// Share that the waiter had been given and had not taken.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
-    /// Subscription and backoff that no waiter needs. A subscription wakes others when it ends, so the caller drops
-    /// this where no mutex is held.
+    /// Subscription and backoff, if no waiter needs them. The end of a subscription wakes tasks, so the caller drops
+    /// this value while it holds no mutex.
     pub(crate) needless: Option<LeaderState>,
 }
 
@@ -70,20 +71,20 @@ pub(crate) struct LeftEntry<H> {
 pub(crate) enum GrantOutcome<H> {
     /// The grant is a hold now.
     Hold(Arc<H>, ShareId),
-    /// Nothing of the grant is left.
+    /// The grant is over already.
     Over,
-    /// Another task is the leader by now, and will find the grant.
+    /// Another task is the leader by now, and will find the grant on the server.
     NotMine,
 }
 
 /// Reason to wake a waiter.
 #[derive(Debug)]
 pub(crate) enum WakeReason<H> {
-    /// The waiter may ask the server.
+    /// The waiter may send a request to the server.
     Ask,
     /// The waiter has the lock.
     Handed(Arc<H>, ShareId),
-    /// The attempt failed that was made for this waiter too.
+    /// A request that was sent also for this waiter has failed.
     Failed(Failure),
 }
 
@@ -119,8 +120,8 @@ impl<H: OnAgenda> Entry<H> {
         self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
     }
 
-    /// Returns the hold after a share has gone and nothing else has changed: it ends sooner if the remaining shares end
-    /// sooner.
+    /// Returns the hold, if its entry in the deadline queue is too late because a share has gone. The hold ends sooner
+    /// if the remaining shares do. The caller has changed nothing else.
     fn ends_sooner(&self) -> Option<&Arc<H>> {
         let is_known = self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end()));
         if is_known { None } else { self.due_sooner() }
@@ -128,17 +129,17 @@ impl<H: OnAgenda> Entry<H> {
 }
 
 impl<H: OnAgenda> State<H> {
-    /// Number of local waiters and leaders.
+    /// Returns the number of local waiters and leaders.
     pub(super) fn waiting(&self) -> usize {
         self.wait_queue.as_deref().map_or(0, WaitQueue::len)
     }
 
-    /// Returns the waiters and leaders; creates the empty queues if there are none.
+    /// Returns the queue of waiters and leaders. Creates an empty one if there is none.
     fn wait_queue(&mut self) -> &mut WaitQueue<H> {
         self.wait_queue.get_or_insert_default()
     }
 
-    /// Returns true if a writer waits here, or asks.
+    /// Returns true if a writer of this process waits here or asks the server.
     pub(super) fn writer_waits(&self) -> bool {
         self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
     }
@@ -147,8 +148,8 @@ impl<H: OnAgenda> State<H> {
         self.holds.iter().filter(|entry| entry.is_listed)
     }
 
-    /// Holds that a guard uses, or is about to use. A hold that is being released counts for no one: the server may
-    /// have it or not.
+    /// Returns the holds that a guard uses or is about to use. A hold that is being released does not count, since the
+    /// server may have ended it already.
     fn used(&self) -> impl Iterator<Item = &Entry<H>> {
         self.listed().filter(|entry| entry.record.is_live() && !entry.record.is_cached())
     }
@@ -157,8 +158,8 @@ impl<H: OnAgenda> State<H> {
         self.listed().any(|entry| entry.record.mode() == Mode::Write)
     }
 
-    /// Returns true if the first waiter of this side may ask the server. A writer need not while this process holds the
-    /// lock for another writer, which hands it off.
+    /// Returns true if the first waiter of this side may ask the server. While this process has a write hold, a writer
+    /// need not ask: the hold is handed off.
     fn may_ask(&self, mode: Mode) -> bool {
         mode == Mode::Read || !self.holds_write()
     }
@@ -167,7 +168,7 @@ impl<H: OnAgenda> State<H> {
         self.listed().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
     }
 
-    /// Lets the next waiters ask.
+    /// Lets the next waiters ask the server.
     pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
         let may_write = self.may_ask(Mode::Write);
         let Some(crowd) = self.wait_queue.as_deref_mut() else {
@@ -182,7 +183,7 @@ impl<H: OnAgenda> State<H> {
         }
     }
 
-    /// Returns when the background has to look for stalled leaders, if that is sooner than it would.
+    /// Returns the moment at which the background has to check for stalled leaders, if that is sooner than planned.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
         let crowd = self.wait_queue.as_deref()?;
         let writer = crowd.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
@@ -199,7 +200,7 @@ impl<H: OnAgenda> State<H> {
         &mut self.entry(number).record
     }
 
-    /// Changes one hold by an event that may make something due earlier.
+    /// Applies an event to one hold that may have to be scheduled earlier afterwards.
     pub(super) fn change<T>(
         &mut self,
         number: u64,
@@ -212,17 +213,17 @@ impl<H: OnAgenda> State<H> {
         changed
     }
 
-    /// Removes a hold that no one has any more. The caller drops what is left of it where no mutex is held.
+    /// Removes a hold that has no handle any more. The caller drops the returned entry while it holds no mutex.
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
         let entry = self.holds.remove(number)?;
         if let Some(crowd) = self.wait_queue.as_deref_mut() {
-            // A grant in a notification that reaches a waiter later must have a newer token.
+            // A notification may bring a waiter a grant later. Such a grant is checked against this token.
             crowd.newest = crowd.newest.max(Some(entry.record.current_token()));
         }
         Some(entry)
     }
 
-    /// Last token of this lock that the process has had, as far back as its holds and waiters go.
+    /// Returns the newest token of this lock that the present holds and waiters of this process know.
     pub(super) fn newest_token(&self) -> Option<FencingToken> {
         let held = self.holds.iter().map(|entry| entry.record.current_token()).max();
         held.max(self.wait_queue.as_deref().and_then(|crowd| crowd.newest))

@@ -1,5 +1,5 @@
-//! Locks of a manager that this process uses, by their names. Locks of different names do not wait for each other, and
-//! idle ones go away.
+//! Locks that this process uses, by name. Locks with different names do not wait for each other. The table removes idle
+//! locks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,12 +20,12 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::stalled::StalledLeaders;
 use crate::lock::wait::WaitEntry;
 
-/// Number of shards: more than the threads that run at a time on most machines. A power of two.
+/// Number of shards, a power of two. It is larger than the number of parallel threads on most machines.
 pub(crate) const SHARDS: usize = 64;
 
-/// Returns the shard of names with this hash.
+/// Returns the index of the shard for names with this hash.
 pub(crate) fn shard_of(hash: u64) -> usize {
-    // The map uses the lowest bits and the highest seven.
+    // The hash table in a shard uses the lowest bits and the highest seven, so the shard is chosen by other bits.
     (hash >> 32) as usize % SHARDS
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Table {
     pub(crate) stalled: StalledLeaders,
 }
 
-/// Shard on a cache line of its own: a writer there does not slow the next shard.
+/// Shard on a cache line of its own, so that a writer does not slow the next shard.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Shard(Mutex<Cells>);
 
-/// Locks of one shard. The key of each lock keeps the hash of its name.
+/// Cells of one shard. The key of each lock stores the hash of its name.
 #[derive(Debug, Default)]
 struct Cells(HashTable<Arc<Cell<Hold>>>);
 
@@ -55,7 +55,7 @@ impl Cells {
         self.0.insert_unique(hash_of(&cell), cell, hash_of);
     }
 
-    /// Removes this very cell, if it is here and idle. A later task finds another one.
+    /// Removes the cell, if this very cell is in the table and idle. A later task creates a new cell.
     fn remove_if_idle(&mut self, cell: &Arc<Cell<Hold>>) -> Option<Arc<Cell<Hold>>> {
         let here = self.0.find_entry(cell.key().name_hash(), |here| Arc::ptr_eq(here, cell)).ok()?;
         cell.leave_if_idle().then(|| here.remove().0)
@@ -73,7 +73,7 @@ pub(crate) struct Counts {
     pub(crate) guards: usize,
     /// Number of holds without a guard.
     pub(crate) idle: usize,
-    /// Number of holds with a renewal that went unanswered.
+    /// Number of holds whose last renewal was not answered.
     pub(crate) late: usize,
     pub(crate) waiters: usize,
 }
@@ -121,18 +121,18 @@ impl Table {
     }
 
     fn around(self: &Arc<Self>) -> Weak<dyn Surroundings<Hold>> {
-        // In two steps: only the type of the whole is known to be sized.
+        // In two steps, since the compiler needs a sized type for the first one.
         let around: Arc<dyn Surroundings<Hold>> = Arc::<Self>::clone(self);
         Arc::downgrade(&around)
     }
 
-    /// Lets a reader join a hold of this process, if one may be joined now and no writer waits here. `name` comes with
-    /// its hash.
+    /// Lets a reader join a hold of this process, if a hold may be joined now and no writer waits here. `name` has its
+    /// hash with it.
     #[inline]
     pub(crate) fn join(&self, name: (u64, &[u8]), wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let shard = self.shard(name.0);
         let cell = shard.get(name)?;
-        // Mostly no other task has the mutex; then the cell's reference count need not change.
+        // Mostly no other task has the mutex. Then the reference count of the cell need not change.
         if let Some(joined) = cell.try_ask(|state| state.join(wants, now)) {
             return joined;
         }
@@ -141,7 +141,8 @@ impl Table {
         cell.ask(|state| state.join(wants, now))
     }
 
-    /// Lets a writer take a cached hold of this process, if one has enough for it and no task waits here.
+    /// Lets a writer take a cached hold of this process, if the hold has enough time and a token, and no task waits
+    /// here.
     pub(crate) fn take_cached(
         &self,
         name: (u64, &[u8]),
@@ -154,7 +155,8 @@ impl Table {
         cell.ask(|state| state.take_cached(wants, now))
     }
 
-    /// Waits for one side of `key`, or may ask at once. A leader has to be polled again within `grace`.
+    /// Adds a waiter to one side of `key`. The waiter may be the leader at once. A leader has to be polled again within
+    /// `grace`.
     pub(crate) fn enter(
         self: &Arc<Self>,
         key: &Arc<Key>,
@@ -174,8 +176,8 @@ impl Table {
         }
     }
 
-    /// Returns the right to ask the server once, unless this process holds the lock or a task here waits for it.
-    /// Another task that only asks is no obstacle: then both do.
+    /// Enters a try. Returns `None` if a hold or a waiter of this process is in its way. A leader of the same side is
+    /// not in its way: then both ask the server.
     pub(crate) fn try_enter(
         self: &Arc<Self>,
         key: &Arc<Key>,
@@ -196,24 +198,24 @@ impl Table {
         }
     }
 
-    /// Removes a hold that is over, so it blocks no waiter any more.
+    /// Removes a hold that is over, so that it blocks no waiter any more.
     pub(crate) fn on_end(&self, hold: &Hold) {
         let cell = hold.cell();
         let ((), due) = cell.event(self.rules.clock.now(), |state, _, effects| state.on_end(hold.number(), effects));
         debug_assert!(due.0.is_empty(), "what is over makes nothing due");
     }
 
-    /// Returns true if a writer waits here.
+    /// Returns true if a writer of this process waits for the lock.
     pub(crate) fn writer_waits(&self, key: &Key) -> bool {
         self.of(key).is_some_and(|cell| cell.quietly(|state, _, _| state.writer_waits()))
     }
 
-    /// Holds of a lock.
+    /// Returns the holds of a lock.
     pub(crate) fn holds(&self, key: &Key) -> Vec<Arc<Hold>> {
         self.of(key).map_or_else(Vec::new, |cell| cell.quietly(|state, _, _| state.handles().collect()))
     }
 
-    /// Counts holds, their guards, holds with a late renewal, and acquisitions that wait.
+    /// Returns the numbers of holds, guards, holds with a late renewal, and waiting acquisitions.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for shard in &self.shards {
@@ -228,12 +230,12 @@ impl Table {
         counts
     }
 
-    /// Returns a hold that this owner has a guard of.
+    /// Returns a hold of which this owner has a guard.
     pub(crate) fn held_by(&self, key: &Key, owner: OwnerId, now: Moment) -> Option<Arc<Hold>> {
         self.of(key)?.quietly(|state, _, effects| state.held_by(owner, now, effects))
     }
 
-    /// All holds of this process, of all locks, oldest first.
+    /// Returns all holds of this process for all locks, oldest first.
     pub(crate) fn all_holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = Vec::new();
         for shard in &self.shards {
@@ -244,7 +246,7 @@ impl Table {
         holds
     }
 
-    /// Holds without a guard, and the moment until which each may stay cached.
+    /// Returns the cached holds, each with the moment until which it may stay cached.
     pub(crate) fn cached_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
         let mut idle = Vec::new();
         for shard in &self.shards {

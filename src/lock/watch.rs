@@ -1,9 +1,9 @@
 //! Watchers of the end of a share.
 //!
-//! A watched share has an [`End`], which the cell makes known as soon as an event shows it. Such an event is a release,
-//! an answer of the server, or the clock, which the background checks for all holds. A watcher also has a timer of its
-//! own, so that it depends on no other task. The timer is set once for each deadline: only a machine that slept makes
-//! it late, and then the background finds the end.
+//! A watched share has an [`End`], which the cell records as soon as an event ends the share. Such an event is a
+//! release or an answer of the server. It may also come from the clock, which the background checks for all holds. A
+//! watcher also has a timer of its own, so it depends on no other task. The timer is set once for each deadline. Only
+//! after a sleep of the machine is it late, and then the background finds the end.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -16,7 +16,7 @@ use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::hold::{Due, Hold};
 use crate::lock::shares::{Share, ShareId};
 
-/// Watcher of one share of a hold, also when its guard is gone.
+/// Watcher of one share of a hold. It may live longer than the guard.
 #[derive(Clone)]
 pub(crate) struct Watch {
     hold: Arc<Hold>,
@@ -26,7 +26,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch a share; the watcher may outlive its guard.
+    /// Begins to watch a share. The watcher may live longer than the guard.
     pub(crate) fn of(hold: &Arc<Hold>, share_id: ShareId) -> (Self, Due) {
         let ((share, end), due) = hold.watch(share_id);
         (Self { hold: Arc::clone(hold), share, token: share_id.token, end }, due)
@@ -36,7 +36,7 @@ impl Watch {
         &self.hold
     }
 
-    /// Returns the state of the share. A released share still counts as held.
+    /// Returns the state of the share. A released share is still reported as held.
     pub(crate) fn state(&self) -> HoldState {
         match self.end.get() {
             Some(Ended::Lost(reason)) => HoldState::Lost(reason),
@@ -53,30 +53,31 @@ impl Watch {
         }
     }
 
-    /// Moment at which the state may have changed without a notification.
+    /// Returns the moment at which the state may change without a notification.
     fn looks_at(&self) -> Moment {
         self.hold.deadline().min(self.share.ends)
     }
 
-    /// Returns when the share is over by the local clock or by an answer of the server. It needs no server and no other
-    /// task. In a copied process it returns as soon as it is polled there.
+    /// Waits until the share is over by the local clock, by a release, or by an answer of the server. Needs no server
+    /// and no other task. In a copied process it returns as soon as it is polled there.
     pub(crate) async fn ended(&self) -> Ended {
         self.until(|| self.ended_now()).await
     }
 
-    /// Sends the claim now, if the server has yet to answer for the hold.
+    /// Makes the claim due now, if no answer of the server has confirmed the hold yet.
     pub(crate) fn claim_now(&self, now: Moment) -> Due {
         self.hold.claim_now(now)
     }
 
-    /// Returns when the server has answered for the hold since its grant, or when the share is over before.
+    /// Waits until an answer of the server has confirmed the hold since its grant. Returns an error if the share is
+    /// over before.
     pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
         let is_confirmed = || (!self.hold.is_claim()).then_some(Ok(()));
         self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await
     }
 
-    /// Returns the result of `look`, which runs at each change of the share and at its local deadline. In a copied
-    /// process it runs at each poll.
+    /// Returns the first result of `look`, which runs at each change of the share and at its local deadline. In a
+    /// copied process it runs at each poll.
     async fn until<T>(&self, look: impl Fn() -> Option<T> + Send + Sync) -> T {
         let mut found = pin!(self.until_changed(&look));
         poll_fn(|cx| match self.hold.is_copied().then(&look).flatten() {
@@ -90,7 +91,7 @@ impl Watch {
         loop {
             let changed = self.end.changed.notified();
             tokio::pin!(changed);
-            // Registered before the look, so a change between the two is not missed.
+            // Registered before `look` runs, so that a change between the two is not missed.
             changed.as_mut().enable();
             if let Some(found) = look() {
                 return found;

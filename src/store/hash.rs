@@ -1,4 +1,5 @@
-//! The hash scheme: one hash per lock, on any topology. The scripts and their safety argument are in `lua/`.
+//! Hash scheme: one hash for each lock, on any topology. `lua/` has the scripts, and `docs/PROTOCOL.md` says why they
+//! are safe.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: TimestampClients) ->
     scheme_of(&SCRIPTS, transport, limits)
 }
 
-/// Builds the scheme with other scripts, for tests of their limits.
+/// Builds the scheme with these scripts.
 pub(crate) fn scheme_of(
     scripts: &'static Scripts,
     transport: Arc<dyn Transport>,

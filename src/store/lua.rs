@@ -1,8 +1,9 @@
-//! Typed calls of both Lua schemes: arguments in, replies out. `lua/README.md` describes the protocol.
+//! Typed calls of both Lua schemes. `lua/README.md` describes the protocol.
 //!
-//! Every reply is one text of words, or an array that begins with one and has rows. Its words are its code, the id that
-//! the request named, the server's time in two words, and numbers. The transport has compared the id. A reply of
-//! another shape comes from a foreign script: it counts as unknown, since some script has run.
+//! A reply is one text of words, or an array whose first element is such a text and whose other elements are rows. The
+//! first words are a code, the id in the request, and the server's time as two words. Numbers follow. The transport has
+//! compared the id with the request. A reply in another form comes from a foreign script. The result of the request
+//! then counts as unknown, since that script may have changed the lock.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,25 +35,26 @@ pub(crate) struct Scripts {
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
     pub(crate) force: Script,
-    /// Answers the recall of a try, in a scheme with recalls.
+    /// Sends the recall reply to a try. Present in a scheme with recalls.
     pub(crate) used: Option<Script>,
-    /// Last parts of the keys of each script, in order.
+    /// Last part of the name of each key of a lock, in the order of `KEYS`.
     pub(crate) key_parts: &'static [&'static str],
 }
 
 static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
-/// Place of the waiters of a lock.
+/// Place in which a scheme records the waiters of a lock.
 pub(crate) enum ScriptQueue {
-    /// The lock's own queue; waiters are notified of their grants. A script that may let others in has to know how long
-    /// the timestamps of timestamp clients count. `limits` has that in milliseconds: the readers' and the writers',
-    /// with a blank between them.
+    /// The record of the lock has the queue. A script that frees the lock grants it to waiters and notifies them.
+    /// `limits` says how long timestamps of timestamp clients count. It has the milliseconds for readers, a blank, and
+    /// the milliseconds for writers. A script that may admit another client needs `limits`.
     InTheLock { limits: String },
-    /// Beside the lock. The next waiter is notified to ask again.
+    /// The readers' key has the queue, which grants nothing. When the lock becomes free, a script notifies the next
+    /// waiter. The waiter then asks again.
     Beside,
 }
 
-/// Scheme whose attempts are scripts.
+/// Scheme that sends each attempt as a Lua script.
 pub(crate) struct LuaScheme {
     scripts: &'static Scripts,
     transport: Arc<dyn Transport>,
@@ -70,7 +72,7 @@ impl LuaScheme {
         Self { scripts, transport, queue: waiting }
     }
 
-    /// Commands without which the scheme cannot work.
+    /// Commands that the scheme needs.
     fn commands(&self) -> BTreeSet<&'static str> {
         let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self.scripts;
         [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
@@ -83,7 +85,7 @@ impl LuaScheme {
         call
     }
 
-    /// Begins a call, without arguments yet.
+    /// Builds a call of `script` with its keys and without arguments.
     fn call(&self, script: &'static Script, key: &Key) -> Call {
         let mut call = Call::new(script, key.slot());
         for part in self.scripts.key_parts {
@@ -92,14 +94,14 @@ impl LuaScheme {
         call
     }
 
-    /// Adds all arguments of an acquisition but the limit, which comes before them.
+    /// Adds all arguments of an acquisition except its time limit, which goes before them.
     fn acquire_args(&self, call: &mut Call, request: &AcquireRequest) {
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
         call.number(whole_millis(request.lease));
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
-            // At least one: 0 means that the acquisition does not wait.
+            // At least one millisecond, since 0 means that the acquisition does not wait.
             IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl } => {
                 call.number(whole_millis(waiter_ttl.max(Duration::from_millis(1))))
             }
@@ -124,7 +126,7 @@ impl LuaScheme {
         call
     }
 
-    /// Acquires with a token of at least this floor. Only the two-key scheme has it.
+    /// Builds an acquisition whose token has a lower bound. Only the two-key scheme supports it.
     fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
         let mut call = self.acquire_call(key, request);
         match floor {
@@ -144,7 +146,7 @@ impl LuaScheme {
         call
     }
 
-    /// Adds all arguments of a conversion but the limit, which comes before them.
+    /// Adds all arguments of a conversion except its time limit, which goes before them.
     fn convert_args(&self, call: &mut Call, old: &AcquisitionId, request: &AcquireRequest) {
         call.arg(old.as_str());
         call.echoed_arg(request.id.as_str());
@@ -200,7 +202,7 @@ impl LuaScheme {
         call
     }
 
-    /// Ends by force what several servers have shown. Only the two-key scheme has it.
+    /// Builds a force of the holds that several servers have shown. Only the two-key scheme supports it.
     fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
         let mut call = self.force_call(key, &View { token, ..View::default() });
         call.number(seen.token.map_or(0, FencingToken::as_u64));
@@ -208,24 +210,24 @@ impl LuaScheme {
         call
     }
 
-    /// Adds the limits that a script needs that may let others in.
+    /// Adds the limits of timestamp clients if the scheme has them: the script may admit another client.
     fn add_limits(&self, call: &mut Call) {
         if let ScriptQueue::InTheLock { limits } = &self.queue {
             call.arg(limits);
         }
     }
 
-    /// Channel on which the processes with cached holds receive recalls.
+    /// Channel on which recalls reach the processes that may cache the hold.
     fn recall_channel(&self, key: &Key) -> String {
         [&key.channels(self.scripts.key_parts[0]), ":", RECALL].concat()
     }
 
-    /// Returns true if the scheme has cached holds and recalls.
+    /// Returns true if the scheme supports cached holds and recalls.
     fn has_recalls(&self) -> bool {
         matches!(self.queue, ScriptQueue::InTheLock { .. })
     }
 
-    /// Channel of one manager.
+    /// Channel on which notifications reach the waiters of one manager.
     fn channel(&self, key: &Key, manager: &str) -> String {
         match self.queue {
             ScriptQueue::InTheLock { .. } => {
@@ -235,7 +237,7 @@ impl LuaScheme {
         }
     }
 
-    /// Acquires with a limit of the caller's choice: the copy of a request that was sent at another time.
+    /// Acquires with a time limit that the caller chooses, as a copy of a request that was sent at another time.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) async fn acquire_until(
         &self,
@@ -249,7 +251,7 @@ impl LuaScheme {
         read_reply(self.transport.call(call).await?, request.id.as_str(), parse_acquired)
     }
 
-    /// Converts with a limit of the caller's choice.
+    /// Converts with a time limit that the caller chooses.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) async fn convert_until(
         &self,
@@ -265,11 +267,11 @@ impl LuaScheme {
     }
 }
 
-/// Part of notification channels, behind the key or in place of its last part.
+/// Part of the name of notification channels. It follows the key, or replaces the last part of the key.
 const WAKE: &str = "wake";
-/// Part of the channel for recalls, behind the key.
+/// Last part of the name of the recall channel, after the key.
 const RECALL: &str = "call";
-/// Argument that says that the process may cache the hold.
+/// Argument by which the process offers to cache the hold.
 const CACHE_FLAG: &str = "k";
 
 /// Reads the commands that the user may not run, from the reply to a check of rights.
@@ -282,7 +284,7 @@ fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     Some(refused.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
 }
 
-/// Ids of all holds that a look has shown.
+/// Returns the ids of all holds in a view, with blanks between them.
 fn ids(seen: &View) -> String {
     seen.holders.iter().map(|holder| &*holder.id).collect::<Vec<_>>().join(" ")
 }
@@ -295,7 +297,7 @@ fn letter(mode: Mode) -> &'static str {
 }
 
 fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
-    // With the two digits that records have.
+    // A record stores this number with two digits, and a script may copy the argument as it is.
     match max_tokens {
         1 => call.arg("01"),
         10.. => call.number(max_tokens),
@@ -325,7 +327,7 @@ impl Scheme for LuaScheme {
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
-            // Ahead of acquisitions, which may wait for the lock that this frees.
+            // The release goes ahead of acquisitions, which may wait for the lock that it frees.
             let reply = self.transport.call_ahead(self.release_call(key, id)).await?;
             read_reply(reply, id.as_str(), parse_released)
         })
@@ -379,7 +381,7 @@ impl Scheme for LuaScheme {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
-            // On a connection of its own: a look may take long, and other requests would wait behind it.
+            // On a connection of its own: an `inspect` may take long, and other requests would wait behind it.
             let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key)).await?;
             read_reply(reply, "", parse_view)
         })
@@ -483,12 +485,13 @@ impl Scheme for LuaScheme {
     }
 }
 
-/// Converts a lease to whole milliseconds, as scripts take it. Options keep leases far below the limit of 64 bits.
+/// Converts a lease to whole milliseconds, the unit of the scripts. The options keep leases far below the limit of 64
+/// bits.
 fn whole_millis(lease: Duration) -> u64 {
     lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
 }
 
-/// Checks the common part of all replies and hands the rest to `parse`.
+/// Checks the words that all replies have and hands the rest to `parse`.
 fn read_reply<T>(
     reply: Answered<Value>,
     id: &str,
@@ -509,7 +512,7 @@ fn read_reply<T>(
     });
     read.unwrap_or_else(|| {
         Err(Failure::Unknown {
-            // The script that gave this answer has run: no copy of it is under way.
+            // A script has run and replied, so no copy of this request is on its way.
             arrives_until: sent,
             source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
         })
@@ -580,7 +583,7 @@ fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
 
 fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     let remaining = fields.millis()?;
-    // Only a renewal that may cache gets more numbers.
+    // The reply has more numbers only if the renewal offered to cache the hold.
     let Some(waited_for) = fields.number() else {
         return Some(Renewed::of(remaining));
     };
@@ -602,7 +605,7 @@ fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         waiters: Vec::new(),
         more_waiters: fields.count()?,
         tokens: Vec::new(),
-        // Only the hash scheme reports it.
+        // Only the hash scheme has this number.
         is_recallable: fields.number() == Some(1),
     };
     while let Some(mut row) = fields.row() {
@@ -627,7 +630,8 @@ fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     Some(Forced { ids, has_more: more })
 }
 
-/// Reads a notification of a lock. A grant names its acquisition; any other message says that the lock can be taken.
+/// Reads a notification for waiters. A grant names its acquisition. Any message that is neither a grant nor a recall
+/// reply tells the waiter to ask again.
 fn read_notification(message: &[u8], anchor: Option<ClockSample>) -> Notification {
     if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
         return Notification::Used { id };
@@ -639,8 +643,8 @@ fn id_of(text: &[u8]) -> Option<Arc<str>> {
     str::from_utf8(text).ok().filter(|id| AcquisitionId::is_one(id)).map(Arc::from)
 }
 
-/// Reads a recall: `<last_token>`, or `<last_token> <id>` of a try. Any other message recalls no hold: it names a token
-/// below all.
+/// Reads a recall: `<last_token>`, or `<last_token> <id>` from a try. Any other message becomes a recall with a token
+/// below all others, which recalls no hold.
 fn read_recall(message: &[u8], _: Option<ClockSample>) -> Notification {
     parse_recall(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
 }
@@ -656,7 +660,7 @@ fn parse_recall(message: &[u8]) -> Option<Notification> {
 }
 
 /// Reads `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`. The remaining time counts from the
-/// clock sample: only the deadline matters, whatever time has passed since.
+/// clock sample, an earlier answer of the same node. So the age of the message does not matter.
 fn parse_grant_notification(message: &[u8], anchor: ClockSample) -> Option<Notification> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
@@ -676,7 +680,7 @@ fn parse_grant_notification(message: &[u8], anchor: ClockSample) -> Option<Notif
     })
 }
 
-/// Words of a reply, and its rows.
+/// Words of a reply or of a row, and the rows of the reply.
 struct Fields<'a> {
     words: Words<'a>,
     rows: &'a [Value],
@@ -721,7 +725,7 @@ impl<'a> Fields<'a> {
         self.number().map(Duration::from_millis)
     }
 
-    /// Reads a token, where 0 stands for none.
+    /// Reads a token. The number 0 stands for none.
     fn token(&mut self) -> Option<Option<FencingToken>> {
         let raw = self.number()?;
         if raw == 0 {

@@ -1,5 +1,5 @@
-//! Locks in the memory of this process, for users' tests: a store of [`Record`]s and the scheme over it. The records
-//! are the executable specification of a lock.
+//! Locks in the memory of this process, for users' tests. This module has a store of [`Record`]s and a scheme over this
+//! store. The records are the executable specification of a lock.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -36,20 +36,20 @@ use crate::store::{
     Notification, ReleaseReply, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
 };
 
-/// Smallest number of locks at which a search for idle ones is worth its cost.
+/// Number of locks below which the store does not search for idle ones.
 const MIN_SWEEP: usize = 64;
 
-/// The locks that a [`MemoryManager`](crate::MemoryManager) and its peers share.
+/// Locks that a [`MemoryManager`](crate::MemoryManager) and its peers share.
 pub(crate) struct Store {
     clock: Clock,
-    /// Owner of the memory. Locks in a copied process would exclude no one elsewhere.
+    /// Process that owns the memory. After a fork, the locks in the copied process would exclude no other process.
     process: Process,
-    /// Server time when the clock stood at `origin`.
+    /// Server time at the moment `origin` of the clock.
     epoch: ServerTime,
     origin: Moment,
-    /// Microseconds by which the losses of all locks have set the clock forward.
+    /// Microseconds by which each loss of all locks has moved the server's clock forward.
     skipped_us: AtomicU64,
-    /// Number of subscriptions to recalls that have been live so far.
+    /// Number of live subscriptions to recalls so far.
     epochs: AtomicU64,
     locks: Mutex<Locks>,
 }
@@ -69,7 +69,8 @@ impl Locks {
         self.by_base.entry(key.base().into()).or_default()
     }
 
-    /// Forgets locks without holders and waiters, each time the store has doubled: constant work for each new lock.
+    /// Forgets locks without holders and waiters. The search runs each time the number of locks has doubled. So it
+    /// costs constant work for each new lock.
     fn forget_idle(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.by_base.retain(|_, lock| lock.record.forget_ms >= now_ms || lock.is_watched());
@@ -84,13 +85,13 @@ struct StoredLock {
     recall_listeners: Vec<RecallListener>,
 }
 
-/// Process that may cache a hold of the lock.
+/// Receiver of recalls of one process that may cache a hold of the lock.
 struct RecallListener {
     connection: Arc<MemoryConnection>,
     recalls: Weak<Recalls>,
 }
 
-/// Waiters of one manager.
+/// Subscription of one manager to the notifications for its waiters.
 struct Subscriber {
     manager: Box<str>,
     connection: Arc<MemoryConnection>,
@@ -99,7 +100,7 @@ struct Subscriber {
 
 const CUT: &str = "`MemoryManager::disconnect` has cut this manager off";
 
-/// Connection between one manager and the store. When it is cut, nothing gets through in either direction.
+/// Connection between one manager and the store. A cut connection carries nothing in either direction.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryConnection {
     is_cut: AtomicBool,
@@ -119,7 +120,7 @@ impl MemoryConnection {
 }
 
 impl Subscriber {
-    /// Sends a notification, if there is room. Returns false if the subscriber has gone.
+    /// Sends a notification, if the channel has room. Returns false if the subscriber has gone.
     fn receives(&self, notice: &Notification) -> bool {
         !matches!(self.notifications.try_send(notice.clone()), Err(TrySendError::Closed(_)))
     }
@@ -131,15 +132,15 @@ impl StoredLock {
             || self.recall_listeners.iter().any(|keeper| keeper.recalls.strong_count() > 0)
     }
 
-    /// Recall handlers of the lock that a recall reaches.
+    /// Returns the recall handlers of the lock whose connections are not cut.
     fn recall_listeners(&mut self) -> Vec<Arc<Recalls>> {
         self.recall_listeners.retain(|keeper| keeper.recalls.strong_count() > 0);
         let heard = self.recall_listeners.iter().filter(|keeper| !keeper.connection.is_cut());
         heard.filter_map(|keeper| keeper.recalls.upgrade()).collect()
     }
 
-    /// Notifies the managers that an operation concerns. Returns the recalls, which the caller delivers after it has
-    /// unlocked the store.
+    /// Sends the notifications of an operation. Returns the recalls, which the caller delivers after it has unlocked
+    /// the store.
     fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Recalls>, Recall)> {
         for GrantNotification { id, granted } in self.record.take_notifications() {
             let answer = Answered { sent, server, node: NodeId::default(), value: granted };
@@ -155,11 +156,12 @@ impl StoredLock {
         self.recall_listeners().into_iter().map(|calls| (calls, call.clone())).collect()
     }
 
-    /// Notifies the manager of this acquisition.
+    /// Sends a notification to the manager of this acquisition.
     fn deliver(&mut self, id: &str, notice: &Notification) {
         self.subscribers.retain(|subscriber| {
             let Subscriber { manager, connection: wire, .. } = subscriber;
-            // An id begins with that of its manager. A cut subscriber misses the notification and stays.
+            // The id of an acquisition begins with the id of its manager. A cut subscriber misses the notification and
+            // stays.
             wire.is_cut() || !id.starts_with(&**manager) || subscriber.receives(notice)
         });
     }
@@ -185,17 +187,17 @@ impl Store {
         ServerTime::from_micros(shown.as_micros().wrapping_add(self.skipped_us.load(Ordering::SeqCst)))
     }
 
-    /// Applies one operation to one lock, as a server runs a script: at once and alone.
+    /// Applies one operation to one lock. As a script on a server, the operation runs alone.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Answered<T> {
         let sent = self.clock.now();
         let mut locks = self.locks.lock();
-        // Read under the mutex, so that time does not run backwards between operations.
+        // The clock is read under the mutex, so that time does not run backwards between operations.
         let server = self.server_time();
         let lock = locks.get(key, server);
         let value = operation(&mut lock.record, server);
         let calls = lock.publish(sent, server);
         drop(locks);
-        // Without the mutex: a handler of recalls may use the store again.
+        // Delivered without the mutex, since a handler of recalls may use the store again.
         calls.into_iter().for_each(|(keeper, call)| keeper.called(&call, self.clock.now()));
         Answered { sent, server, node: NodeId::default(), value }
     }
@@ -229,7 +231,7 @@ impl Store {
     fn listen(&self, key: &Key, calls: &Arc<Recalls>, wire: &Arc<MemoryConnection>) {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
-        // A handler does not unsubscribe: it is gone when its last owner is.
+        // A handler does not unsubscribe. It is gone when its last owner has dropped it.
         lock.recall_listeners.retain(|keeper| keeper.recalls.strong_count() > 0);
         lock.recall_listeners.push(RecallListener { connection: Arc::clone(wire), recalls: Arc::downgrade(calls) });
         if !wire.is_cut() {
@@ -237,13 +239,13 @@ impl Store {
         }
     }
 
-    /// Begins a live subscription.
+    /// Creates a live subscription.
     fn subscription(&self) -> LiveSubscription {
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
         LiveSubscription { epoch, liveness: Arc::new(Liveness::until(NodeId::default(), Moment::NEVER)) }
     }
 
-    /// Recall handlers of all locks that are cached over this wire.
+    /// Returns the recall handlers of all locks that were registered over this connection.
     fn recall_listeners_of(locks: &Locks, wire: &MemoryConnection) -> Vec<Arc<Recalls>> {
         let keepers = locks.by_base.values().flat_map(|lock| &lock.recall_listeners);
         keepers
@@ -252,20 +254,20 @@ impl Store {
             .collect()
     }
 
-    /// Sets the server's clock back. With a `step` of zero it is right again.
+    /// Sets the server's clock back by `step`. A `step` of zero makes the clock right again.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn set_back(&self, step: Duration) {
         let step = u64::try_from(step.as_micros()).expect("short");
         self.skipped_us.store(step.wrapping_neg(), Ordering::SeqCst);
     }
 
-    /// Publishes a message to the waiters of a manager, which a user with the right to publish may have made up.
+    /// Publishes a notification that a client with the right to publish may have invented.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn publish_notification(&self, key: &Key, id: &str, notice: &Notification) {
         self.locks.lock().get(key, self.server_time()).deliver(id, notice);
     }
 
-    /// Publishes a recall that a user with the right to publish may have made up.
+    /// Publishes a recall that a client with the right to publish may have invented.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn publish_recall(&self, key: &Key, call: &Recall, now: Moment) {
         let mut locks = self.locks.lock();
@@ -275,9 +277,9 @@ impl Store {
         keepers.iter().for_each(|calls| calls.called(call, now));
     }
 
-    /// Cuts a manager off.
+    /// Cuts the connection of a manager.
     pub(crate) fn cut(&self, wire: &MemoryConnection) {
-        // Under the mutex: an operation that is being published gets through as a whole or not at all.
+        // Cut under the mutex, so that all messages of an operation get through, or none.
         let locks = self.locks.lock();
         wire.is_cut.store(true, Ordering::SeqCst);
         let keepers = Self::recall_listeners_of(&locks, wire);
@@ -285,7 +287,7 @@ impl Store {
         keepers.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
     }
 
-    /// Connects the manager again. Its waiters may have missed a notification.
+    /// Connects the manager again. Its waiters ask again, since they may have missed a notification.
     pub(crate) fn mend(&self, wire: &Arc<MemoryConnection>) {
         let mut locks = self.locks.lock();
         wire.is_cut.store(false, Ordering::SeqCst);
@@ -297,7 +299,7 @@ impl Store {
         }
     }
 
-    /// Names of the locks for which a server would have a key.
+    /// Returns the names of the locks for which a server would have a key.
     fn names(&self, listing: &Listing) -> BTreeSet<String> {
         let locks = self.locks.lock();
         let now_ms = self.server_time().as_micros() / 1000;
@@ -305,14 +307,15 @@ impl Store {
         known.filter_map(|(base, _)| listing.name_of_base(base)).collect()
     }
 
-    /// Forgets all locks, as a server that restarts empty. It notifies no manager.
+    /// Forgets all locks, as a server does that restarts without data. No manager is notified.
     pub(crate) fn lose_all(&self) {
         let mut locks = self.locks.lock();
         let last_us = locks.by_base.values().map(|lock| lock.record.token).max().unwrap_or(0);
         for lock in locks.by_base.values_mut() {
             lock.record = Record::default();
         }
-        // A restart takes time, which a paused clock does not show: no token is given twice.
+        // A restart takes time, but a paused clock does not move. The step forward keeps tokens from being granted
+        // twice.
         let behind_us = (last_us + 1).saturating_sub(self.server_time().as_micros());
         self.skipped_us.fetch_add(behind_us, Ordering::SeqCst);
     }
@@ -340,7 +343,7 @@ impl MemoryScheme {
         &self.connection
     }
 
-    /// Applies one operation. A call within the process cannot arrive late.
+    /// Applies one operation. It has no limit, since a call within the process cannot arrive late.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Attempt<T> {
         self.connection.check()?;
         Ok(self.store.apply(key, operation))

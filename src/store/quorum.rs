@@ -1,14 +1,15 @@
-//! Scheme with one lock at several independent masters: a majority of them decides (Redlock), for both modes.
+//! Scheme that keeps each lock at several independent masters and lets a majority decide (Redlock), for both modes.
 //!
-//! Each attempt asks all masters in parallel and is over when a majority has decided it: it waits for no slow master.
-//! Later answers still count: a late grant is part of the hold, or is released. A hold lasts as long as a majority
+//! An attempt asks all masters in parallel. It ends when a majority has decided, so it waits for no slow master. A
+//! later answer still counts: a late grant becomes part of the hold, or is released. A hold lasts as long as a majority
 //! keeps it, and a majority stores its token ([`votes`]). An acquisition without a majority is released at once at all
-//! masters that may have it. The next attempt has another id, so a late release ends no hold that counts. Acquisitions
-//! do not queue at a master, since each master would have an order of its own. A refused one asks again after a pause
-//! with jitter.
+//! masters that may have granted it. The next attempt has another id, so a late release ends no later hold.
+//! Acquisitions do not queue at a master, since each master would have an order of its own. A refused acquisition is
+//! repeated after a pause with jitter.
 //!
-//! A master that was restarted may have forgotten its grants. It has no vote until it has been running for longer than
-//! the longest lease of this manager: by then all that it may have forgotten is over.
+//! A master that was restarted may have forgotten its grants. It has no vote until its uptime exceeds the longest lease
+//! of this manager. Then all grants that it may have forgotten are over.
+//!
 //! Source: Antirez, "Distributed locks with Redis" (Redlock), its section on delayed restarts.
 
 use std::collections::BTreeSet;
@@ -46,31 +47,31 @@ mod renew;
 mod views;
 mod votes;
 
-/// Responsibility that a restarted master does not vote too early.
+/// Way to make sure that a restarted master does not vote too early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Restarts {
-    /// The manager checks the uptime before it counts a vote.
+    /// The manager checks the uptime of a master before it counts the vote.
     Checked,
-    /// The operator delays the start of the master.
+    /// The operator delays the start of a restarted master.
     Delayed,
 }
 
-/// Margins for the masters' clocks and for the network.
+/// Margins for differences between clocks, and for delays in the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Margins {
     pub(crate) max_clock_skew: Duration,
-    /// Longest time for which a request that is sent now may yet be carried out.
+    /// Longest time from now for which a master may still carry out a request that is sent now.
     pub(crate) max_delay: Duration,
 }
 
-/// Scheme over several schemes, each of one master.
+/// Scheme over several schemes, one for each master.
 pub(crate) struct Quorum {
     masters: Vec<Arc<Master>>,
     outstanding: Arc<Outstanding>,
     clock: Clock,
     margins: Margins,
     restarts: Restarts,
-    /// Longest lease of any hold that this manager has requested, in nanoseconds.
+    /// Longest lease that this manager has requested for any hold, in nanoseconds.
     longest_lease: AtomicU64,
 }
 
@@ -82,25 +83,26 @@ impl fmt::Debug for Quorum {
 
 /// Answer of one master, with its index.
 type MasterAnswer<T> = (usize, Attempt<T>);
-/// Requests that have yet to be answered.
+/// Requests whose answers are missing.
 type PendingAnswers<T> = FuturesUnordered<BoxFuture<'static, T>>;
 
-/// Masters whose yes counts.
+/// Rule that says which masters' yes counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Voters {
-    /// Masters that may remember all their grants: a new hold may conflict with a forgotten one.
+    /// Only masters that remember all their live grants. A new hold might conflict with a grant that a master has
+    /// forgotten.
     #[default]
     Remembering,
-    /// All masters that have the hold, when it is kept as it is or made a lesser one.
+    /// All masters. Used where a write hold becomes a read hold: the write hold excludes all others already.
     Holding,
 }
 
-/// Details for the answer when no majority says yes.
+/// Details of the answers, for the case that no majority says yes.
 #[derive(Debug, Default)]
 struct AnswerSummary {
     retry_in: Option<Duration>,
     forced: Option<FencingToken>,
-    /// Latest server time of any answer.
+    /// Latest server time in any answer.
     server: ServerTime,
     failures: Vec<Failure>,
     voters: Voters,
@@ -109,7 +111,7 @@ struct AnswerSummary {
 }
 
 impl AnswerSummary {
-    /// Failure to report when too few masters answer.
+    /// Returns the failure to report when too few masters answer.
     fn failure(self, masters: usize) -> Failure {
         let minority = masters - majority(masters);
         let is_refusal = |failure: &&Failure| matches!(failure, Failure::Refused { .. } | Failure::Broken { .. });
@@ -152,12 +154,12 @@ impl Quorum {
         Ballot::new(self.masters.len())
     }
 
-    /// Returns true if a master may remember all its grants that are not over.
+    /// Returns true if a master must remember all its grants that are not over.
     fn may_vote(&self, master: usize) -> bool {
         self.time_to_vote(master).is_none()
     }
 
-    /// Time until a master may vote. `None` if it may.
+    /// Returns the time until a master may vote, or `None` if it may vote now.
     fn time_to_vote(&self, master: usize) -> Option<Duration> {
         if self.restarts == Restarts::Delayed {
             return None;
@@ -169,13 +171,13 @@ impl Quorum {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Number of masters that answer and may not vote yet, including those that no attempt waited for.
+    /// Returns the number of masters that answer but may not vote yet. It includes masters for which no attempt waited.
     fn restarted_masters(&self) -> usize {
         let answers = |(place, master): &(usize, &Arc<Master>)| !self.may_vote(*place) && !master.is_silent();
         self.masters.iter().enumerate().filter(answers).count()
     }
 
-    /// Asks every master that is not silent.
+    /// Sends a request to every master that is not silent.
     fn ask<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         ballot: &mut Ballot,
@@ -197,13 +199,13 @@ impl Quorum {
         if was_held { Vote::Yes(Yes { sent: now, until: now, token: NO_TOKEN }) } else { Vote::No }
     }
 
-    /// Masters that are not silent.
+    /// Returns the masters that are not silent.
     fn live_masters(&self) -> impl Iterator<Item = (usize, &dyn Scheme)> {
         let masters = self.masters.iter().enumerate().filter(|(_, master)| !master.is_silent());
         masters.map(|(place, master)| (place, &*master.scheme))
     }
 
-    /// Returns the answers if a majority has answered.
+    /// Returns the successful answers if a majority of the masters gave one.
     fn majority_of<T>(&self, answers: Vec<(usize, Result<T, Failure>)>) -> Result<Vec<(usize, T)>, Failure> {
         let (mut summary, mut given) = (AnswerSummary::default(), Vec::new());
         for (place, answer) in answers {
@@ -216,13 +218,13 @@ impl Quorum {
         if given.len() >= majority(masters) { Ok(given) } else { Err(summary.failure(masters)) }
     }
 
-    /// Notes a lease: a master must have forgotten all holds of this length before it may vote again.
+    /// Notes a requested lease. A restarted master may vote only when all holds of this length are over.
     fn note_lease(&self, lease: Duration) {
         self.longest_lease.fetch_max(nanos(lease), Ordering::Relaxed);
     }
 }
 
-/// Token of a vote in which no token has to be agreed upon.
+/// Token of a vote on a question for which the masters need not agree on a token.
 const NO_TOKEN: FencingToken = FencingToken::ZERO;
 
 fn nanos(span: Duration) -> u64 {
@@ -230,11 +232,12 @@ fn nanos(span: Duration) -> u64 {
 }
 
 fn answer_of<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
-    // The answer comes from several nodes.
+    // No single node gave this answer.
     Answered { sent, server, node: NodeId::default(), value }
 }
 
-/// Answers with the grant of a majority. It counts by the local clock, since the masters' deadlines and clocks differ.
+/// Builds the answer for a grant of a majority. It has no server time, since the masters' clocks differ: the local
+/// clock counts.
 fn majority_answer<T>(won: Yes, value: T) -> Answered<T> {
     answer_of(won.sent, ServerTime::default(), value)
 }
@@ -243,7 +246,7 @@ fn majority_grant(won: Yes) -> Granted {
     Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
 }
 
-/// Turns a failure into an unknown result: a minority may have carried out the request.
+/// Turns a failure into an unknown result, since a minority of the masters may have carried out the request.
 fn into_unknown(failure: Failure, arrives_until: Moment) -> Failure {
     match failure {
         Failure::NotDone { source } => Failure::Unknown { arrives_until, source },
@@ -251,8 +254,8 @@ fn into_unknown(failure: Failure, arrives_until: Moment) -> Failure {
     }
 }
 
-/// Waits in the background for the remaining answers, so a master that never answers delays no caller. If this runtime
-/// ends, requests under way count as sent.
+/// Waits in the background for the remaining answers, so that a slow master delays no caller. If this runtime ends, the
+/// requests under way count as sent.
 fn finish<T: Send + 'static>(mut asked: PendingAnswers<T>) {
     if !asked.is_empty() {
         drop(process::spawn(async move { while asked.next().await.is_some() {} }));
@@ -325,7 +328,8 @@ impl Scheme for Quorum {
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let asks = self.live_masters().map(|(place, scheme)| {
-                // A master that has shown nothing may have got the hold since the look at the others.
+                // A master without a token in the view may have got the hold since the other masters answered
+                // `inspect`.
                 let token = seen.tokens.get(place).copied().flatten();
                 async move { (place, scheme.force_shown(key, token, seen).await) }
             });
@@ -339,8 +343,8 @@ impl Scheme for Quorum {
     fn contact(&self, key: &Key) -> ServerContact {
         let mut served: Vec<_> = self.masters.iter().map(|master| master.scheme.contact(key).served).collect();
         served.sort_unstable();
-        // The moment at which a majority had served last. Never silent: a caller that learns that there is no majority
-        // has not waited for an answer.
+        // A majority has served a request at this moment or later. A quorum is never silent: its attempt fails as soon
+        // as a majority is missing, so no caller waits for a silent quorum.
         let served = served.len().checked_sub(majority(served.len())).and_then(|place| served[place]);
         ServerContact { served, is_silent: false }
     }
@@ -374,7 +378,7 @@ impl Scheme for Quorum {
         })
     }
 
-    /// Counts a minority without rights as masters that do not vote.
+    /// Treats masters that refuse a command as masters that do not vote, as long as they are a minority.
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.check_rights(key, more));
@@ -405,7 +409,8 @@ impl Scheme for Quorum {
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.names(listing).await) });
-            // A majority has the lock, so any majority includes a master that knows it.
+            // A majority has recorded each held lock. Any other majority shares a master with it, so no held lock is
+            // missing.
             let answers = self.majority_of(join_all(asks).await)?;
             Ok(answers.into_iter().flat_map(|(_, names)| names).collect())
         })
@@ -415,7 +420,7 @@ impl Scheme for Quorum {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.health());
             let asked = join_all(asked).await;
-            // The uptime is known only after the master has answered.
+            // The answer to this request brings the uptime, so the time to the vote is computed afterwards.
             let of_master = |(place, mut nodes): (usize, Vec<NodeHealth>)| {
                 let votes_in = self.time_to_vote(place);
                 nodes.iter_mut().filter(|node| node.is_reachable).for_each(|node| node.votes_in = votes_in);

@@ -1,4 +1,4 @@
-//! The two-key scheme: a read key and a write key for each lock, on one node. The scripts are in `lua/`.
+//! Two-key scheme: a read key and a write key for each lock, on one node. `lua/` has the scripts.
 
 use std::sync::Arc;
 

@@ -7,34 +7,35 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::base::options::TimestampClients;
 use crate::store::{AcquisitionId, Answered, Mode, View};
 
-/// State of one lock at one moment, as the server sees it. For people and dashboards: it may be out of date when it is
-/// read.
+/// State of one lock at one moment, as the server sees it. The view is for people and dashboards. It may be out of date
+/// when they read it.
 ///
-/// With the cargo feature `serde` it can be serialized. Each time is a text for people and a number of milliseconds for
-/// programs: `"age": "1.2s"`, `"age_ms": 1204`. [`inspect`](crate::RwLockManager::inspect) has an example.
+/// With the cargo feature `serde` the view can be serialized. Each time is a text for people and a number of
+/// milliseconds for programs: `"age": "1.2s"`, `"age_ms": 1204`. [`inspect`](crate::RwLockManager::inspect) has an
+/// example.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockView {
     /// Name of the lock.
     pub name: String,
-    /// Last token that was granted or reserved, if the server has one. The process of a writer reserves a few, one for
-    /// each writer that may follow by a hand-off.
+    /// Last token that was granted or reserved, if the server has one. The process of a writer reserves a few tokens,
+    /// one for each writer that may follow by a hand-off.
     pub last_token: Option<FencingToken>,
     /// Holders of the lock, writers first. A process counts as one holder, however many of its tasks share the hold.
     pub holders: Vec<HolderView>,
-    /// Number of further holders in the server's record, dead ones too: the view has a hundred holders and waiters at
-    /// most.
+    /// Number of further holders in the server's record, dead ones included. A view has at most a hundred holders and
+    /// waiters.
     pub more_holders: usize,
-    /// Waiters in the server's queue, in the order in which they came. A process counts as one waiter for each side.
+    /// Waiters in the server's queue, in the order of their arrival. A process counts as one waiter for each side.
     pub waiters: Vec<WaiterView>,
-    /// Number of further waiters, dead ones too.
+    /// Number of further waiters in the server's record, dead ones included.
     pub more_waiters: usize,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) seen: Seen,
 }
 
-/// Answer of the server that a view shows, with the ids of the holds.
+/// Answer of the server from which a view was made. It also has the ids of the holds.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     at: ServerTime,
@@ -49,7 +50,7 @@ impl From<Answered<View>> for Seen {
 
 impl fmt::Debug for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The view beside it shows the same to people.
+        // The other fields of the view show this already.
         f.write_str("…")
     }
 }
@@ -76,19 +77,19 @@ impl fmt::Debug for Seen {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HolderView {
-    /// Label of the holder's manager; `published client` for a client of the timestamp scheme.
+    /// Label of the holder's manager, or `published client` for a client of the timestamp scheme.
     pub label: String,
     /// Side of the lock that the holder has.
     pub mode: Mode,
     /// True if the holder is the manager that made this view.
     pub is_ours: bool,
-    /// Number of guards of that manager that share the hold, each nested guard counted. 0 for the holds of other
-    /// managers, which alone know their guards. 0 also for a hold of this manager that has no guard and is being
-    /// released.
+    /// Number of guards of this manager that share the hold, each nested guard counted. It is 0 for the holds of other
+    /// managers, since only they know their guards. It is also 0 for a hold of this manager that has no guard and is
+    /// being released.
     pub guards: usize,
-    /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)), with no guard, until
-    /// another process wants it. For a hold of this manager the value is exact. For other holds it says that one of
-    /// them may be cached; only their processes know which one.
+    /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)): no guard uses it, and it
+    /// stays until another process wants the lock. For a hold of this manager the value is exact. For the hold of
+    /// another manager `true` means that one of the lock's holds may be cached. The server does not know which one.
     pub cached: bool,
     /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::age"))]
@@ -105,9 +106,9 @@ pub struct HolderView {
 pub struct WaiterView {
     /// Label of the waiter's manager.
     pub label: String,
-    /// Side for which the waiter waits.
+    /// Side of the lock for which the waiter waits.
     pub mode: Mode,
-    /// Time that it has waited, by the server's clock.
+    /// Time since the waiter entered the queue, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::waiting"))]
     pub waiting: Duration,
 }
@@ -127,8 +128,8 @@ impl LockView {
         self.holders.is_empty() && self.more_holders == 0
     }
 
-    /// Makes a view of the server's answer. `guards` returns the guards of this manager that share the hold with an id,
-    /// and `None` if the hold is another manager's.
+    /// Makes a view of the server's answer. `guards` maps the id of a hold to the guards of this manager that share the
+    /// hold. If the hold belongs to another manager, `guards` returns `None`.
     pub(crate) fn new(
         name: &str,
         seen: Seen,
@@ -155,7 +156,8 @@ impl LockView {
 }
 
 impl HolderView {
-    /// Returns the holders of a lock, writers first, with their ids. Clients of the timestamp scheme have none.
+    /// Returns the holders of a lock, writers first, with the ids of their holds. Clients of the timestamp scheme have
+    /// no id.
     pub(crate) fn all(
         seen: &Seen,
         limits: TimestampClients,
@@ -180,7 +182,7 @@ impl HolderView {
         foreign_write.map(nameless).into_iter().chain(ours).chain(foreign_read.map(nameless)).collect()
     }
 
-    /// Makes the view of a reader of which only the id is known.
+    /// Makes the view of a reader's hold that the server ended and that `inspect` had not shown. Only its id is known.
     pub(crate) fn unseen_reader(id: &str, guards: Option<Guards>) -> Self {
         Self {
             label: AcquisitionId::label_of(id).to_owned(),
@@ -194,12 +196,13 @@ impl HolderView {
     }
 }
 
-/// Makes the view of a client of the timestamp scheme. Its timestamp is the time of its grant; the options of
-/// this manager give its limit.
+/// Makes the view of a client of the timestamp scheme, or returns `None` if the timestamp does not count any more. The
+/// timestamp `stamp_ms` is the time of the client's grant. `limit` comes from the options of this manager: it is the
+/// time for which the timestamp counts.
 fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> Option<HolderView> {
     let stamp_ms = stamp_ms?;
     let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - 1);
-    // A grant still counts in the millisecond of its limit.
+    // Timestamp clients still count a timestamp in the millisecond in which it reaches the limit.
     let left_ms = stamp_ms.saturating_add(limit_ms + 1).saturating_sub(now_ms);
     (left_ms > 0).then(|| HolderView {
         label: "published client".to_owned(),

@@ -1,8 +1,8 @@
-//! Cached holds: a hold may stay when its last guard has left, until the next guard comes, another process recalls it,
-//! or it was unused for long.
+//! Cached holds. A hold may stay cached when its last guard has left. It stays until the next guard comes, another
+//! process recalls it, or it has been unused for long.
 //!
-//! A cached hold has no guard, but one share without an owner: it is renewed, and ends, as any hold. `docs/CACHED_HOLDS.md` has
-//! the rules; the numbers behind them are its own.
+//! A cached hold has no guard, but one share without an owner. So it is renewed and ends as any hold.
+//! `docs/CACHED_HOLDS.md` has the rules.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::base::reentry::OwnerId;
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
 
-/// Statement of an answer about a hold that may be cached.
+/// Parts of an answer that concern the cache state of a hold.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheAnswer {
-    /// Subscription at the time of the request, if the request asked to cache.
+    /// Live subscription at the time of the request, if the request offered to cache the hold.
     pub(crate) offered_on: Option<LiveSubscription>,
     pub(crate) sent: Moment,
     pub(crate) node: NodeId,
@@ -32,11 +32,11 @@ pub(crate) struct CacheAnswer {
 /// Result of caching a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CacheOutcome {
-    /// The hold was used again.
+    /// A guard used the hold again.
     Reused,
-    /// Another process recalled it before it was used again.
+    /// Another process recalled the hold before a guard used it again.
     Recalled,
-    /// Neither use nor recall.
+    /// No guard used the hold, and no process recalled it.
     Unused,
 }
 
@@ -53,7 +53,7 @@ impl CachedCount {
     }
 }
 
-/// Hold that counts among those that may stay cached, as long as this value exists.
+/// Permit of one hold that may stay cached. The hold counts as long as its permit exists.
 #[derive(Debug)]
 pub(crate) struct CachedPermit(Arc<CachedCount>);
 
@@ -72,16 +72,16 @@ impl Drop for CachedPermit {
     }
 }
 
-/// Tokens of a renewal, for later writers.
+/// Tokens that a renewal brought for later writers.
 #[derive(Clone, Copy, Debug)]
 struct TokenBlock {
     next: FencingToken,
     left: u64,
-    /// Token before `next`: that of the writer inside, or of the last one.
+    /// Token before `next`. The writer inside has it, or the last writer had it.
     last: FencingToken,
 }
 
-/// Slot among the shares of a hold. It stores the slot plus one, so that a missing place takes no memory.
+/// Slot of the share without an owner. The stored number is the slot plus one, so an absent slot takes no memory.
 #[derive(Clone, Copy, Debug)]
 struct SharePlace(NonZeroU32);
 
@@ -99,22 +99,23 @@ impl SharePlace {
 #[derive(Debug)]
 pub(crate) struct CacheState {
     recalls: Arc<Recalls>,
-    /// Time for which the hold may be cached after its last use, as that use requested.
+    /// Time for which the hold may stay cached after its last use. That use requested the time.
     cache_for: Duration,
-    /// Live subscription by which this process hears every recall of the hold.
+    /// Live subscription by which this process receives every recall of the hold.
     live: Option<LiveSubscription>,
-    /// Time at which this process learned of a waiter. An answer to a later request that reports none clears it.
+    /// Time at which this process learned of a waiter. A later request clears this field if its answer reports no
+    /// waiter.
     recalled_at: Option<Moment>,
-    /// Place of the share without an owner, while no guard is inside. Few holds have as many guards as this can count.
+    /// Slot of the share without an owner, while the hold is cached. 32 bits are enough for its number.
     idle: Option<SharePlace>,
-    /// True if a guard other than the one that requested the hold has used it.
+    /// True if another guard than the first has used the hold.
     is_reused: bool,
-    /// True if its one share belongs to a waiter without a guard: the hold was cached, and is to be converted to the
-    /// other side.
+    /// True if the only share belongs to a waiter without a guard. The hold was cached, and is to be converted for this
+    /// waiter to the other side.
     is_converting: bool,
-    /// True if its one share belongs to a writer that has no token yet.
+    /// True if the only share belongs to a writer that has no token yet.
     lacks_token: bool,
-    /// Boxed, since readers have none: there may be many cached holds.
+    /// Boxed to save memory: readers have no block, and there may be many cached holds.
     block: Option<Box<TokenBlock>>,
     _permit: CachedPermit,
 }
@@ -135,11 +136,12 @@ impl CacheState {
         }
     }
 
-    /// Applies an answer about the hold whose first token is `first`.
+    /// Applies an answer about the hold. `first` is the first token of the hold.
     pub(super) fn on_answer(&mut self, word: CacheAnswer, first: FencingToken, now: Moment) {
         let CacheAnswer { offered_on: said, sent, node, is_waited_for } = word;
         if said.as_ref().is_some_and(|standing| standing.node() != node) {
-            // Waiters recall through that other node, as in a migration: this subscription would miss them.
+            // Waiters send their recalls through the node that answered, for example after a migration of the slot.
+            // This subscription would miss them.
             self.live = None;
         }
         if is_waited_for {
@@ -156,34 +158,34 @@ impl CacheState {
         }
     }
 
-    /// Token that guards have now, if it came with a renewal.
+    /// Returns the token that guards have now, if a renewal brought it.
     pub(super) fn last_token(&self) -> Option<FencingToken> {
         self.block.as_ref().map(|block| block.last)
     }
 
-    /// Returns true if guards may enter without asking the server.
+    /// Returns true if guards may enter without a request to the server.
     fn is_open(&self, now: Moment) -> bool {
         self.recalled_at.is_none() && self.live.as_ref().is_some_and(|standing| standing.is_live(now))
     }
 }
 
 impl HoldRecord {
-    /// Returns true if the hold is cached: no guard is inside.
+    /// Returns true if the hold is cached and no guard is inside.
     pub(in crate::lock) fn is_cached(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
     }
 
-    /// Returns true if guards may enter without asking, whatever the join window says.
+    /// Returns true if guards may enter without a request to the server, also after the join window.
     pub(super) fn is_open_to_all(&self, now: Moment) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.is_open(now))
     }
 
-    /// Live subscription of now, for a request that asks to cache.
+    /// Returns the live subscription, for a request that offers to cache the hold.
     pub(in crate::lock) fn live_subscription(&self) -> Option<LiveSubscription> {
         self.cache.as_ref()?.recalls.subscription()
     }
 
-    /// Takes the place of the share without an owner, if the hold is cached.
+    /// Replaces the share without an owner by `share`, if the hold is cached.
     #[inline]
     pub(super) fn take_cached_place(&mut self, share: Share) -> Option<usize> {
         let keep = self.cache.as_mut()?;
@@ -193,32 +195,32 @@ impl HoldRecord {
         Some(slot)
     }
 
-    /// Sets the time for which it may be cached after a use.
+    /// Sets the time for which the hold may stay cached after a use.
     pub(super) fn set_cache_for(&mut self, cache_for: Duration) {
         if let Some(keep) = &mut self.cache {
             keep.cache_for = cache_for;
         }
     }
 
-    /// Applies an answer about it.
+    /// Applies an answer about the hold to its cache state.
     pub(in crate::lock) fn on_cache_answer(&mut self, word: CacheAnswer, now: Moment) {
         let first = self.token;
         let Some(keep) = &mut self.cache else { return };
         keep.on_answer(word, first, now);
-        // An earlier answer admits no reader any more.
+        // The join window of an earlier answer must not admit readers any more.
         if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;
         }
     }
 
-    /// Returns true if this process has learned of a waiter at that moment or later.
+    /// Returns true if this process learned of a waiter at this moment or later.
     pub(super) fn was_recalled_since(&self, moment: Moment) -> bool {
         self.cache.as_ref().and_then(|keep| keep.recalled_at).is_some_and(|at| at >= moment)
     }
 
     // Tokens.
 
-    /// Next token for a writer, if one is left.
+    /// Returns the next token for a writer, if one is left.
     pub(super) fn next_token(&self) -> Option<FencingToken> {
         if let Some(block) = self.cache.as_ref().and_then(|keep| keep.block.as_ref()) {
             return (block.left > 0).then_some(block.next);
@@ -226,7 +228,7 @@ impl HoldRecord {
         (self.handoffs + 1 < self.tokens).then(|| self.token.plus(self.handoffs + 1))
     }
 
-    /// Hands out the next token. Returns false if none is left.
+    /// Makes the next token the current one. Returns false if none is left.
     pub(super) fn take_token(&mut self) -> bool {
         let Some(next) = self.next_token() else {
             return false;
@@ -238,7 +240,8 @@ impl HoldRecord {
         true
     }
 
-    /// Number of further tokens to ask for: a new block before the present one is used up.
+    /// Returns the number of tokens to request: a full block once at most half of a block is left, else 0. So new
+    /// tokens come before the present ones are used up.
     pub(in crate::lock) fn missing_tokens(&self) -> u64 {
         const MAX: u64 = crate::base::lease::MAX_TOKENS;
         let Some(keep) = &self.cache else {
@@ -249,8 +252,8 @@ impl HoldRecord {
         if self.mode == Mode::Write && left <= MAX / 2 { MAX } else { 0 }
     }
 
-    /// Adds the tokens of a renewal. Those below one that was handed out are not used: the answers to two renewals may
-    /// cross.
+    /// Adds the tokens of a renewal. Tokens that are not above the current one are ignored, since the answers to two
+    /// renewals may arrive in the wrong order.
     pub(in crate::lock) fn add_tokens(&mut self, first: FencingToken, count: u64) {
         let last = self.current_token();
         if let Some(keep) = self.cache.as_mut().filter(|_| first > last) {
@@ -258,7 +261,7 @@ impl HoldRecord {
         }
     }
 
-    // Use and rest.
+    // Use and caching.
 
     /// Returns true if a task of this process may take the cached hold.
     fn may_be_taken(&self, now: Moment) -> bool {
@@ -266,7 +269,7 @@ impl HoldRecord {
     }
 
     /// Lets a writer of this process take a cached hold, with the next token. If none is left, the writer has to ask
-    /// for more.
+    /// the server for more.
     pub(in crate::lock) fn take_cached(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
         if self.mode != Mode::Write || !self.may_be_taken(now) {
             return None;
@@ -275,7 +278,7 @@ impl HoldRecord {
         Some(self.admit_writer(share))
     }
 
-    /// Lets a writer take a cached hold only if what is left of it is enough.
+    /// Lets a writer take a cached hold, if the hold has a token left and enough time.
     pub(in crate::lock) fn take_cached_at_once(
         &mut self,
         share: Share,
@@ -286,7 +289,7 @@ impl HoldRecord {
         has_enough.then(|| self.take_cached(share, cache_for, now)).flatten()
     }
 
-    /// Admits the next writer, with the next token or, for the time being, none.
+    /// Admits the next writer, with the next token. If none is left, the writer has no token for the time being.
     pub(super) fn admit_writer(&mut self, share: Share) -> ShareId {
         let has_token = self.take_token();
         if let Some(keep) = &mut self.cache {
@@ -295,13 +298,14 @@ impl HoldRecord {
         self.admit(share)
     }
 
-    /// Returns true if the writer inside has no token yet. Then no other guard is beside it, even of the same owner.
+    /// Returns true if the writer inside has no token yet. No other guard then shares the hold, not even one of the
+    /// same owner.
     pub(super) fn lacks_token(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.lacks_token)
     }
 
-    /// Returns true if the writer inside has its token. Without one until now, it takes the next one, unless a waiter
-    /// elsewhere is known.
+    /// Returns true if the writer inside has a token. A writer without one takes the next token, if one is left and
+    /// guards may enter without a request.
     pub(super) fn ensure_token(&mut self, now: Moment) -> bool {
         if !self.lacks_token() {
             return true;
@@ -318,8 +322,8 @@ impl HoldRecord {
         self.mode != mode && self.in_doubt.is_none() && self.may_be_taken(now)
     }
 
-    /// Gives a cached hold to a waiter without a guard, which has it converted to the other side. No other guard
-    /// enters.
+    /// Gives a cached hold to a waiter without a guard, which then has it converted to the other side. No other guard
+    /// may enter.
     pub(in crate::lock) fn take_to_convert(&mut self, share: Share, cache_for: Duration) -> ShareId {
         self.set_cache_for(cache_for);
         let share_id = self.admit(share);
@@ -330,13 +334,14 @@ impl HoldRecord {
         share_id
     }
 
-    /// Terms for the hold that takes its place: the receiver of recalls, and the time for which it may be cached.
+    /// Returns the terms for caching the hold that replaces this one: the receiver of recalls, and the time in the
+    /// cache.
     pub(in crate::lock) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
         Some((Arc::clone(&keep.recalls), keep.cache_for))
     }
 
-    /// Caches the hold when its last guard has left, if it may be cached.
+    /// Caches the hold after its last guard has left, if the hold may be cached.
     pub(super) fn cache(&mut self, lease: Duration, now: Moment) -> bool {
         let Some(share) = self.unowned_share(lease, now) else {
             return false;
@@ -346,7 +351,8 @@ impl HoldRecord {
         true
     }
 
-    /// Caches the hold when its last guard leaves without further effects. Returns false if there are any.
+    /// Caches the hold in place of its last guard, if the removal of that guard has no further effects. Returns false
+    /// otherwise.
     #[inline]
     pub(in crate::lock) fn cache_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
         let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
@@ -362,7 +368,7 @@ impl HoldRecord {
         true
     }
 
-    /// Share without an owner, if the hold may be cached.
+    /// Returns the share without an owner, if the hold may be cached.
     #[inline]
     fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
@@ -379,13 +385,13 @@ impl HoldRecord {
         }
     }
 
-    /// Returns true if a cached hold is to be released. Reasons: a known waiter, no live subscription, or no use for
-    /// long.
+    /// Returns true if a cached hold is to be released. There are three reasons: a known waiter, no live subscription,
+    /// or no use for long.
     pub(super) fn has_to_give_up(&self, now: Moment) -> bool {
         self.cached_until().is_some_and(|until| until <= now)
     }
 
-    /// Moment at which it is to be released, if no guard comes before.
+    /// Returns the moment at which a cached hold is to be released, if no guard comes before.
     pub(in crate::lock) fn cached_until(&self) -> Option<Moment> {
         let keep = self.cache.as_ref()?;
         let ends = self.shares.get(keep.idle?.slot()).ends;
@@ -402,7 +408,7 @@ impl HoldRecord {
         idle.is_some() || self.cache.as_ref().is_some_and(|keep| keep.is_converting || keep.lacks_token)
     }
 
-    /// Releases the hold, as its last guard would.
+    /// Releases a cached hold, as the end of its last guard would.
     pub(super) fn give_up(&mut self, signals: &mut Signals) -> Next {
         self.end_cached();
         self.tell_awaiting(signals);
@@ -410,7 +416,7 @@ impl HoldRecord {
         Next::GivenUp
     }
 
-    /// Result of caching it. `None` if it was not to be cached.
+    /// Returns the result of caching the hold, or `None` if it was not to be cached.
     pub(in crate::lock) fn cache_outcome(&self) -> Option<CacheOutcome> {
         let keep = self.cache.as_ref()?;
         Some(match (keep.is_reused, keep.recalled_at) {
@@ -422,7 +428,8 @@ impl HoldRecord {
 
     // Recalls.
 
-    /// Applies a recall of another process. Returns true if a guard is inside and the sender wants a reply.
+    /// Applies a recall of another process. Returns true if a guard is inside and the recall is from a try, which wants
+    /// a reply.
     pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment) -> bool {
         if call.token < self.token || !self.phase.is_live() || self.cache.is_none() {
             return false;
@@ -434,7 +441,7 @@ impl HoldRecord {
         false
     }
 
-    /// Notes a waiter, here or elsewhere, that this hold excludes.
+    /// Notes a waiter, here or in another process, that this hold excludes.
     pub(in crate::lock) fn note_wanted(&mut self, now: Moment) {
         if let Some(keep) = &mut self.cache {
             keep.recalled_at = Some(now);
@@ -444,7 +451,7 @@ impl HoldRecord {
         }
     }
 
-    /// Notes that recalls may have been missed: the subscription is not live any more.
+    /// Notes that the subscription is broken, so this process may have missed recalls.
     pub(in crate::lock) fn on_subscription_lost(&mut self) {
         if let Some(keep) = &mut self.cache {
             keep.live = None;
@@ -458,7 +465,7 @@ mod tests {
 
     #[test]
     fn what_lets_a_hold_stay_is_small() {
-        // Each cached hold has one.
+        // Each cached hold has one of these.
         assert!(size_of::<CacheState>() <= 88, "{} bytes", size_of::<CacheState>());
     }
 }

@@ -1,4 +1,4 @@
-//! Conversion of a hold into one of the other side, and the time in which its result is unknown.
+//! Conversion of a hold into a hold of the other side, and the time in which its result is unknown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,20 @@ use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::ShareId;
 
-/// Doubt whether the hold was converted; it was not before a known moment.
+/// State of a hold whose conversion is in doubt. A moment is known before which the hold was not converted.
 #[derive(Debug)]
 pub(super) struct ConversionInDoubt {
     /// Lease that was requested for the new hold.
     pub(super) lease: Duration,
-    /// Earliest end of the new hold, if there is one.
+    /// Earliest local deadline that the new hold can have.
     pub(super) until: Moment,
-    /// Present when no task asks any more.
+    /// Conversion that no task repeats any more. `None` while a task still repeats the request.
     pub(super) open: Option<OpenConversion>,
 }
 
-/// Conversion that no task asks for any more, while its result is unknown. The new hold is released with the old one,
-/// or when the old one is known to be there still. It is not released before: until then the old guard may count on it.
+/// Conversion that no task repeats any more, while its result is unknown. The new hold is released together with the
+/// old one, or when the old one is known to exist. An earlier release could take away the hold on which the old guard
+/// relies.
 #[derive(Debug)]
 pub(crate) struct OpenConversion {
     /// Id of the new hold.
@@ -34,20 +35,21 @@ pub(crate) struct OpenConversion {
     pub(crate) arrives_until: Moment,
 }
 
-/// Fate of a guard whose conversion was not answered.
+/// Result for a guard whose conversion was not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LeftOpen {
-    /// The guard goes on: the server has one of the two holds, and either excludes writers.
+    /// The guard keeps its hold. The server has the old read hold or the new write hold, and each excludes writers.
     InDoubt,
-    /// The guard counted on being the only one, and others may read by now.
+    /// The hold is lost. It was a write hold, and readers may be inside by now.
     NotAlone,
-    /// The hold was lost before.
+    /// The hold was lost already.
     Lost,
 }
 
-/// Conversion.
+/// Conversions.
 impl HoldRecord {
-    /// Closes the hold for all but its one guard. Returns false if it has others, or is not what it was.
+    /// Begins a conversion: no further guard may share the hold. Returns false if the hold has several guards, is over,
+    /// or is being converted.
     pub(in crate::lock) fn begin_conversion(&mut self, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
         let alone = self.phase.is_live() && !self.is_converting && self.shares.len() == 1;
@@ -55,13 +57,13 @@ impl HoldRecord {
         alone
     }
 
-    /// Takes the rest of an earlier conversion, for a task that continues it or releases it.
+    /// Takes the open conversion of an earlier task. The caller continues it or releases its new hold.
     pub(in crate::lock) fn take_open_conversion(&mut self) -> Option<OpenConversion> {
         self.in_doubt.as_mut()?.open.take()
     }
 
-    /// Notes that a request to convert it is sent now. When the server has carried it out, it keeps only the new hold,
-    /// for `lease`.
+    /// Notes that a request to convert the hold is sent now. Once the server has carried out the request, it has only
+    /// the new hold, for `lease`.
     pub(in crate::lock) fn conversion_begins(
         &mut self,
         now: Moment,
@@ -72,47 +74,47 @@ impl HoldRecord {
         let until = lease::valid_until(now, lease, rules.max_clock_skew);
         match &mut self.in_doubt {
             None => self.in_doubt = Some(Box::new(ConversionInDoubt { lease, until, open: None })),
-            // The request continues an earlier conversion.
+            // The request repeats an earlier conversion.
             Some(new) if lease < new.lease => (new.lease, new.until) = (lease, new.until.min(until)),
             Some(_) => {}
         }
         self.renew_in_doubt(now);
-        // The deadline may have become earlier.
+        // The deadline may be earlier now.
         for (_, end) in self.shares.watched() {
             signals.changed(Arc::clone(end));
         }
     }
 
-    /// Notes that the server knew the old hold when it answered a request from `sent`: it had not been converted
-    /// before.
+    /// Notes that the server knew the old hold when it answered a request from `sent`. So the hold was not converted
+    /// before `sent`.
     pub(in crate::lock) fn stood_at(&mut self, sent: Moment, rules: &Rules) {
         if let Some(new) = &mut self.in_doubt {
             new.until = new.until.max(lease::valid_until(sent, new.lease, rules.max_clock_skew));
         }
     }
 
-    /// Notes that no request to convert it was carried out, and none that was sent can be.
+    /// Notes that no request to convert the hold was carried out, and that none can be any more.
     pub(in crate::lock) fn conversion_was_not_done(&mut self) {
-        // A hold that is over ended in doubt, and that stays so.
+        // A hold that ended while the conversion was in doubt stays as it is.
         if self.phase.is_live() {
             self.in_doubt = None;
         }
     }
 
-    /// Applies a refusal: the hold is what it was, confirmed or not.
+    /// Applies a refusal of the conversion. The hold is as before, confirmed or not.
     pub(in crate::lock) fn conversion_refused(&mut self, now: Moment) {
         self.is_converting = false;
         self.conversion_was_not_done();
         self.renew_if_needed(now);
         if std::mem::take(&mut self.is_missed) {
-            // A renewal did not find the hold, and no conversion explains that.
+            // A renewal did not find the hold, and no conversion explains that now. The next renewal shows the reason.
             self.renewal = RenewalState::Due(now);
         }
     }
 
-    /// Leaves a conversion without an answer open, since no task asks any more. A reader's guard goes on until the
-    /// answer to a renewal decides whether its hold is still there. A writer's cannot: if its hold was converted,
-    /// readers are let in.
+    /// Leaves a conversion open that was not answered and that no task repeats any more. A reader's guard goes on. The
+    /// answer to a renewal decides whether its hold still exists. A writer's guard is lost: if its hold was converted,
+    /// readers may be inside.
     pub(in crate::lock) fn conversion_left_open(
         &mut self,
         open: OpenConversion,
@@ -128,7 +130,7 @@ impl HoldRecord {
             return LeftOpen::Lost;
         };
         if self.mode == Mode::Write {
-            // Ends the hold now: if it was converted, readers are inside.
+            // Ends the hold now, since readers are inside if it was converted.
             new.until = now;
             self.look(now, signals);
             return LeftOpen::NotAlone;
@@ -139,8 +141,8 @@ impl HoldRecord {
         LeftOpen::InDoubt
     }
 
-    /// Settles an open conversion by an answer that knew the hold, to a request from `sent`. Returns the conversion if
-    /// it was not carried out and cannot be any more.
+    /// Resolves an open conversion by an answer that knew the old hold. The answered request was sent at `sent`.
+    /// Returns the conversion if it was not carried out and cannot be any more.
     pub(super) fn resolve_open_conversion(&mut self, sent: Moment) -> Option<OpenConversion> {
         let open = self.in_doubt.as_ref()?.open.as_ref()?;
         if sent >= open.arrives_until {
@@ -150,7 +152,7 @@ impl HoldRecord {
         None
     }
 
-    /// Applies a conversion that the server has carried out: nothing is left to release.
+    /// Applies a conversion that the server has carried out. The old hold needs no release.
     pub(in crate::lock) fn converted(&mut self, share_id: ShareId, signals: &mut Signals) {
         self.phase = Phase::Released;
         let (_, end) = self.shares.remove(share_id.slot);

@@ -1,9 +1,10 @@
-//! Deadline of a hold as the server has it, by the server's clock.
+//! Deadline of a hold by the server's clock.
 
 use super::Grant;
 use crate::base::lease::ServerTime;
 
-/// Deadline that the server named, and its time then. Both are zero where an answer brings no server time.
+/// Deadline that an answer of the server named, and the server time of the answer. Both are zero if the answer has no
+/// server time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Promise {
     said: ServerTime,
@@ -15,20 +16,20 @@ impl Promise {
         if grant.server == ServerTime::default() {
             return Self::default();
         }
-        // Scripts count in whole milliseconds, so two answers about one deadline name the same time.
+        // Scripts count in whole milliseconds. So two answers about the same deadline give the same time here.
         Self { said: grant.server, until: grant.server.in_whole_millis().after(grant.remaining) }
     }
 
-    /// Returns true if the server cannot have known this promise when it gave the other.
+    /// Returns true if the server gave the other promise without knowing this one.
     ///
-    /// The server keeps a deadline as a time of its clock, a replica has the same, and no script makes it earlier. So a
-    /// later answer with an earlier deadline comes from data that lack the grant, however long the answer was on its
-    /// way.
+    /// The server stores a deadline as a time of its clock. A replica has the same deadline, and no script makes it
+    /// earlier. So a later answer with an earlier deadline comes from data without this grant, whatever the delay of
+    /// the answer was.
     pub(super) fn is_unknown_to(self, other: Self) -> bool {
         other.said >= self.said && other.until < self.until
     }
 
-    /// Combines two promises that both hold.
+    /// Combines two promises that are both valid.
     pub(super) fn and(self, other: Self) -> Self {
         Self { said: self.said.max(other.said), until: self.until.max(other.until) }
     }

@@ -1,4 +1,4 @@
-//! Renewals: by the background, and by readers that ask the server whether they may join.
+//! Renewals of a hold: by the background, and by readers that ask the server whether they may join.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,22 +15,22 @@ use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
 
-/// Smallest remaining time with which a guard may enter without asking: half of the shortest lease that can be
-/// requested.
+/// Smallest remaining time with which a guard may enter without a request. It is half of the shortest lease that a
+/// request can have.
 const MIN_RENEWAL: Duration = Duration::from_millis(5);
 
-/// Findings of a renewal's answer.
+/// Consequences of the answer to a renewal.
 #[derive(Debug, Default)]
 pub(crate) struct RenewalConfirmed {
-    /// True if the renewal was the claim.
+    /// True if the renewal claimed a hold that was granted by a notification.
     pub(crate) is_claim: bool,
-    /// Conversion that was not carried out, since the old hold is still there.
+    /// Conversion that was certainly not carried out. The release of its new hold is to be sent.
     pub(crate) not_converted: Option<OpenConversion>,
 }
 
-/// Renewal.
+/// Renewals by the background.
 impl HoldRecord {
-    /// Schedules a renewal if a guard wants more than was requested.
+    /// Schedules a renewal if a guard needs the hold for longer than the requested leases.
     pub(super) fn renew_if_needed(&mut self, now: Moment) {
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.renewal = RenewalState::Due(now);
@@ -41,8 +41,8 @@ impl HoldRecord {
         self.phase.is_live() && matches!(self.renewal, RenewalState::Due(at) if at <= by)
     }
 
-    /// Returns what is due for this hold as far as is known: a renewal, the local deadline, or the end of a watched
-    /// share.
+    /// Returns the next event of the hold as far as it is known. That is a renewal, the local deadline, the end of a
+    /// watched share, or the end of the time in the cache.
     pub(in crate::lock) fn due(&self) -> Next {
         match self.phase {
             Phase::Held | Phase::Unconfirmed => {
@@ -61,7 +61,8 @@ impl HoldRecord {
         }
     }
 
-    /// Returns what is due by the clock. Notifies the watchers of shares that are over.
+    /// Ends what is over by the clock, and returns the next event of the hold. Wakes the watchers of shares that are
+    /// over.
     pub(in crate::lock) fn next(&mut self, now: Moment, signals: &mut Signals) -> Next {
         self.look(now, signals);
         if self.phase.is_live() {
@@ -78,7 +79,7 @@ impl HoldRecord {
         self.due()
     }
 
-    /// Puts the hold into the queue of its route, if a renewal is due by `by`.
+    /// Marks the hold as waiting in the queue of its route, and returns true, if a renewal is due at `by` or earlier.
     pub(in crate::lock) fn enter_line(&mut self, by: Moment) -> bool {
         let due = self.is_renewal_due(by);
         if due {
@@ -87,16 +88,16 @@ impl HoldRecord {
         due
     }
 
-    /// Takes the hold out of a route's queue or of a request there: it belongs to another route. The renewal is due
-    /// again at `then`.
+    /// Takes the hold out of the queue of a route, or out of a request to a route, because another route serves the
+    /// lock now. The renewal is due again at `then`.
     pub(in crate::lock) fn leave_line(&mut self, then: Moment) {
         if matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {
             self.renewal = RenewalState::Due(then);
         }
     }
 
-    /// Returns the lease to ask for, if a renewal is due by `by` or waits in a queue. Then it counts as sent, and no
-    /// other is due until its answer. If no guard wants more, the hold is over instead.
+    /// Begins a renewal and returns the lease to request, if the renewal is due at `by` or waits in a queue. No other
+    /// renewal is due until its answer. If no share has time left, the hold ends instead.
     pub(in crate::lock) fn begin_renewal(
         &mut self,
         now: Moment,
@@ -123,8 +124,8 @@ impl HoldRecord {
         Some(lease)
     }
 
-    /// Schedules the renewal of a cached hold that needs none now. A later guard that enters without asking may need
-    /// one, and has at least half of what is left now for it.
+    /// Schedules the renewal of a cached hold that needs none now. A later guard may enter without a request and need
+    /// one. The renewal is due early enough to leave that guard at least half of the time that is left now.
     fn renewal_of_whoever_comes(&self, now: Moment) -> RenewalState {
         if self.deadline().since(now) < MIN_RENEWAL {
             return RenewalState::Needless;
@@ -132,7 +133,7 @@ impl HoldRecord {
         RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
-    /// Begins a request for more tokens, for a writer without one. Returns the lease to ask for.
+    /// Begins a request for more tokens, for a writer without a token. Returns the lease to request.
     pub(in crate::lock) fn begin_refill(
         &mut self,
         share: Share,
@@ -153,7 +154,7 @@ impl HoldRecord {
         self.copies.ask_for(lease);
     }
 
-    /// Applies the answer to a renewal. It comes too late if the local deadline was reached meanwhile.
+    /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
     pub(in crate::lock) fn on_renewed(
         &mut self,
         grant: Grant,
@@ -161,7 +162,7 @@ impl HoldRecord {
         rules: &Rules,
         signals: &mut Signals,
     ) -> RenewalConfirmed {
-        // First the clock: an answer after the local deadline brings nothing back.
+        // The clock comes first, since an answer after the local deadline must not bring the hold back.
         self.look(now, signals);
         if !self.phase.is_live() {
             return RenewalConfirmed::default();
@@ -170,7 +171,7 @@ impl HoldRecord {
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
         let deadline = self.deadline();
-        // `apply` must count this grant as an answer, not as a claim.
+        // Cleared before `apply`, which limits the remaining time of an answer, but not that of a claim.
         let is_claim = std::mem::take(&mut self.is_claim);
         self.apply(grant, now, rules);
         if self.deadline() < deadline {
@@ -182,13 +183,13 @@ impl HoldRecord {
         if is_claim {
             self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
         }
-        // The answer may show a loss, after which the deadline is past.
+        // The answer may show that the server lost an earlier grant. Then the deadline may have passed already.
         self.look(now, signals);
         RenewalConfirmed { is_claim, not_converted }
     }
 
-    /// Schedules the renewal of a hold that may have been converted. It comes well before the new hold could be over,
-    /// and as soon as an answer can decide for good.
+    /// Schedules the renewal of a hold whose conversion is in doubt. The renewal is due well before the new hold could
+    /// end. It is due no later than the moment from which an answer decides whether the hold was converted.
     pub(super) fn renew_in_doubt(&mut self, since: Moment) {
         let Some(new) = &self.in_doubt else { return };
         let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.arrives_until.max(since));
@@ -200,7 +201,7 @@ impl HoldRecord {
         };
     }
 
-    /// Notes a renewal without an answer; it is repeated after a pause.
+    /// Notes that a renewal was not answered. The next try is due after a pause.
     pub(in crate::lock) fn on_no_answer(&mut self, now: Moment, signals: &mut Signals) {
         if self.phase == Phase::Held {
             self.phase = Phase::Unconfirmed;
@@ -209,8 +210,9 @@ impl HoldRecord {
         self.tell_awaiting(signals);
     }
 
-    /// Lets a waiter with too little to start with wait for a renewal. A renewal for its whole lease is due, and its
-    /// answer wakes the waiter. Until then its share is unclaimed, since its future may not be polled any more.
+    /// Lets a waiter whose share has too little time wait for a renewal. The renewal is due at once and requests the
+    /// waiter's whole lease. Its answer wakes the waiter. Until then the share is unclaimed, since the waiter's future
+    /// may not be polled any more.
     pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
         if since == now {
             self.shares.replace(share_id.slot, share.unclaimed(now));
@@ -226,35 +228,35 @@ impl HoldRecord {
 
     fn renew_at_once(&mut self, now: Moment) {
         self.renewal = match self.renewal {
-            // An unanswered renewal is followed by a pause.
+            // After an unanswered renewal, the next try waits for the end of the pause.
             RenewalState::Due(at) if self.phase == Phase::Held => RenewalState::Due(at.min(now)),
             RenewalState::Needless => RenewalState::Due(now),
             asked @ (RenewalState::Due(_) | RenewalState::InLine | RenewalState::Underway) => asked,
         };
     }
 
-    /// Sends the claim now, since a guard waits for its answer. Otherwise the claim goes out when a renewal is due, so
-    /// that a short hold costs no request.
+    /// Makes the claim due now, since a guard waits for its answer. Otherwise the claim is due like any renewal, so a
+    /// short hold costs no request.
     pub(in crate::lock) fn claim_now(&mut self, now: Moment) {
         if self.is_claim && self.phase.is_live() {
             self.renew_at_once(now);
         }
     }
 
-    /// Returns true if the hold was granted by a notification and the server has yet to answer for it.
+    /// Returns true if the hold was granted by a notification and no answer of the server has confirmed it yet.
     pub(in crate::lock) fn is_claim(&self) -> bool {
         self.is_claim
     }
 
-    /// Wakes the waiters for the answer to a renewal, which look again.
+    /// Wakes the waiters for the answer to a renewal, which then try again to take their shares.
     pub(super) fn tell_awaiting(&mut self, signals: &mut Signals) {
         if let Some(awaited) = self.awaited.take() {
             awaited.answers.into_iter().for_each(|answer| signals.wake(answer));
         }
     }
 
-    /// Applies an answer that says that the server does not know the hold. During a conversion that may be its effect,
-    /// and the conversion's answer decides. A force has ended both.
+    /// Applies an answer that says that the server does not know the hold. If a conversion is under way, the conversion
+    /// may be the reason, and its answer decides. A force is different: it has ended the old hold and the new one.
     pub(in crate::lock) fn on_unknown(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
             self.renewal = RenewalState::Needless;
@@ -265,14 +267,15 @@ impl HoldRecord {
     }
 }
 
-/// Readers that ask the server whether they may join.
+/// Renewals by readers that ask the server whether they may join.
 impl HoldRecord {
-    /// Returns true if a reader may join with the server's consent.
+    /// Returns true if the hold is a read hold that a reader may join with the server's consent.
     pub(in crate::lock) fn is_recheckable(&self) -> bool {
         self.mode == Mode::Read && self.phase.is_live()
     }
 
-    /// Adds a reader provisionally, which asks the server whether it may join. Returns the lease to ask for.
+    /// Adds the share of a reader that asks the server whether it may join. The answer confirms the share. Returns the
+    /// lease to request.
     pub(in crate::lock) fn begin_recheck(
         &mut self,
         share: Share,
@@ -296,8 +299,8 @@ impl HoldRecord {
         &mut self.copies
     }
 
-    /// Applies the answer of a server that knows the hold and has extended it. Returns whether it is still held here,
-    /// and whether this was its claim.
+    /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether the
+    /// request claimed the hold.
     pub(in crate::lock) fn on_rechecked(
         &mut self,
         grant: Grant,
@@ -307,13 +310,13 @@ impl HoldRecord {
         signals: &mut Signals,
     ) -> (bool, bool) {
         let claims = self.on_renewed(grant, now, rules, signals).is_claim;
-        // A recall came after the request: the asking reader enters behind that waiter.
+        // A recall came after the request, so the reader has to enter behind the waiter that recalled.
         let is_called = self.was_recalled_since(grant.sent);
         self.share_until = share_until.filter(|_| !is_called).unwrap_or(CLOSED);
         (self.phase == Phase::Held && !is_called, claims)
     }
 
-    /// Makes a renewal due now, since the server did not know the hold: its answer shows the reason.
+    /// Makes a renewal due now, since the server did not know the hold. The answer to the renewal shows the reason.
     pub(in crate::lock) fn renew_now(&mut self, now: Moment) {
         self.share_until = CLOSED;
         if self.phase == Phase::Held && !matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {

@@ -1,4 +1,4 @@
-//! Holds of the process, and the effect of a grant.
+//! Holds of one lock in this process, and the effect of a grant.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
 
 impl<H: OnAgenda> State<H> {
-    /// Lets a reader join a hold, if one may be joined now and no writer waits here.
+    /// Lets a reader join a hold, if a hold may be joined now and no writer waits here.
     #[inline]
     pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if self.writer_waits() {
@@ -26,21 +26,21 @@ impl<H: OnAgenda> State<H> {
         })
     }
 
-    /// Removes a guard of a hold that others share, without further effects. Returns the hold, if something is due for
-    /// it earlier. `None`: the removal has further effects, and was not done.
+    /// Removes a guard of a hold that others share, if the removal has no further effects. Otherwise it returns `None`
+    /// and changes nothing. The inner value is the hold, if the hold has to be scheduled earlier.
     #[inline]
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
         entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
     }
 
-    /// Returns a read hold that may be joined with the server's consent.
+    /// Returns a read hold that a reader may join with the server's consent.
     pub(in crate::lock) fn to_recheck(&self) -> Option<Arc<H>> {
         let found = self.listed().find(|entry| entry.record.is_recheckable());
         found.filter(|_| !self.writer_waits())?.handle.clone()
     }
 
-    /// Returns a hold that this owner has a guard of.
+    /// Returns a hold of which this owner has a guard.
     pub(in crate::lock) fn held_by(&mut self, owner: OwnerId, now: Moment, effects: &mut Effects<H>) -> Option<Arc<H>> {
         let mut listed = self.holds.iter_mut().filter(|entry| entry.is_listed);
         listed.find_map(|entry| {
@@ -53,7 +53,7 @@ impl<H: OnAgenda> State<H> {
         self.listed().filter_map(|entry| entry.handle.clone())
     }
 
-    /// Makes a grant a hold, if anything is left of it: the only place that does so.
+    /// Makes a grant a hold, unless the grant is over. No other function makes a hold.
     fn install(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -65,7 +65,7 @@ impl<H: OnAgenda> State<H> {
         let number = self.last_hold + 1;
         let granting = granted.granting.clone();
         let (mut record, share_id) = HoldRecord::new(granted, now, rules);
-        // A grant that is over when it comes was never a hold, so its end is not reported.
+        // A grant that is over on arrival was never a hold, so no end is reported.
         if !matches!(record.next(now, &mut Signals::default()), Next::At(_)) {
             return None;
         }
@@ -77,7 +77,7 @@ impl<H: OnAgenda> State<H> {
         Some((number, hold, share_id))
     }
 
-    /// Applies a grant to a waiter: by the answer to its request, or by a notification.
+    /// Applies a grant to a waiter. The grant came by the answer to the waiter's request, or by a notification.
     pub(in crate::lock) fn on_grant(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -103,8 +103,9 @@ impl<H: OnAgenda> State<H> {
         (GrantOutcome::Hold(hold, share_id), pending)
     }
 
-    /// Gives a waiter a share of a hold that the server has just granted or confirmed. Readers that wait here get one
-    /// too. The server has lost older holds that conflict with this one. Returns the waiter's request under way.
+    /// Completes a grant, or a recheck, of a hold. The waiter leaves the queue, and readers that wait here join the
+    /// hold. Older holds that conflict with this one are lost, since the server must have lost them. Returns the
+    /// waiter's request under way.
     pub(in crate::lock) fn on_seated(
         &mut self,
         mode: Mode,
@@ -145,7 +146,8 @@ impl<H: OnAgenda> State<H> {
         });
     }
 
-    /// Loses the older of two holds that conflict and are live here: the server has lost it.
+    /// Ends the older of two live holds that conflict, as lost. The server granted the newer one, so it must have lost
+    /// the older one.
     fn lose_overtaken(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
         let new = self.record(number);
         let (mode, token) = (new.mode(), new.token());
@@ -165,7 +167,7 @@ impl<H: OnAgenda> State<H> {
         }
     }
 
-    /// Removes a guard from its hold. The next writer of this process has the hold then, if it may.
+    /// Removes a guard from its hold. The next writer of this process then gets the hold, if it may.
     pub(in crate::lock) fn remove_share(
         &mut self,
         number: u64,
@@ -190,14 +192,14 @@ impl<H: OnAgenda> State<H> {
         removed
     }
 
-    /// Removes a hold that is over from the list, so it blocks no waiter any more.
+    /// Removes a hold that is over from the listed holds, so that it blocks no waiter any more.
     pub(in crate::lock) fn on_end(&mut self, number: u64, effects: &mut Effects<H>) {
         let entry = self.entry(number);
         entry.is_listed = false;
         entry.release_handle(effects);
     }
 
-    /// Replaces a hold by the one of the other side that it was converted into.
+    /// Replaces a converted hold by the new hold of the other side.
     pub(in crate::lock) fn on_converted(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -217,7 +219,7 @@ impl<H: OnAgenda> State<H> {
         Some((hold, share_id))
     }
 
-    /// Removes the guard from a converted hold: it has the new one.
+    /// Removes the guard's share from a converted hold. The guard has a share of the new hold.
     pub(in crate::lock) fn note_share_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
         let entry = self.entry(number);
         entry.record.converted(share_id, &mut effects.signals);
@@ -226,7 +228,7 @@ impl<H: OnAgenda> State<H> {
 }
 
 impl<H> Entry<H> {
-    /// Drops the cell's handle of a hold without shares.
+    /// Drops the cell's handle of a hold that is not listed and has no guard.
     fn release_handle(&mut self, effects: &mut Effects<H>) {
         if !self.is_listed && self.record.guards() == 0 {
             effects.drop_later(self.handle.take());

@@ -1,4 +1,4 @@
-//! Holds of one lock in this process. Mostly there is one, which lies in the cell itself.
+//! Holds of one lock in this process. Mostly there is one hold, which is stored in the cell itself.
 
 use super::Entry;
 
@@ -23,7 +23,7 @@ impl<H> Holds<H> {
         self.first.iter_mut().chain(&mut self.others)
     }
 
-    /// Returns the first result of `find`. A chain of iterators would make joins slower.
+    /// Returns the first result of `find`. This function avoids a chain of iterators, which would make joins slower.
     #[inline]
     pub(super) fn find_map<T>(&mut self, mut find: impl FnMut(&mut Entry<H>) -> Option<T>) -> Option<T> {
         let found = self.first.as_mut().and_then(&mut find);

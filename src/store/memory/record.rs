@@ -1,7 +1,7 @@
-//! Specification of a lock as a server keeps it: every script does what this does.
+//! Specification of a lock on a server. Every script does what this module does.
 //!
-//! It is pure: the server's time comes in as an argument. So the oracle can feed it the times that a real server
-//! reported, and compare answer by answer.
+//! The module has no clock: the server's time is an argument. So the oracle can pass the times that a real server
+//! reported, and compare the answers one by one.
 
 mod operate;
 mod queue;
@@ -27,17 +27,17 @@ use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, ReleaseReply, Renewed,
 };
 
-/// Time for which an idle record remembers its last token, as on a server.
+/// Time for which a record without holders and waiters keeps its last token, as on a server.
 pub(super) const RETENTION_MS: u64 = 60_000;
-/// Largest number of records that one operation counts. With the few beside them (its own, its neighbours, the head of
-/// the queue) an operation touches at most a hundred.
+/// Largest number of records that one operation counts. An operation also touches a few that are not counted: its own,
+/// the neighbours of that one, and the first of the queue. Together these are at most a hundred.
 const MAX_RECORDS: usize = 96;
 
-/// Bounds of the work of one operation, so that no crowd makes a server stand still.
+/// Limits of the work of one operation. They keep the server responsive, however many holders and waiters a lock has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RecordLimits {
     /// Largest number of records of readers and waiters, live or dead, that one operation removes, admits or shows.
-    /// Later operations do the rest.
+    /// Later operations handle the rest.
     pub(crate) records: usize,
 }
 
@@ -61,7 +61,7 @@ impl ServerStep {
         Self { now_us, now_ms: now_us / 1000, records: limits.records }
     }
 
-    /// Takes one of the records that the operation may touch. Returns false if none is left.
+    /// Counts one more record as touched. Returns false if the limit is reached.
     fn touch(&mut self) -> bool {
         let may = self.records > 0;
         self.records -= usize::from(may);
@@ -71,51 +71,52 @@ impl ServerStep {
 
 /// Record of one lock.
 ///
-/// Dead records stay where they are until an operation comes across them, as on a server. Readers and waiting readers
-/// lie in arrays that operations work off from the end. Waiting writers lie in a list that operations work off from the
-/// front.
+/// A dead record stays until an operation comes across it, as on a server. Readers and waiting readers are in arrays
+/// from which operations take the last element. Waiting writers are in a list from which operations take the first.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Record {
     pub(super) limits: RecordLimits,
-    /// Last token that was granted or reserved, 0 if none is remembered.
+    /// Last token that was granted or reserved, or 0 if none is remembered.
     pub(super) token: u64,
-    /// First token since which the record is complete. Earlier grants may have gone with a lost record, or had a client
-    /// beside them that does not follow this protocol.
+    /// First token since which the record is complete. An earlier grant may have been lost with an earlier record. Or a
+    /// foreign client was inside together with its hold.
     pub(super) first_token: u64,
-    /// Last token that an operator has ended. All recorded holds have the last token, so they are over if that is this
-    /// one.
+    /// Last token that an operator has ended. If it equals `token`, all recorded holds are over, since all have the
+    /// last token.
     pub(super) forced: u64,
-    /// Highest token of holds of other masters that an operator has ended. They count as over, though they may not have
-    /// been here.
+    /// Highest token of holds on other masters that an operator has ended. Such a hold counts as over here, even if
+    /// this record never had it.
     pub(super) barred: u64,
     pub(super) writer: Option<WriterRecord>,
     pub(super) readers: Vec<ReaderRecord>,
-    /// First come, first served.
+    /// Waiting writers, in the order of their arrival.
     pub(super) waiting_writers: VecDeque<WaiterRecord>,
-    /// Readers that waited when a writer left: they are the next phase, and no writer enters before all of them are in.
+    /// Readers that waited when a writer left. They are the next phase: no writer enters before all of them have
+    /// entered.
     pub(super) batch_readers: Vec<WaiterRecord>,
-    /// Readers that have come since then.
+    /// Waiting readers that came after the readers of `batch_readers`.
     pub(super) waiting_readers: Vec<WaiterRecord>,
     /// Latest deadline of any waiter since the queue was last empty.
     pub(super) waiters_until_ms: u64,
-    /// Recallable flag: holds may stay cached when no guard is inside. It counts while its token is the last.
+    /// Recallable flag: a process may cache a hold without a guard. The flag counts only while its token is the last
+    /// one.
     pub(super) recallable: Option<RecallableFlag>,
-    /// Recall to send.
+    /// Recall that is to be sent.
     pub(super) pending_recall: Option<PendingRecall>,
-    /// Waiters that were granted since [`Record::take_notifications`].
+    /// Grants to waiters since the last [`Record::take_notifications`].
     pub(super) notifications: Vec<GrantNotification>,
-    /// Next reader of a phase that was too long for the last operation.
+    /// Next reader of a phase that had too many readers for the last operation.
     pub(super) next_to_ask: Option<AcquisitionId>,
     /// Time after which the record may be forgotten.
     pub(super) forget_ms: u64,
-    /// Timestamps that clients of the timestamp scheme see and have written, where there are such clients.
+    /// Timestamps of the lock, if clients of the timestamp scheme use the lock too.
     pub(super) stamps: Option<Box<timestamps::Stamps>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct WriterRecord {
     pub(super) id: AcquisitionId,
-    /// First of its tokens; the last one is the record's.
+    /// First token of the writer. Its last token is `Record::token`.
     pub(super) token: u64,
     pub(super) hold: GrantedRecord,
 }
@@ -130,7 +131,7 @@ pub(super) struct ReaderRecord {
 pub(super) struct GrantedRecord {
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
-    /// True if a foreign writer was beside this reader: its hold did not last to the end.
+    /// True if a foreign writer was inside together with this reader. The reader's hold then counts as lost.
     pub(super) is_overrun: bool,
 }
 
@@ -150,14 +151,14 @@ impl GrantedRecord {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct WaiterRecord {
-    /// Request as it was last sent.
+    /// Last request of the waiter.
     pub(super) request: AcquireRequest,
     pub(super) since_ms: u64,
-    /// Time at which the waiter counts as dead unless it repeats its request.
+    /// Time from which the waiter counts as dead, unless it repeats its request.
     pub(super) until_ms: u64,
 }
 
-/// Acquisition that was granted while it waited.
+/// Grant to an acquisition that was waiting.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct GrantNotification {
     pub(crate) id: AcquisitionId,
@@ -169,9 +170,9 @@ pub(super) fn millis(d: Duration) -> u64 {
 }
 
 impl Record {
-    /// Computes the first and the last token of a grant. They reach back and never ahead of the clock, so the next
-    /// grant's are higher after a loss of this record. What a lost record had granted is not known: then the grant has
-    /// one token.
+    /// Computes the first and the last token of a grant. The tokens are never ahead of the clock. So the tokens of the
+    /// next grant are higher even if this record is lost. A new record does not know the earlier tokens, so its first
+    /// grant has a single token.
     fn tokens(&self, now_us: u64, max_tokens: u64) -> (u64, u64) {
         let last = now_us.max(self.token + 1);
         if self.token == 0 {
@@ -180,7 +181,7 @@ impl Record {
         (last.saturating_sub(max_tokens.clamp(1, MAX_TOKENS) - 1).max(self.token + 1), last)
     }
 
-    /// Takes the tokens of a grant and returns the first; the last one is the record's from now on.
+    /// Takes the tokens of a grant and returns the first. The last one becomes `token`.
     fn take_tokens(&mut self, now_us: u64, max_tokens: u64) -> u64 {
         let (first, last) = self.tokens(now_us, max_tokens);
         if self.token == 0 {
@@ -198,8 +199,8 @@ impl Record {
         self.writer.as_ref().filter(|writer| self.is_live(&writer.hold, now_ms))
     }
 
-    /// Expires dead records and admits waiters. Every operation that takes something begins with this; every one that
-    /// gives something up ends with it.
+    /// Expires dead records and admits waiters. An operation that takes something begins with this step. An operation
+    /// that gives something up ends with it.
     fn expire_dead(&mut self, step: &mut ServerStep) {
         self.next_to_ask = None;
         if self.live_writer(step.now_ms).is_none() {
@@ -211,7 +212,7 @@ impl Record {
         }
     }
 
-    /// Records a new reader, at the end or at `place`. The reader at that place moves to the end.
+    /// Records a new reader at the end, or at `place`. The reader that was at `place` moves to the end.
     pub(super) fn begin_read(&mut self, now_us: u64, id: &AcquisitionId, lease: Duration, place: Option<usize>) {
         if self.readers.is_empty() {
             self.take_tokens(now_us, 1);
@@ -255,7 +256,7 @@ impl Record {
         self.hold_of(id).filter(|hold| hold.deadline_ms > now_ms && !ended)
     }
 
-    /// Returns the hold of `id`, as its owner sees it.
+    /// Returns the hold of `id`, in the form in which answers report it.
     pub(super) fn grant_of(&self, now_ms: u64, id: &AcquisitionId, is_waited_for: bool) -> Option<Granted> {
         let (token, tokens, hold) = match &self.writer {
             Some(writer) if writer.id == *id => (writer.token, self.token - writer.token + 1, writer.hold),
@@ -295,7 +296,7 @@ impl Record {
         Acquired::Granted(self.answer_granted(&mut step, request))
     }
 
-    /// Acquires where the last token is not to be below a floor. Then the grant has one token.
+    /// Acquires with a lower bound for the last token. If the bound raises the token, the grant has a single token.
     pub(crate) fn acquire_above(
         &mut self,
         now: ServerTime,
@@ -310,7 +311,7 @@ impl Record {
             && token.as_u64() <= self.forced.max(self.barred)
             && self.live_hold_of(now_ms, &request.id).is_none()
         {
-            // An operator has ended this token here: other masters must not bring its hold back.
+            // An operator has ended this token here, so the hold of other masters must not come back.
             return Acquired::Contended { retry_in: Duration::from_millis(1) };
         }
         let acquired = self.acquire(now, not_after_ms, request);
@@ -330,7 +331,7 @@ impl Record {
         }
     }
 
-    /// Returns true if this is a repeat of an acquisition that holds the lock.
+    /// Returns true if the request repeats an acquisition that holds the lock.
     fn holds(&self, now_ms: u64, request: &AcquireRequest) -> bool {
         match request.mode {
             Mode::Read => {
@@ -352,7 +353,8 @@ impl Record {
         }
     }
 
-    /// Records a hold for this request, if nothing is in its way. Waiters that could be admitted were admitted before.
+    /// Records a hold for this request, and returns true, if nothing prevents it. All waiters that can enter have
+    /// entered before.
     fn enter(&mut self, step: &mut ServerStep, request: &AcquireRequest) -> bool {
         if self.writer.is_some() || self.client_write_until(step.now_ms).is_some() || self.has_waiting_writer(step) {
             return false;
@@ -364,15 +366,16 @@ impl Record {
         match request.mode {
             Mode::Read if look == LiveReaders::Crowded || self.is_waiting_reader(&request.id) => return false,
             Mode::Read => match self.reader(&request.id) {
-                // A dead record of the same id, below a live reader, is used again for a hold that begins now.
+                // A dead record of the same id may be left below a live reader. It is used again for a hold that begins
+                // now.
                 Some(reader) => {
                     let hold = GrantedRecord::new(step.now_ms, request.lease);
                     self.show_reader(step.now_us, hold.deadline_ms);
                     self.readers[reader].hold = hold;
                     self.remember(hold.deadline_ms);
                 }
-                // Any place will do. The reader of that place goes to the end, so each dead one comes there sooner or
-                // later.
+                // Any place will do. The reader of that place moves to the end, so each dead reader gets to the end
+                // sooner or later.
                 None => {
                     let count = u64::try_from(self.readers.len()).expect("a small number");
                     let place = step.now_us.checked_rem(count).and_then(|place| usize::try_from(place).ok());
@@ -385,12 +388,11 @@ impl Record {
         true
     }
 
-    /// Removes an acquisition first, and admits the next ones then: a release never admits the acquisition that it
-    /// ends.
+    /// Ends an acquisition and then admits waiters. In this order a release never admits the acquisition that it ends.
     pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
         let mut step = ServerStep::new(now, self.limits);
         let live = self.is_sound(step.now_ms, id);
-        // A foreign client was beside it, so the record says nothing of this hold.
+        // A foreign client was inside together with the hold, so the tokens prove nothing about the hold.
         let intruded = !live && self.live_hold_of(step.now_ms, id).is_some();
         self.note_intruder(step.now_ms, id);
         self.end(id);
@@ -418,8 +420,8 @@ impl Record {
         }
     }
 
-    /// Renews a hold. It does not expire or admit: while the hold is live, no waiter can enter. The exception is
-    /// readers behind a writer that died waiting, and those ask for themselves.
+    /// Renews a hold. A renewal expires and admits no one: while the hold is live, no waiter can enter. Only readers
+    /// behind a writer that died in the queue could, and these ask for themselves.
     pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
         let now_ms = now.as_micros() / 1000;
         let forced = self.forced();
@@ -471,7 +473,7 @@ impl Record {
                 if !self.may_upgrade(step, old) {
                     return self.refuse_upgrade(&request.id);
                 }
-                // Only `old` is recorded by now.
+                // No other reader is recorded by now.
                 self.readers.clear();
                 self.cancel(step.now_ms, &request.id);
                 self.begin_write(step.now_us, request, request.lease);
@@ -481,8 +483,8 @@ impl Record {
         Converted::Granted(self.answer_granted(step, request))
     }
 
-    /// Returns true if only `old` reads, no writer waits, and no reader of the next phase. Removes dead readers on the
-    /// way.
+    /// Returns true if `old` is the only reader, no writer waits, and no reader of the next phase waits. Removes dead
+    /// readers that it finds.
     fn may_upgrade(&mut self, step: &mut ServerStep, old: &AcquisitionId) -> bool {
         let next = !self.batch_readers.is_empty() || self.has_waiting_writer(step);
         if next || self.client_read_until(step.now_ms).is_some() {
@@ -501,13 +503,13 @@ impl Record {
         true
     }
 
-    /// Takes the grants to waiters since the last call.
+    /// Takes the grants to waiters since the last call of this function.
     pub(crate) fn take_notifications(&mut self) -> Vec<GrantNotification> {
         std::mem::take(&mut self.notifications)
     }
 
-    /// Takes the waiter that has to ask again: its phase was too long for the last operation. Its request admits it and
-    /// more of them.
+    /// Takes the waiter that has to ask again. Its phase had too many readers for the last operation. Its request
+    /// admits it and more of them.
     pub(crate) fn take_next_to_ask(&mut self) -> Option<AcquisitionId> {
         self.next_to_ask.take()
     }

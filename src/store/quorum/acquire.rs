@@ -1,4 +1,4 @@
-//! Acquisition by a majority of the masters, or by none.
+//! Acquisition by a majority of the masters. Without a majority it is given back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed};
 
-/// Largest delay of a request at which all masters still grant the proposed token.
+/// Largest delay of a request with which its proposed token is still above the clocks of all masters.
 const HEADROOM: Duration = Duration::from_millis(10);
 
 impl Quorum {
-    /// Asks a master for a hold, or to raise the token of the hold that it has granted. `copy` counts as sent before
-    /// the first poll, so a dropped future counts too.
+    /// Sends a request for a hold to a master, or a request to raise the token of a granted hold. `copy` counts as sent
+    /// before the first poll. So it counts also if the future is dropped.
     pub(super) fn send(
         &self,
         place: usize,
@@ -64,18 +64,19 @@ impl Quorum {
         }
     }
 
-    /// A planted fault, which the program `torture` has to find: it counts a missing answer as a yes.
+    /// Returns a yes for a missing answer. This fault is planted: the program `torture` has to find it.
     #[cfg(redis_rwlock_plant)]
     fn late_yes(&self) -> Vote {
         const SECOND_US: u64 = 1_000_000;
         let (now, lease) = (self.clock.now(), self.longest_lease.load(std::sync::atomic::Ordering::Relaxed));
-        // All masters without an answer get the same token, or it would have to be raised.
+        // All masters without an answer get the same token. With different tokens, the ballot would ask masters to
+        // raise theirs.
         let proposed = u64::from(self.proposed_token()) / SECOND_US * SECOND_US;
         let token = FencingToken::from_wire(proposed + SECOND_US).unwrap_or(NO_TOKEN);
         Vote::Yes(Yes { sent: now, until: now.after(Duration::from_nanos(lease)), token })
     }
 
-    /// Counts a new grant as a yes if its master may vote.
+    /// Returns the vote for a new grant: a yes if its master may vote.
     pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, summary: &mut AnswerSummary) -> Vote {
         if summary.voters == Voters::Remembering && !self.may_vote(place) {
             summary.restarted += 1;
@@ -85,12 +86,13 @@ impl Quorum {
         Vote::Yes(Yes { sent, until: sent.after(granted.remaining), token })
     }
 
-    /// Asks all masters for a new acquisition.
+    /// Sends a new acquisition to all masters and counts their votes.
     pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
         let key = Arc::new(key.clone());
         let request =
             Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
-        // Recorded before any request: if this future is dropped, the release finds the masters that may have it.
+        // Recorded before any request is sent. If this future is dropped, the release then reaches all masters that may
+        // have it.
         self.outstanding.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut summary) = (self.ballot(), AnswerSummary::default());
         let mut asked = self.ask_for(&mut ballot, &key, &request);
@@ -100,7 +102,7 @@ impl Quorum {
             finish(asked);
             return Ok(majority_answer(won, Acquired::Granted(majority_grant(won))));
         }
-        // A late grant is released at its master too: each copy counts until it is answered.
+        // The in-doubt requests stay recorded, so a grant that arrives late is released at its master too.
         self.outstanding.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
@@ -109,7 +111,7 @@ impl Quorum {
             }
             return Err(summary.failure(self.masters.len()));
         }
-        // Others hold the lock, or competing acquisitions have divided the masters among them.
+        // Other holders have the lock, or each of several acquisitions got a minority of the masters.
         let retry_in = summary.retry_in.unwrap_or(Duration::from_millis(1));
         Ok(answer_of(self.clock.now(), summary.server, Acquired::Contended { retry_in }))
     }
@@ -132,27 +134,27 @@ impl Quorum {
         asked
     }
 
-    /// Proposes a token that no right clock has reached and that is above the stored tokens, as far as is known. Then
-    /// all masters grant this one, and none has to be raised.
+    /// Returns a token that no right clock has reached and that is above all stored tokens, as far as they are known.
+    /// All masters then grant this token, and no second round has to raise one.
     fn proposed_token(&self) -> FencingToken {
         let proposed = self.latest_clock().map_or(0, |latest| latest.after(HEADROOM).as_micros());
         FencingToken::from_wire(proposed).unwrap_or(NO_TOKEN)
     }
 
-    /// Highest token that comes from a right clock, including the proposals of this manager and of others.
+    /// Returns the highest token that can come from a right clock, proposals of all managers included.
     pub(super) fn reached_token(&self) -> Option<FencingToken> {
         let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.max_clock_skew);
         FencingToken::from_wire(reached.as_micros())
     }
 
-    /// Latest right clock of the masters, as of now.
+    /// Returns the latest time that a right clock of a master shows now.
     fn latest_clock(&self) -> Option<ServerTime> {
         let now = self.clock.now();
         let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
         latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.max_clock_skew)
     }
 
-    /// Counts votes until a majority has stored the token, or none is possible.
+    /// Counts votes until a majority has stored the token. Returns `None` if no majority is possible.
     async fn count(
         &self,
         ballot: &mut Ballot,
@@ -183,7 +185,7 @@ impl Quorum {
         }
     }
 
-    /// Confirms that a hold is still there, and for how long, by a renewal: a renewal re-creates nothing.
+    /// Asks by a renewal whether a granted hold is still there, and for how long. A renewal re-creates no hold.
     pub(super) async fn confirm(&self, key: &Key, request: &AcquireRequest, token: FencingToken) -> Attempt<Acquired> {
         let renewal = RenewalRequest {
             key: Arc::new(key.clone()),
@@ -210,11 +212,12 @@ impl Quorum {
     }
 }
 
-/// Returns the latest of these clocks that is right. At most a minority of all clocks is ahead, and right ones differ
-/// by at most `max_skew`. If all clocks are known, the reference is the majority-th earliest.
+/// Returns the latest of these clocks that is right. Right clocks differ by at most `max_skew`, and at most `minority`
+/// of all clocks are ahead. So the clock with exactly `minority` later ones is not ahead. A clock counts as right if it
+/// is at most `max_skew` later than that clock.
 fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration) -> Option<ServerTime> {
     clocks.sort_unstable();
-    // If this clock were ahead, so would be those behind it in this order: one more than a minority.
+    // If this clock were ahead, the later ones would be ahead too. Together these would be more than a minority.
     let not_ahead = clocks.len().checked_sub(minority + 1)?;
     let limit = clocks[not_ahead].after(max_skew);
     clocks.into_iter().rfind(|clock| *clock <= limit)

@@ -1,10 +1,10 @@
-//! Conversion at a majority of the masters: a hold of one side becomes one of the other.
+//! Conversion of a hold of one side into a hold of the other side, at a majority of the masters.
 //!
-//! Each master converts in one step, but not all masters at one moment. If a majority has converted, that is the new
-//! hold, and the old one is released where it still exists. A conversion without a majority is undone where it was
-//! done. Then the old hold remains if a majority has it. If that is not known of a majority, the hold counts as lost,
-//! and both are released. An undone conversion is not requested again under its id: the release of that id may yet be
-//! on its way.
+//! Each master converts in one step, but not all masters convert at the same moment. If a majority has converted, the
+//! new hold counts, and the old hold is released where it still exists. Without a majority, the manager undoes the
+//! conversion where it was done. If a majority then has the old hold, the old hold counts. Otherwise the hold is lost,
+//! and both are released. The manager does not repeat an undone conversion under its id, since a release of this id may
+//! be on its way.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ use crate::base::mode::Mode;
 use crate::base::process;
 use crate::store::{AcquireRequest, Acquired, Converted, Floor, IfTaken, Scheme};
 
-/// State of a conversion at one master, by its answer.
+/// State of a conversion at one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ConversionState {
     Nothing,
     Converted,
     /// The master still has the old hold.
     Stands,
-    /// The master has neither hold.
+    /// The master has neither the old hold nor the new one.
     Lost,
 }
 
@@ -164,7 +164,7 @@ impl Quorum {
     ) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
         let (done, stands) = (conversion.count(ConversionState::Converted), conversion.count(ConversionState::Stands));
-        // A young master has converted, but that may conflict with a hold that it has forgotten.
+        // A master without a vote has converted, but its hold may conflict with a hold that it has forgotten.
         let is_refused = stands > 0 || conversion.summary.restarted > 0;
         if conversion.request.mode == Mode::Write && is_refused && stands + done >= majority(masters) {
             return Ok(self.undo(conversion, asked).await);
@@ -181,7 +181,7 @@ impl Quorum {
         Err(if may_be_done { into_unknown(failure, now.after(self.margins.max_delay)) } else { failure })
     }
 
-    /// Converts back at each master that has converted, or does so yet.
+    /// Converts back at each master that has converted or will still do so.
     async fn undo(
         &self,
         conversion: QuorumConversion,
@@ -197,7 +197,8 @@ impl Quorum {
             key: Arc::clone(&key),
             new: request.id.clone(),
             back: back.clone(),
-            // Counts from now on: if the old hold is released meanwhile, a hold that comes back is released too.
+            // The request counts from now on. If the old hold is released meanwhile, a hold that comes back is released
+            // too.
             in_flight: self.outstanding.begin_request(&old, place),
             traces: Arc::clone(&self.outstanding),
         };
@@ -226,8 +227,8 @@ impl Quorum {
     }
 }
 
-/// Returns which masters may vote. A write hold excludes others as well as the read hold that it becomes. A read hold
-/// may be beside others that a restarted master has forgotten.
+/// Returns the rule for the vote. A write hold excludes all others already, and still does when it becomes a read hold.
+/// A read hold may exist next to read holds that a restarted master has forgotten.
 fn voters(wanted: Mode) -> Voters {
     match wanted {
         Mode::Read => Voters::Holding,
@@ -235,7 +236,7 @@ fn voters(wanted: Mode) -> Voters {
     }
 }
 
-/// Conversion back at one master.
+/// Undo of a conversion at one master.
 struct ConversionUndo {
     scheme: Arc<dyn Scheme>,
     place: usize,
@@ -247,7 +248,7 @@ struct ConversionUndo {
 }
 
 impl ConversionUndo {
-    /// Returns true if the old hold is there again.
+    /// Converts back. Returns true if the master has the old hold again.
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
         let back = attempt.as_ref().ok().filter(|answer| matches!(answer.value, Converted::Granted(_)));
@@ -259,13 +260,14 @@ impl ConversionUndo {
         sent.is_some()
     }
 
-    /// Notes that the master has not converted: nothing is to be undone.
+    /// Notes that the master has not converted, so there is nothing to undo.
     fn cancel(self) {
         self.in_flight.resolve::<()>(&Err(Failure::NotDone { source: None }), |()| None);
     }
 }
 
-/// Releases what is left of a refused conversion, when its last answer is there or its task is gone.
+/// Releases the new hold of a refused conversion when this value is dropped. The task that waits for the last answers
+/// owns this value.
 struct GiveBackOnDrop {
     traces: Arc<Outstanding>,
     id: AcquisitionId,

@@ -1,4 +1,4 @@
-//! Releases at all masters that may have the hold, several in one pipeline for each master.
+//! Releases at all masters that may have a hold. Each master gets several releases in one pipeline.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use super::{AnswerSummary, PendingAnswers, Quorum, answer_of, finish, into_unkno
 use crate::base::attempt::{Answered, Attempt, BoxFuture};
 use crate::store::{Absence, ReleaseReply, ReleaseRequest, Scheme};
 
-/// Votes and answers for one of the releases.
+/// Votes and answers for one release.
 type ReleaseCount = (Ballot, AnswerSummary);
 
-/// Answer of one master to one release. `of` is the index in the batch. `was_held` says if the hold was ours to the
-/// end, if the answer shows it.
+/// Answer of one master to one release. `of` is the index of the release in the batch. `was_held` says whether the hold
+/// was live until the release, if the answer shows that.
 struct MasterReleaseAnswer {
     of: usize,
     was_held: Option<bool>,
@@ -26,13 +26,13 @@ struct MasterReleaseAnswer {
 #[derive(Default)]
 struct MasterReleases {
     batch: Vec<ReleaseRequest>,
-    /// Index in the whole batch, and the record that the release is being sent, for each release.
+    /// Index of each release in the whole batch, and the record that it is in flight.
     in_flight: Vec<(usize, ReleaseInFlight)>,
 }
 
 impl Quorum {
-    /// Releases holds at all masters that may have them. Returns one answer for each, in order, once a majority has
-    /// decided each.
+    /// Releases holds at all masters that may have them. Waits until a majority has decided each release, and returns
+    /// one answer for each, in order.
     pub(super) async fn release_everywhere(&self, batch: &[ReleaseRequest]) -> Vec<Attempt<ReleaseReply>> {
         let mut counts: Vec<ReleaseCount> = batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect();
         let mut asked: PendingAnswers<(usize, Vec<MasterReleaseAnswer>)> = FuturesUnordered::new();
@@ -54,11 +54,11 @@ impl Quorum {
         batch.iter().zip(counts).map(|(request, count)| self.reply(request, count)).collect()
     }
 
-    /// Sorts the releases by master. A master whose answer is known already gets none.
+    /// Sorts the releases by master. Skips a master whose answer to a release is known already.
     fn releases_by_master(&self, batch: &[ReleaseRequest], counts: &mut [ReleaseCount]) -> Vec<MasterReleases> {
         let mut all: Vec<_> = self.masters.iter().map(|_| MasterReleases::default()).collect();
         for (of, (request, (ballot, _))) in batch.iter().zip(counts).enumerate() {
-            // A hold without a record may be at any master.
+            // The hold has no record here, so any master may have it.
             let standings = self.outstanding.begin_release(&request.id);
             let standings = standings.unwrap_or_else(|| vec![ReleaseState::MayHold; self.masters.len()]);
             for (place, standing) in standings.into_iter().enumerate() {
@@ -95,7 +95,7 @@ impl Quorum {
     }
 }
 
-/// Sends the releases to one master. A single one goes ahead of acquisitions, as a pipeline does.
+/// Sends the releases to one master. A single release goes ahead of acquisitions, as a pipeline does.
 fn send_releases(
     place: usize,
     scheme: Arc<dyn Scheme>,

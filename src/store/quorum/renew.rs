@@ -1,13 +1,14 @@
-//! Renewal by a majority of the masters, and repair of the others.
+//! Renewal by a majority of the masters, and repair of masters that lack the hold.
 //!
-//! A master may lack a hold: a release was on its way to it, it was away, or it came back without its data. If a
-//! majority has just renewed a hold, this manager asks such a master for it anew. That answer does not count for this
-//! renewal. The repair gives no second chance: a hold that a majority has lost is brought to no master. Whether the
-//! master may vote does not matter: the majority that has the hold refuses each conflicting one.
+//! A master may lack a hold for three reasons. A release was on its way to it, it was unreachable, or it came back
+//! without its data. When a majority has just renewed a hold, this manager acquires the hold anew at such a master. The
+//! answer of that master does not count for the same renewal. The repair saves no lost hold: a hold that a majority has
+//! lost is repaired at no master. A master without a vote is repaired too. The majority that has the hold refuses each
+//! conflicting one.
 //!
-//! A hold that an operator has ended at any master is over: the renewal that learns of it reports the loss, and nothing
-//! is brought any more. A request that is on its way already is refused by the master. The master remembers the force,
-//! also where it had found nothing to end.
+//! An operator may end a hold at a single master. The hold is then over: the renewal that learns of the force reports
+//! the loss, and no master is repaired any more. The master refuses a repair that is already on its way. It remembers
+//! the force even if it had no hold to end.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -23,13 +24,13 @@ use crate::base::lease::Moment;
 use crate::base::process;
 use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed, Route};
 
-/// Least time for which a master remembers that a hold was ended by force.
+/// Shortest time for which a master remembers that an operator has ended a hold.
 const FORCE_REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Answers of one master, with its index: one for each renewal.
+/// Index of a master, and its answers: one for each renewal.
 type RenewalAnswers = (usize, Vec<Attempt<Renewed>>);
 
-/// Index of a master, and the indexes of the renewals whose holds it lacks.
+/// Index of a master, and the indexes in the batch of the holds that it lacks.
 type LackingHolds = (usize, Vec<usize>);
 
 impl Quorum {
@@ -119,7 +120,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote 
     }
 }
 
-/// End of a renewed hold, as a majority keeps it.
+/// Returns the end of a renewed hold, until which a majority keeps it.
 fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
         Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
@@ -127,7 +128,7 @@ fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     }
 }
 
-/// Returns the renewals whose holds this master lacks.
+/// Notes the holds that this master lacks and returns their indexes in the batch.
 fn lacking_holds(
     traces: &Outstanding,
     batch: &[RenewalRequest],
@@ -148,23 +149,21 @@ fn lacking_holds(
 struct Heal {
     outstanding: Arc<Outstanding>,
     batch: Arc<[RenewalRequest]>,
-    /// Latest moment at which each hold may be brought. Until then a majority keeps it, if it has renewed it, and
-    /// masters remember a force since then.
+    /// Latest moment at which each hold may be brought to a master, if a majority has renewed it. Until this moment the
+    /// majority keeps the hold. Masters also remember each force since the renewal.
     held_until: Vec<Option<Moment>>,
 }
 
 impl Heal {
-    /// Waits for the masters that have yet to answer, and repairs those that lack holds. Masters do not wait for each
-    /// other, as in [`finish`].
-    ///
-    /// [`finish`]: super::finish
+    /// Waits for the remaining answers and repairs the masters that lack holds. All masters are repaired at the same
+    /// time.
     async fn run(self, lacking: Vec<LackingHolds>, asked: PendingAnswers<RenewalAnswers>) {
         let late = asked.filter_map(|answers| ready(lacking_holds(&self.outstanding, &self.batch, &answers)));
         let all = stream::iter(lacking).chain(late);
         all.for_each_concurrent(None, |(place, lacking)| self.heal(place, lacking)).await;
     }
 
-    /// Brings the holds one after the other: a master that came back without its data lacks all of them.
+    /// Brings the holds to a master one after the other. A master that came back without its data lacks all of them.
     async fn heal(&self, place: usize, lacking: Vec<usize>) {
         for of in lacking {
             if let Some(until) = self.held_until[of]
@@ -175,7 +174,7 @@ impl Heal {
         }
     }
 
-    /// Returns true if the master has answered, as far as it was asked.
+    /// Brings a hold to a master, if that is still allowed. Returns false if the master did not answer.
     async fn bring(&self, place: usize, RenewalRequest { key, id, lease, .. }: &RenewalRequest, until: Moment) -> bool {
         let Some((copy, mode, token)) = self.outstanding.begin_heal(id, place, *lease, until) else {
             return true;
@@ -189,7 +188,8 @@ impl Heal {
             caches: false,
         };
         let attempt = self.outstanding.master(place).acquire_above(key, &request, Floor::Any(token)).await;
-        // A refusal says nothing of a hold that an undone conversion has brought meanwhile.
+        // A refusal is no proof that the master lacks the hold: an undone conversion may have brought it back
+        // meanwhile.
         copy.resolve(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));
         attempt.is_ok()
     }

@@ -1,4 +1,4 @@
-//! Views and forces of operators over several masters. Pure: answers in, one view out.
+//! Views and forces of operators over several masters. This module merges answers and has no I/O.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use crate::base::attempt::Answered;
 use crate::base::lease::ServerTime;
 use crate::store::{Forced, Holder, View};
 
-/// Merges what each of `masters` masters has shown. A hold that less than a majority records is none.
+/// Merges the views of the masters into one view. A hold that less than a majority has recorded does not count.
 pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (ServerTime, View) {
     let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
     let mut view = View { tokens: vec![None; masters], ..View::default() };
@@ -19,7 +19,7 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
         view.tokens[place] = seen.token;
         view.token = view.token.max(seen.token);
         view.more_holders = view.more_holders.max(seen.more_holders);
-        // The clocks of the masters differ: times follow the one that is ahead.
+        // The clocks of the masters differ. All times in the merged view follow the clock that is ahead.
         let behind_ms = (server.as_micros() - answer.server.as_micros()) / 1000;
         for holder in seen.holders {
             let since_ms = holder.since_ms + behind_ms;
@@ -30,7 +30,7 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
     (server, view)
 }
 
-/// Returns the hold as a majority has it: since its first record, and for as long as a majority keeps it.
+/// Returns the hold, if a majority has it. It begins with its first record and ends when less than a majority keeps it.
 fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     let mut remaining: Vec<Duration> = rows.iter().map(|row| row.remaining).collect();
     remaining.sort_unstable();
@@ -39,7 +39,7 @@ fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     Some(Holder { remaining, ..first })
 }
 
-/// Returns what a force has ended of what was seen. A hold that less than a majority had recorded is none.
+/// Merges the answers to a force. An ended hold counts only if it was in the view, unless the view was incomplete.
 pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
     let shown: BTreeSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
     let more = answers.iter().any(|forced| forced.has_more);

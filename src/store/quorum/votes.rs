@@ -1,22 +1,25 @@
-//! Votes of the masters and the verdict on them. Pure: votes in, a verdict out.
+//! Votes of the masters, and the verdict on them. This module has no I/O and no clock.
 //!
-//! A majority decides, and any two majorities have a master in common. For holds that is enough, for tokens it is not.
-//! Each master counts its own tokens, so the next majority may share only the slowest master. So a token counts only
-//! when a majority has *stored* it or a higher one. The ballot picks the least token that is not below any of a
-//! majority of answers. That majority has a master in common with the majority of each earlier grant, so the token is
-//! above the earlier one. Masters that granted a lower token are asked to raise it. With a majority at or above it, the
-//! token of every later grant is higher.
+//! A majority decides, and any two majorities share a master. That is enough for holds, but not for tokens. Each master
+//! counts its own tokens, and the shared master may be the one with the lowest token. So a token counts only when a
+//! majority has *stored* this token or a higher one.
 //!
-//! Of `n` masters let `m` be the largest minority, and let `T` be a token that was granted before. All but at most `m`
-//! masters have stored `T` or more, and each of those grants a new one above it. So at most `m` of the masters that say
-//! yes grant a token up to `T`. The (`m` + 1)-th lowest of their tokens, which is the majority-th, is above `T`,
-//! however many answer.
+//! The ballot takes the least token that is not below the answers of some majority. That majority shares a master with
+//! the majority of each earlier grant. So the token is above the token of each earlier grant. The manager then asks
+//! masters with a lower token to raise it. When a majority has stored the token, each later grant has a higher one.
 //!
-//! A clock that is years ahead breaks none of that, but its tokens are as far ahead. If such a token became the token
-//! of all, tokens would fall back when that master and the records are gone. At most a minority of clocks is wrong, so
-//! the majority-th lowest of *all* tokens never comes from such clocks alone. Hence a token that no right clock has
-//! reached waits for missing answers, if one of them can lower it. If they do not come, the token counts all the same:
-//! it may be the one token that is above `T`.
+//! The proof: let `m` be the size of the largest minority, and `T` the token of an earlier grant. All masters except at
+//! most `m` have stored `T` or more, and each of these grants a new token above `T`. So at most `m` of the masters that
+//! say yes grant a token up to `T`. The (`m` + 1)-th lowest of the tokens is therefore above `T`, however many masters
+//! answer. Since `m` + 1 is a majority, this is the token that the ballot takes.
+//!
+//! A clock that is years ahead does not break this proof, but it produces tokens that are just as far ahead. Suppose
+//! that a majority stored such a token. Once the records and that master are gone, the next tokens would be lower.
+//!
+//! At most a minority of clocks is wrong. So the (`m` + 1)-th lowest of *all* tokens never comes from a wrong clock
+//! alone. The ballot therefore delays its verdict while its token is above all right clocks and missing answers can
+//! lower it. If these answers do not come, the token counts all the same, since it may be the only token above `T`.
+//!
 //! Source: Gifford, "Weighted Voting for Replicated Data" (1979), for the version numbers; the Redlock page for the
 //! validity.
 
@@ -25,7 +28,7 @@ use crate::base::lease::{FencingToken, Moment};
 /// Grant or confirmation of one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Yes {
-    /// Send time of the request that it answers.
+    /// Send time of the request that the master answered.
     pub(super) sent: Moment,
     /// End of the master's hold, counted from `sent`.
     pub(super) until: Moment,
@@ -37,22 +40,22 @@ pub(super) struct Yes {
 pub(super) enum Vote {
     Yes(Yes),
     No,
-    /// The master has not answered and will not, or it may not vote.
+    /// The master has not answered and will not answer, or it may not vote.
     Silent,
 }
 
 /// Verdict on the votes so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// The result depends on missing answers.
+    /// Missing answers decide the result.
     Open,
-    /// A majority says yes, but the masters in `at` have stored a lower token.
+    /// A majority says yes, but the masters in `at` have stored a lower token than `to`.
     Raise { to: FencingToken, at: Vec<usize> },
     /// A majority says yes and has stored the token.
     Won(Yes),
-    /// Too many masters say no for a majority.
+    /// More masters than a minority say no, so no majority can say yes.
     Lost,
-    /// Neither side can reach a majority.
+    /// No majority can say yes any more, but too few masters say no for `Lost`.
     Undecided,
 }
 
@@ -81,7 +84,7 @@ impl Ballot {
         self.reached = reached;
     }
 
-    /// Records the vote of a master. The last one counts.
+    /// Records the vote of a master. A later vote replaces an earlier one.
     pub(super) fn cast(&mut self, master: usize, vote: Vote) {
         self.votes[master] = Some(vote);
     }
@@ -90,7 +93,7 @@ impl Ballot {
         self.votes.iter().filter(|vote| counts(**vote)).count()
     }
 
-    /// Masters whose vote is silent.
+    /// Returns the masters whose vote is silent.
     pub(super) fn silent(&self) -> impl Iterator<Item = usize> {
         let silent = |(master, vote): (usize, &Option<Vote>)| (*vote == Some(Vote::Silent)).then_some(master);
         self.votes.iter().enumerate().filter_map(silent)
@@ -104,12 +107,12 @@ impl Ballot {
         self.votes.iter().enumerate().filter_map(yes)
     }
 
-    /// Returns true if too many masters are silent for a majority, whatever the others say.
+    /// Returns true if so many masters are silent that the others cannot form a majority.
     pub(super) fn is_silent(&self) -> bool {
         self.count(|vote| vote == Some(Vote::Silent)) > self.votes.len() - majority(self.votes.len())
     }
 
-    /// Returns true if missing answers may yet change the result: to a majority of yes, or to a majority of no.
+    /// Returns true if missing answers can still lead to a majority of yes or to the verdict `Lost`.
     pub(super) fn is_open(&mut self) -> bool {
         match self.verdict() {
             Verdict::Open => true,
@@ -121,12 +124,12 @@ impl Ballot {
         }
     }
 
-    /// Returns true if the token of these votes is above all right clocks, and missing answers can lower it to one that
-    /// is not.
+    /// Returns true if missing answers should be awaited. The token of these votes is then above all right clocks, and
+    /// missing answers can still lower it below one.
     fn must_wait_for_clocks(&self, sorted: &[FencingToken]) -> bool {
         let Some(reached) = self.reached else { return false };
         let (last, missing) = (majority(self.votes.len()) - 1, self.count(|vote| vote.is_none()));
-        // A majority has said yes, so `missing` is at most `last`.
+        // At least a majority has said yes, so `missing` is at most `last`.
         sorted[last] > reached && sorted[last - missing] <= reached
     }
 
@@ -146,7 +149,7 @@ impl Ballot {
         if self.token.is_none() && self.must_wait_for_clocks(&tokens) {
             return Verdict::Open;
         }
-        // A token that was requested once stays: the requests under way are to reach it.
+        // The token stays once it is chosen, since requests to raise other masters to it may be under way.
         let token = *self.token.get_or_insert(tokens[needed - 1]);
         let (stored, below): (Vec<_>, Vec<_>) = self.yes().partition(|(_, yes)| yes.token >= token);
         if stored.len() < needed {

@@ -5,8 +5,8 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{AcquisitionId, Forced, Holder, Mode, QueuedWaiter, View};
 
 impl Record {
-    /// Shows the lock and changes nothing. It omits dead holders and waiters, and admits no waiter. It looks at as many
-    /// records as an operation may, of waiters at least half as many.
+    /// Returns a view of the lock and changes nothing. The view omits dead holders and waiters. `inspect` reads at most
+    /// as many records as an operation may touch. At least half of them are records of waiters, if there are so many.
     pub(crate) fn inspect(&self, now: ServerTime) -> View {
         let now_ms = now.as_micros() / 1000;
         let most = self.limits.records;
@@ -43,17 +43,19 @@ impl Record {
         }
     }
 
-    /// Ends holds as [`Record::force_seen`] does, without timestamp clients.
+    /// Ends holds as [`Record::force_seen`] does, for a lock without timestamp clients.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
         self.force_seen(now, &View { token: seen, ..View::default() })
     }
 
-    /// Ends all holds that were seen. With a newer token other holds are there by now, and this copy is late. All are
-    /// over at once, but one operation removes a limited number of records. Until none is left no request enters, and
-    /// the same call again removes more. Then the waiters are next.
+    /// Ends all holds in the view `seen`. If the last token is newer than in the view, other holds are there by now,
+    /// and this copy of the request is late.
+    ///
+    /// All holds end at once, but one operation removes a limited number of records. Until all are removed, no request
+    /// enters, and the caller repeats the force. Then the next waiters enter.
     pub(crate) fn force_seen(&mut self, now: ServerTime, seen: &View) -> Forced {
-        // A writer's renewal may have brought it new tokens since, so its id counts too.
+        // A renewal may have brought the writer new tokens since the view, so the id of the writer counts too.
         let is_seen = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
         let is_there = self.writer.as_ref().is_some_and(|writer| is_seen(&writer.id));
         if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
@@ -78,8 +80,8 @@ impl Record {
         Forced { ids, has_more: self.forced == self.token && !self.readers.is_empty() }
     }
 
-    /// Ends the holds that several servers have shown. A hold ends here also if it has come since, or has had its token
-    /// raised. Other masters cannot bring it here any more.
+    /// Ends the holds that several servers have shown. A hold ends here also if it came after the view, or if its token
+    /// was raised. Other masters cannot bring it back here.
     pub(crate) fn force_shown(&mut self, now: ServerTime, token: Option<FencingToken>, seen: &View) -> Forced {
         let now_ms = now.as_micros() / 1000;
         self.barred = self.barred.max(seen.token.map_or(0, FencingToken::as_u64));
@@ -87,7 +89,7 @@ impl Record {
         let is_shown = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
         let is_there = self.live_writer(now_ms).is_some_and(|writer| is_shown(&writer.id))
             || self.readers.iter().any(|reader| is_shown(&reader.id) && self.is_live(&reader.hold, now_ms));
-        // A hold that is over already may have records left to remove.
+        // If the last force left records, `force_seen` must go on to remove them.
         let is_over = self.forced == self.token;
         let token = if is_there || is_over { FencingToken::from_wire(self.token) } else { token };
         self.force_seen(now, &View { token, ..View::default() })

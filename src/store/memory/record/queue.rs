@@ -1,16 +1,16 @@
-//! The queue of a lock, and the admission of its waiters.
+//! Queue of a lock, and the admission of its waiters.
 
 use std::time::Duration;
 
 use super::{GrantNotification, Record, ServerStep, WaiterRecord, millis};
 use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode};
 
-/// Result of a look at the readers. The look removes dead ones on the way.
+/// Result of a search for a live reader. The search removes dead readers that it finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LiveReaders {
     Nobody,
     Live,
-    /// Too many dead readers to tell.
+    /// The search reached its limit among dead readers and found no live one.
     Crowded,
 }
 
@@ -19,16 +19,16 @@ fn position(waiting: &[WaiterRecord], id: &AcquisitionId) -> Option<usize> {
 }
 
 impl Record {
-    /// Begins the phase of the readers that wait now, unless readers of the last one are left: no writer enters before
-    /// them.
+    /// Begins the phase of the readers that wait now. If readers of the last phase still wait, it does nothing: they
+    /// enter before any writer.
     pub(super) fn begin_batch(&mut self) {
         if self.batch_readers.is_empty() {
             std::mem::swap(&mut self.batch_readers, &mut self.waiting_readers);
         }
     }
 
-    /// Begins the next phase if the lock is free; lets readers join readers if no writer waits. After a writer all
-    /// waiting readers enter, after readers the first waiting writer.
+    /// Begins the next phase if the lock is free. After a writer all waiting readers enter, after readers the first
+    /// waiting writer. If no writer waits, waiting readers join the readers inside.
     pub(super) fn admit(&mut self, step: &mut ServerStep) {
         if self.client_write_until(step.now_ms).is_some() {
             return;
@@ -68,7 +68,7 @@ impl Record {
         }
     }
 
-    /// Admits the readers of the phase, from the end.
+    /// Admits the readers of the phase, the last array element first.
     pub(super) fn admit_readers(&mut self, step: &mut ServerStep) {
         if self.expire_readers(step) == LiveReaders::Crowded {
             return;
@@ -82,7 +82,7 @@ impl Record {
         }
     }
 
-    /// Looks for a live reader from the end of the array, and removes dead ones on the way.
+    /// Searches for a live reader from the end of the array, and removes dead ones on the way.
     pub(super) fn expire_readers(&mut self, step: &mut ServerStep) -> LiveReaders {
         loop {
             match self.readers.last() {
@@ -94,8 +94,8 @@ impl Record {
         }
     }
 
-    /// Returns true if a writer waits. Removes dead writers at the head of the queue; those beyond the limit count as
-    /// live.
+    /// Returns true if a writer waits. Removes dead writers at the head of the queue. If the limit ends the search, the
+    /// next writer counts as live.
     pub(super) fn has_waiting_writer(&mut self, step: &mut ServerStep) -> bool {
         while self.waiting_writers.front().is_some_and(|head| head.until_ms <= step.now_ms) && step.touch() {
             self.waiting_writers.pop_front();
@@ -103,10 +103,10 @@ impl Record {
         !self.waiting_writers.is_empty()
     }
 
-    /// Grants the lock to a waiter, which has yet to learn of it.
+    /// Grants the lock to a waiter and adds a notification for the waiter.
     pub(in crate::store::memory) fn grant_to_waiter(&mut self, step: &mut ServerStep, request: &AcquireRequest) {
         match request.mode {
-            // Recorded in the order in which they leave the queue.
+            // Readers are recorded in the order in which they leave the queue.
             Mode::Read => self.begin_read(step.now_us, &request.id, request.claim(), None),
             Mode::Write => self.begin_write(step.now_us, request, request.claim()),
         }
@@ -129,7 +129,7 @@ impl Record {
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
         let is_kept = self.may_be_cached_for(now_ms, request.mode);
         match request.if_taken {
-            // An id that holds the lock on the other side does not wait for itself.
+            // An id that holds the lock on the other side must not wait for itself.
             IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl }
                 if self.live_hold_of(now_ms, &request.id).is_none()
                     && (is_kept || self.may_wait_without_recall(now_ms, request)) =>
@@ -145,14 +145,15 @@ impl Record {
         }
     }
 
-    /// Returns true if the request may wait without a recall. A try takes no new place then, but keeps one that it has.
+    /// Returns true if the request may wait although it recalls no hold. A try then gets no new place in the queue, but
+    /// keeps a place that it has.
     fn may_wait_without_recall(&self, now_ms: u64, request: &AcquireRequest) -> bool {
         let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
         let mut live = waiting.filter(|place| place.until_ms > now_ms);
         !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
     }
 
-    /// Takes a place in the queue, or keeps a live one that is there. A place that was given up begins anew at the end.
+    /// Adds the request to the queue, or extends its live place there. A place that has died begins anew at the end.
     pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, waiter_ttl: Duration) {
         let until_ms = now_ms + millis(waiter_ttl);
         self.remember(until_ms);
@@ -170,7 +171,8 @@ impl Record {
         let waiting = WaiterRecord { request: request.clone(), since_ms: now_ms, until_ms };
         match request.mode {
             Mode::Read => {
-                // A dead record of the same id must be gone when the reader is let in.
+                // A dead record of the same id must be gone before the reader enters, or the id would be recorded
+                // twice.
                 if let Some(reader) = self.reader(&request.id) {
                     self.readers.swap_remove(reader);
                 }
@@ -180,7 +182,7 @@ impl Record {
         }
     }
 
-    /// Removes a waiter from the queue. Returns true if it was alive until now.
+    /// Removes a waiter from the queue. Returns true if the waiter was live until now.
     pub(in crate::store::memory) fn cancel(&mut self, now_ms: u64, id: &AcquisitionId) -> bool {
         let writer = self.waiting_writers.iter().position(|waiting| waiting.request.id == *id);
         let waiting = if let Some(writer) = writer {

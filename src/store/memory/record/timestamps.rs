@@ -1,52 +1,53 @@
-//! The lock as clients of the timestamp scheme see it, and their timestamps as this crate reads them.
+//! Timestamps by which this crate and clients of the timestamp scheme see each other's holds.
 //!
-//! Those clients know two fields, `read` and `write`, each a time of day in milliseconds. Their own timestamps are the
-//! time of the last grant. Ours are the deadline of the hold. `lua/README.md` has the rules and the reasons, under
-//! "Beside the published scheme".
+//! The clients know two fields of a lock, `read` and `write`. Each is a time of day in milliseconds. A client writes
+//! the time of its grant: this is a *foreign* timestamp. This crate writes the deadline of the hold. `lua/README.md`
+//! has the rules and the reasons, in its section on this scheme.
 
 use super::{GrantedRecord, Record, WriterRecord};
 #[cfg(all(test, feature = "_testing"))]
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
 
-/// Timestamps of one lock, and the foreign ones that ours hide.
+/// Timestamps of one lock, and the foreign one that this crate's `read` hides.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(in crate::store::memory) struct Stamps {
     limits: TimestampClientsMs,
     write: Option<u64>,
     read: Option<u64>,
-    /// True if we wrote `read`: it tells foreign timestamps from ours even where the numbers are equal.
+    /// True if this crate wrote `read`. The number alone does not show this, since a foreign timestamp may be equal.
     is_ours: bool,
-    /// Our last value of `read`, while readers of ours are recorded.
+    /// Last value of `read` that this crate wrote, while readers are recorded.
     ours: Option<u64>,
-    /// Newest foreign `read` that ours hides, while readers of ours are recorded.
+    /// Newest foreign `read` that this crate's value hides, while readers are recorded.
     covered: Option<u64>,
 }
 
-/// Time for which a foreign timestamp counts.
+/// Time for which a foreign timestamp counts, for each field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct TimestampClientsMs {
     pub(crate) read_ms: u64,
     pub(crate) write_ms: u64,
 }
 
-/// Ignores a number that no clock shows in milliseconds: it is no time and excludes no one.
+/// Returns the timestamp, unless no clock shows this number in milliseconds. Such a number excludes no client.
 fn time(stamp: Option<u64>) -> Option<u64> {
     stamp.filter(|&stamp| stamp <= 9_007_199_254_740_000)
 }
 
 impl Stamps {
-    /// Returns `write` if it is not that of our writer.
+    /// Returns `write` if it is foreign: not the deadline of the recorded writer.
     fn client_write(&self, writer: Option<&GrantedRecord>) -> Option<u64> {
         self.write.filter(|&write| writer.is_none_or(|hold| hold.deadline_ms != write))
     }
 
-    /// Returns `read` if it is not that of our readers.
+    /// Returns `read` if it is foreign.
     fn client_read(&self) -> Option<u64> {
         self.read.filter(|_| !self.is_ours)
     }
 
-    /// Shows a reader that enters or extends its hold; `joins` if others are recorded. A `write` that is there is dead.
+    /// Writes the timestamp for a reader that enters or extends its hold. `joins` says that other readers are recorded.
+    /// A present `write` is dead by now.
     fn show_reader(&mut self, now_ms: u64, deadline_ms: u64, joins: bool) {
         self.write = None;
         let foreign = time(self.client_read()).filter(|read| read + self.limits.read_ms >= now_ms);
@@ -54,27 +55,27 @@ impl Stamps {
         self.write_read_stamp(self.ours.filter(|_| joins), deadline_ms);
     }
 
-    /// Shows a renewed hold of a reader.
+    /// Writes the timestamp for a reader whose hold was renewed.
     fn renew_reader(&mut self, deadline_ms: u64) {
         self.covered = time(self.client_read()).max(self.covered);
         self.write_read_stamp(self.ours, deadline_ms);
     }
 
-    /// Writes the deadline of our longest reader, but never less than what it hides. So ours also excludes the writers
-    /// that the hidden one excludes.
+    /// Writes the longest deadline of the readers, but no time before a hidden foreign timestamp. So the new value also
+    /// excludes each writer that the hidden one excludes.
     fn write_read_stamp(&mut self, before: Option<u64>, deadline_ms: u64) {
         self.ours = before.max(Some(deadline_ms)).max(self.covered);
         (self.read, self.is_ours) = (self.ours, true);
     }
 
-    /// Removes our `read` when the last record of a reader is gone. The foreign reader that it hid may still be inside,
-    /// unless a newer one wrote its timestamp.
+    /// Removes this crate's `read` when the last record of a reader is gone, and restores the hidden foreign one. The
+    /// client of the hidden timestamp may still be inside.
     fn hide_readers(&mut self) {
         self.read = self.client_read().or(self.covered);
         (self.is_ours, self.ours, self.covered) = (false, None, None);
     }
 
-    /// Removes the timestamps that an operator saw and ended. Newer ones stay.
+    /// Removes the foreign timestamps that are in the view of an operator. Newer ones stay.
     fn hide_seen(&mut self, writer: Option<&GrantedRecord>, seen: &View) {
         let client_write = self.client_write(writer);
         self.write = client_write.filter(|_| time(client_write) != seen.client_write_ms);
@@ -86,10 +87,11 @@ impl Stamps {
     }
 }
 
-/// Scripts of the timestamp scheme.
+/// Operations of a timestamp client, as its scripts do them.
 #[cfg(all(test, feature = "_testing"))]
 impl Stamps {
-    /// Locks as their scripts do. `their_ms` is their own time. At its limit a timestamp still counts.
+    /// Locks as the client's script does. `their_ms` is the time of the client's clock. At its limit a timestamp still
+    /// counts.
     fn lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         let TimestampClientsMs { read_ms, write_ms } = self.limits;
         let is_over = |stamp: Option<u64>, limit_ms| stamp.is_none_or(|stamp| stamp + limit_ms < their_ms);
@@ -115,26 +117,26 @@ impl Stamps {
     }
 }
 
-/// Operations that only tests need.
+/// Operations for tests only.
 #[cfg(all(test, feature = "_testing"))]
 impl Record {
-    /// Builds a lock that timestamp clients use as well.
+    /// Makes this a lock that timestamp clients use as well.
     pub(crate) fn beside_timestamp_clients(self, limits: TimestampClientsMs) -> Self {
         Self { stamps: Some(Box::new(Stamps { limits, ..Stamps::default() })), ..self }
     }
 
-    /// Builds a lock whose operations touch at most this number of records.
+    /// Creates a lock whose operations touch at most this number of records.
     pub(crate) fn bounded(records: usize) -> Self {
         Self { limits: super::RecordLimits { records }, ..Self::default() }
     }
 
-    /// Loses the key, and with it all that was known.
+    /// Forgets everything, as a server does that loses the key.
     pub(crate) fn forget(&mut self) {
         let stamps = self.stamps.as_ref().map(|stamps| Box::new(Stamps { limits: stamps.limits, ..Stamps::default() }));
         *self = Self { limits: self.limits, stamps, ..Self::default() };
     }
 
-    /// Tries to lock as a timestamp client. `their_ms` is its own time, which becomes its timestamp.
+    /// Tries to lock as a timestamp client. `their_ms` is the time of its clock, which becomes its timestamp.
     pub(crate) fn client_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         self.stamps.as_mut().is_some_and(|stamps| stamps.lock(mode, their_ms))
     }
@@ -145,7 +147,7 @@ impl Record {
         }
     }
 
-    /// Removes all dead holds at once, as the two-key scheme and its server may.
+    /// Removes all dead holds at once. In the two-key scheme a script or the server may do so.
     pub(crate) fn sweep(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.readers.retain(|reader| reader.hold.deadline_ms > now_ms);
@@ -153,32 +155,33 @@ impl Record {
     }
 }
 
-/// Our holds as timestamp clients see them, and theirs as we see them.
+/// Timestamps together with the recorded holds.
 impl Record {
     fn writer_hold(&self) -> Option<&GrantedRecord> {
         self.writer.as_ref().map(|writer| &writer.hold)
     }
 
-    /// Returns the live writer, unless another client wrote its timestamp.
+    /// Returns the live writer, unless a timestamp client has overwritten its timestamp.
     pub(super) fn sound_writer(&self, now_ms: u64) -> Option<&WriterRecord> {
         let is_shown =
             |hold: &GrantedRecord| self.stamps.as_ref().is_none_or(|stamps| stamps.write == Some(hold.deadline_ms));
         self.live_writer(now_ms).filter(|writer| is_shown(&writer.hold))
     }
 
-    /// Returns the hold of a live reader that no foreign writer is or was beside.
+    /// Returns the hold of a live reader, unless a foreign writer is or was inside together with it.
     pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&GrantedRecord> {
         let hold = &self.readers[self.reader(id)?].hold;
         let is_sound = self.is_live(hold, now_ms) && !hold.is_overrun && self.client_write().is_none();
         is_sound.then_some(hold)
     }
 
-    /// Returns true if `id` holds the lock and did so without a break, as far as timestamps show.
+    /// Returns true if `id` holds the lock, and if no foreign client was inside together with this hold, as far as
+    /// timestamps show.
     pub(super) fn is_sound(&self, now_ms: u64, id: &AcquisitionId) -> bool {
         self.sound_writer(now_ms).is_some_and(|writer| writer.id == *id) || self.sound_reader(now_ms, id).is_some()
     }
 
-    /// Returns the foreign `write`, as an operator sees it.
+    /// Returns the foreign `write` for the view of an operator.
     pub(super) fn shown_write(&self) -> Option<u64> {
         time(self.client_write())
     }
@@ -187,44 +190,46 @@ impl Record {
         self.stamps.as_ref()?.client_write(self.writer_hold())
     }
 
-    /// Returns the foreign `read`, or the one that ours hides, as an operator sees it.
+    /// Returns the foreign `read`, or else the hidden one, for the view of an operator.
     pub(super) fn shown_read(&self) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         time(stamps.client_read().or(stamps.covered))
     }
 
-    /// Returns when a foreign `write` stops excluding others, if one counts. At its limit it still counts, as for
-    /// timestamp clients.
+    /// Returns the time from which the foreign `write` excludes no client, if it still counts. At its limit it still
+    /// counts, as it does for timestamp clients.
     pub(super) fn client_write_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         let last_ms = time(stamps.client_write(self.writer_hold()))? + stamps.limits.write_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
-    /// Returns when foreign `read`s stop excluding our writers, if one counts.
+    /// Returns the time from which foreign `read`s exclude no writer, if one still counts.
     pub(super) fn client_read_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         let last_ms = time(stamps.client_read()).max(stamps.covered)? + stamps.limits.read_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
-    /// Shows a writer that enters: whatever else is there is dead.
+    /// Writes the timestamp for a writer that enters. All other timestamps are dead by now.
     pub(super) fn show_new_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             **stamps = Stamps { limits: stamps.limits, write: Some(deadline_ms), ..Stamps::default() };
         }
     }
 
-    /// Shows an extended hold of a writer.
+    /// Writes the timestamp for a writer that extends its hold.
     pub(super) fn show_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.write = Some(deadline_ms);
         }
     }
 
-    /// Shows a reader that enters or extends its hold. A `write` beside readers of ours came from a foreign writer,
-    /// which is dead by now. Those readers have lost their holds and their token. For readers of the same millisecond
-    /// the order is unknown: they are not marked.
+    /// Writes the timestamp for a reader that enters or extends its hold.
+    ///
+    /// If readers are recorded, a foreign `write` shows that a foreign writer was inside together with these readers.
+    /// That writer is dead by now, but the readers have lost their holds and their token. Readers that entered in the
+    /// same millisecond are not marked, since the order is unknown.
     pub(super) fn show_reader(&mut self, now_us: u64, deadline_ms: u64) {
         let now_ms = now_us / 1000;
         if self.client_write().is_some() && !self.readers.is_empty() {
@@ -248,28 +253,29 @@ impl Record {
         }
     }
 
-    /// Removes the timestamp of our writer. Foreign ones stay.
+    /// Removes the timestamp of the recorded writer. A foreign one stays.
     pub(super) fn hide_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.write.take_if(|write| *write == deadline_ms);
         }
     }
 
-    /// Removes our timestamp if no reader is recorded any more, live or dead.
+    /// Removes this crate's `read` if no reader is recorded any more, live or dead.
     pub(super) fn uncover(&mut self) {
         if let Some(stamps) = self.stamps.as_mut().filter(|stamps| self.readers.is_empty() && stamps.ours.is_some()) {
             stamps.hide_readers();
         }
     }
 
-    /// Removes the timestamps that an operator has seen and ended.
+    /// Removes the foreign timestamps that are in the view of an operator.
     pub(super) fn hide_seen(&mut self, seen: &View) {
         if let Some(stamps) = &mut self.stamps {
             stamps.hide_seen(self.writer.as_ref().map(|writer| &writer.hold), seen);
         }
     }
 
-    /// Removes a hold whose side may not have been alone until now: its repeated acquisition begins anew.
+    /// Removes the hold of a repeated acquisition if a foreign client was inside together with it. The acquisition is
+    /// then a new one.
     pub(super) fn drop_unsound(&mut self, now_us: u64, request: &AcquireRequest) {
         let now_ms = now_us / 1000;
         if self.is_sound(now_ms, &request.id) {
@@ -284,20 +290,22 @@ impl Record {
         if let Some(reader) = self.reader(&request.id).filter(|&at| self.is_live(&self.readers[at].hold, now_ms)) {
             if self.client_write().is_some() {
                 self.disown();
-                // The reader never comes back with the old token, even if others still read.
+                // The reader must not come back with the old token, even if others still read.
                 (_, self.token) = self.tokens(now_us, 1);
             }
             self.readers.swap_remove(reader);
         }
     }
 
-    /// Notes that a foreign client was found inside. The evidence goes with the answer to this request. What stays: no
-    /// token up to now is known any more. So no later copy of a request takes the end of its hold for a release.
+    /// Notes that a foreign client was inside together with a hold. The answer to this request removes the evidence. So
+    /// the tokens up to now count as unknown. Otherwise a later copy of the request could take the end of the hold for
+    /// a release.
     fn disown(&mut self) {
         self.first_token = self.token + 1;
     }
 
-    /// Notes a foreign client if it is beside this hold now. An earlier one was noted at its time.
+    /// Notes a foreign client if one is inside together with this hold now. Foreign clients of earlier times are noted
+    /// already.
     pub(super) fn note_intruder(&mut self, now_ms: u64, id: &AcquisitionId) {
         let is_beside = self.writer.is_some() || self.client_write().is_some();
         if is_beside && !self.is_sound(now_ms, id) && self.live_hold_of(now_ms, id).is_some() {
@@ -305,7 +313,7 @@ impl Record {
         }
     }
 
-    /// Makes a lost hold dead from now on, whatever clocks do. It is removed as a dead one.
+    /// Makes a lost hold dead, whatever the clock does later. An operation removes it as it removes any dead hold.
     pub(super) fn expire_hold(&mut self, id: &AcquisitionId) {
         if let Some(writer) = self.writer.as_mut().filter(|writer| writer.id == *id) {
             let deadline_ms = std::mem::take(&mut writer.hold.deadline_ms);
