@@ -1,8 +1,8 @@
 #!lua flags=no-writes
--- Tells which commands the user may not run on the lock's keys, as the schemes run them. Changes nothing.
--- KEYS: the lock's, all of them
--- ARGV: commands, with a blank between them
--- Returns 'rights - 0 0', and behind it the commands that are refused
+-- Returns the commands that the user may not run on the keys of the lock. Changes nothing.
+-- KEYS: all keys of the lock
+-- ARGV: commands, with blanks between them
+-- Returns 'rights - 0 0', followed by the commands that the user may not run
 local refused = {}
 for command in string.gmatch(ARGV[1], '%S+') do
   local may = true

@@ -1,16 +1,16 @@
 #!lua
--- Takes the lock for one acquisition, or a place among those who wait, or tells when to ask again. A repeat with the id of a live hold
--- extends it, one with the id of a live waiter keeps its place.
+-- Grants the lock to one acquisition, or gives it a place in the queue, or answers when to ask again. A repeat with the
+-- id of a live hold extends the hold. A repeat with the id of a live waiter keeps its place.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), floor (optional: no new token is
---   below it), 'raise' (optional: nor that of a phase that is there. For what other servers have granted: refused where that was ended by
---   force)
+-- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, waiter_ttl_ms (0: does not wait), floor (may be missing), 'raise'
+--   (may be missing). No new token is below the floor. 'raise' is for a hold that other servers have granted: the token
+--   of a live hold or phase is then raised to the floor. It is refused if a force has ended that token here.
 -- Returns 'granted id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'queued id <time> retry_in_ms'
---   | 'contended id <time> retry_in_ms' | 'late id <time>'; the time in two words, seconds and microseconds
+--   | 'contended id <time> retry_in_ms' | 'late id <time>'; <time> is two words, seconds and microseconds
 local read_key, write_key = KEYS[1], KEYS[2]
-local not_after_ms, id, mode, lease_ms, patience_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local not_after_ms, id, mode, lease_ms, waiter_ttl_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local floor, raised = tonumber(ARGV[6] or 0), tonumber(ARGV[7] and ARGV[6] or 0)
-local RETENTION_MS, MOST_POPS = 60000, 100
+local RETENTION_MS, MAX_POPS = 60000, 100
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
@@ -18,17 +18,18 @@ local now_ms = math.floor(server_us / 1000)
 local function answer(code, words, ...) return string.format('%s %s %s %s' .. words, code, id, time[1], time[2], ...) end
 if now_ms > not_after_ms then return answer('late', '') end
 
--- Both keys are read before anything is written: a key of another type ends the script here.
+-- Both keys are read before any write, so a key of another type ends the script with nothing changed.
 local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#token', id, '#waits', '#' .. mode .. ' ' .. id, '#u ' .. id, '#next', '#chain', '#forced')
 local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
 local last, own_ms, waits_ms = -(scores[1] or 0), tonumber(scores[2] or 0), -(scores[3] or 0)
-local longest_ms = tonumber(longest[2] or 0) -- up to now: no live reader; not above 0: no reader at all
+-- A value above now_ms: a reader is live. From 1 to now_ms: only dead readers are recorded. Not above 0: no reader.
+local longest_ms = tonumber(longest[2] or 0)
 local deadline_ms = now_ms + lease_ms
-local free_ms, writers_waiting, tell = nil, 0, nil
+local free_ms, writers_waiting, notify = nil, 0, nil
 if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
-  -- A force has ended all recorded holders, and has yet to remove some: until they are gone no waiter enters.
-  local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MOST_POPS)
+  -- A force has ended all recorded holders but not removed all of them. No client enters before all are removed.
+  local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MAX_POPS)
   for n = 1, #ended do ended[#ended + 1] = '@' .. ended[n] end
   redis.call('ZREM', read_key, unpack(ended))
   longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
@@ -37,7 +38,7 @@ if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
 end
 
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
-if writer and writer_ms >= 0 and writer_ms <= now_ms then -- dead, and the server is yet to remove it
+if writer and writer_ms >= 0 and writer_ms <= now_ms then -- dead, but the server has not removed it yet
   redis.call('DEL', write_key)
 elseif writer then
   if mode == 'w' and string.sub(writer, 1, #id + 1) == id .. ' ' then
@@ -53,51 +54,52 @@ elseif writer then
     redis.call('PEXPIREAT', read_key, math.max(deadline_ms, waits_ms) + RETENTION_MS)
     return answer('granted', ' %s 1 %.0f 0', token, deadline_ms - now_ms)
   end
-  if writer_ms < 0 then -- it lost its ttl and would block for ever; its own lease is not known here, so not less than this
+  -- A key that lost its ttl would block for ever. Its lease is not known here, so it gets at least RETENTION_MS.
+  if writer_ms < 0 then
     writer_ms = math.max(deadline_ms, now_ms + RETENTION_MS)
     redis.call('PEXPIREAT', write_key, writer_ms)
   end
   free_ms = writer_ms
-  if string.sub(writer, 1, #id + 1) == id .. ' ' then patience_ms = 0 end -- it would wait for itself
+  if string.sub(writer, 1, #id + 1) == id .. ' ' then waiter_ttl_ms = 0 end -- it would wait for itself
 end
 if not free_ms and mode == 'w' and longest_ms > now_ms then
   free_ms = longest_ms
-  if own_ms > now_ms then patience_ms = 0 end
+  if own_ms > now_ms then waiter_ttl_ms = 0 end
 end
 if raised > 0 and own_ms <= now_ms and -math.min(scores[8] or 0, redis.call('ZMSCORE', read_key, '#barred')[1] or 0) >= raised then
-  free_ms, patience_ms = free_ms or now_ms, 0 -- it was ended by force
+  free_ms, waiter_ttl_ms = free_ms or now_ms, 0 -- a force has ended this token
 end
 
-if waits_ms > 0 or (free_ms and patience_ms > 0) then
+if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
   --@queue
-  local heard_ms = -(scores[5] or 0) - HEARD
-  local place = heard_ms > now_ms and scores[4] or nil
+  local alive_until_ms = -(scores[5] or 0) - ALIVE_OFFSET
+  local place = alive_until_ms > now_ms and scores[4] or nil
   local came_us = place and place - PLACES[mode][1] or math.huge
   local writer_id, _, writer_us = first('w')
   local reader_id, _, reader_us = first('r')
-  if not free_ms and not (mode == 'r' and own_ms > now_ms) then -- it could be granted: is another waiter before it?
+  if not free_ms and not (mode == 'r' and own_ms > now_ms) then -- the lock is free for this mode, but another waiter may come first
     local passed
     if mode == 'r' then
       passed = writer_id and came_us > opened()
     else
       passed = writer_id and writer_id ~= id and writer_us < came_us or reader_id and reader_us <= opened()
     end
-    if passed and crowded then
+    if passed and too_many_dead then
       free_ms = now_ms
     elseif passed and longest_ms > now_ms then
       free_ms = longest_ms
-    elseif passed and not scores[6] then -- the holder died
+    elseif passed and not scores[6] then -- the holder died and notified no waiter
       wake()
       free_ms = now_ms + RESERVED_MS
     elseif passed and -scores[6] > now_ms then
       free_ms = -scores[6]
-    end -- else the notified waiter has not come, and the lock goes to the one that asks
+    end -- else the notified waiter did not come in time, so this one gets the lock
   end
 
-  if free_ms and patience_ms > 0 then
-    heard_ms = math.max(heard_ms, now_ms + patience_ms)
-    waits_ms = math.max(waits_ms, heard_ms)
-    redis.call('ZADD', read_key, place or PLACES[mode][1] + server_us, '#' .. mode .. ' ' .. id, -(HEARD + heard_ms), '#u ' .. id,
+  if free_ms and waiter_ttl_ms > 0 then
+    alive_until_ms = math.max(alive_until_ms, now_ms + waiter_ttl_ms)
+    waits_ms = math.max(waits_ms, alive_until_ms)
+    redis.call('ZADD', read_key, place or PLACES[mode][1] + server_us, '#' .. mode .. ' ' .. id, -(ALIVE_OFFSET + alive_until_ms), '#u ' .. id,
       -waits_ms, '#waits')
     redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms, waits_ms) + RETENTION_MS)
     publish()
@@ -114,27 +116,27 @@ if waits_ms > 0 or (free_ms and patience_ms > 0) then
     redis.call('ZREM', read_key, unpack(gone))
     if mode == 'r' then
       writers_waiting = writer_id and 1 or 0
-      if place and scores[7] then tell_readers('(' .. scores[7], 1) end
+      if place and scores[7] then notify_readers('(' .. scores[7], 1) end
     end
   end
-  tell = publish
+  notify = publish
 end
 if free_ms then
-  -- NX: only a key that lost its ttl gets one here.
+  -- NX: only a key that lost its ttl gets a ttl here.
   redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms) + RETENTION_MS, 'NX')
-  if tell then tell() end
+  if notify then notify() end
   return answer('contended', ' %.0f', math.max(1, free_ms - now_ms))
 end
 
 if longest_ms > 0 then
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', read_key, 0, now_ms, 'LIMIT', 0, MOST_POPS)) do
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', read_key, 0, now_ms, 'LIMIT', 0, MAX_POPS)) do
     redis.call('ZREM', read_key, dead, '@' .. dead)
   end
 end
 local token = math.max(server_us, last + 1, floor)
-local birth = last == 0 and '#born' or '#token' -- the first token of the key is kept beside the last one
+local birth = last == 0 and '#born' or '#token' -- the first token of the key is kept in addition to the last one
 if mode == 'w' then
-  -- %.0f: concatenation would round a microsecond number to 14 digits.
+  -- %.0f, since concatenation would round a number of microseconds to 14 digits.
   redis.call('SET', write_key, string.format('%s %.0f %.0f', id, now_ms, token), 'PXAT', deadline_ms)
   redis.call('ZADD', read_key, -token, '#token', -token, birth)
 elseif longest_ms <= now_ms then
@@ -150,5 +152,5 @@ else
   end
 end
 redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms, waits_ms) + RETENTION_MS)
-if tell then tell() end
+if notify then notify() end
 return answer('granted', ' %.0f 1 %.0f %d', token, deadline_ms - now_ms, writers_waiting)

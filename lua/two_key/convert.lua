@@ -1,6 +1,6 @@
 #!lua
--- Gives one hold up for one of the other side, in one step: a writer's for a read hold, or the only reader's for a write hold. A repeat
--- with the new id of a live hold extends it. Waiting readers get a notification when they may enter, and ask again.
+-- Converts a hold into a hold of the other side, in one step. A writer gets a read hold, and the only reader gets a write
+-- hold. A repeat with the new id extends the new hold. Waiting readers that may enter get a notification, and ask again.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
 -- Returns 'granted new-id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'refused new-id <time>'
@@ -15,21 +15,21 @@ local now_ms = math.floor(server_us / 1000)
 local function answer(code, words, ...) return string.format('%s %s %s %s' .. words, code, id, time[1], time[2], ...) end
 if now_ms > not_after_ms then return answer('late', '') end
 
--- Both keys are read before anything is written: a key of another type ends the script here.
+-- Both keys are read before any write, so a key of another type ends the script with nothing changed.
 local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#token', '#forced', id, old, '#waits')
 local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
 local longest_ms = math.max(now_ms, longest[2] or 0)
 local own_ms, old_ms = tonumber(scores[3] or 0), tonumber(scores[4] or 0)
--- A force has ended all readers, and may be yet to remove some.
+-- A force has ended all recorded readers, even those that it has not removed yet.
 if scores[2] and scores[2] == scores[1] then own_ms, old_ms = 0, 0 end
 local token = math.max(server_us, 1 - (scores[1] or 0))
 local deadline_ms, waits_ms = now_ms + lease_ms, -(scores[5] or 0)
 
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key) or 0
-local writer_lives = writer_ms < 0 or writer_ms > now_ms -- else dead, and the server is yet to remove it
-local function writes(who)
-  return writer and writer_lives and string.sub(writer, 1, #who + 1) == who .. ' '
+local writer_lives = writer_ms < 0 or writer_ms > now_ms -- else dead, but not removed yet
+local function writes(holder_id)
+  return writer and writer_lives and string.sub(writer, 1, #holder_id + 1) == holder_id .. ' '
 end
 
 --@queue
@@ -46,14 +46,14 @@ elseif mode == 'r' and writes(old) then
 elseif mode == 'w' and old_ms > now_ms then
   local others_ms = tonumber(longest[1] ~= old and longest[2] or longest[4] or 0)
   if others_ms > now_ms or scores[5] and first('w') then
-    redis.call('PEXPIREAT', read_key, longest_ms + RETENTION_MS, 'NX') -- only a key that lost its ttl gets one here
+    redis.call('PEXPIREAT', read_key, longest_ms + RETENTION_MS, 'NX') -- NX: only a key that lost its ttl gets a ttl
     return answer('refused', '')
   end
   redis.call('ZREM', read_key, old, '@' .. old)
-  -- %.0f: concatenation would round a microsecond number to 14 digits.
+  -- %.0f, since concatenation would round a number of microseconds to 14 digits.
   redis.call('SET', write_key, string.format('%s %.0f %.0f', id, now_ms, token), 'PXAT', deadline_ms)
   redis.call('ZADD', read_key, -token, '#token')
-else -- NX, as above
+else -- NX as above
   redis.call('PEXPIREAT', write_key, now_ms + RETENTION_MS, 'NX')
   redis.call('PEXPIREAT', read_key, math.max(longest_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
   return answer('lost', ' %.0f', 0 - (scores[2] or 0))

@@ -1,14 +1,16 @@
 #!lua flags=allow-oom
--- Ends every hold that `inspect` showed, and nothing newer. The last token stays, and marks all holds up to it as ended by force. All
--- end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same call again goes on. It
--- ends holds, not waiting: the next waiter gets a notification, and asks again.
+-- Ends every hold that `inspect` has shown, and no newer hold. The last token stays, and marks all holds up to it as ended
+-- by force. All holds end at once, but one call removes a limited number of records. Until all are removed no client
+-- enters, and the same call again removes more. A force ends no waiting: the next waiter gets a notification, and asks
+-- again.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: last_token, 0, 0, as `inspect` answered them; where several servers have the lock, also the highest token that any of them has
---   shown, and the ids that they have shown with blanks between them: these end whatever their token is by now, and are not raised to life again
--- Returns {'forced - <time> more' (0 or 1), id, …}: the holds that were live until now, and whether to call again
+-- ARGV: last_token, 0, 0, as `inspect` answered them; if several servers have the lock, also the highest token that any
+--   of them has shown, and the ids that they have shown, with blanks between them. A hold with such an id ends whatever
+--   its token is now, and 'raise' in `acquire` does not bring it back.
+-- Returns {'forced - <time> more' (0 or 1), id, …}: the ids of holds that were live until now; 1: repeat the call
 local read_key, write_key = KEYS[1], KEYS[2]
 local seen, barred = tonumber(ARGV[1]), tonumber(ARGV[4] or 0)
-local RETENTION_MS, MOST_RECORDS = 60000, 96
+local RETENTION_MS, MAX_RECORDS = 60000, 96
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
@@ -20,7 +22,7 @@ local reply = {'forced - ' .. time[1] .. ' ' .. time[2] .. ' 0'}
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
 local writer_lives = writer and (writer_ms < 0 or writer_ms > now_ms)
 
--- Whether what several servers have shown is here, or what is recorded is over already and has yet to be removed.
+-- Returns true if a hold that several servers have shown is live here, or if an earlier force has left records to remove.
 local function is_shown()
   if last and last == scores[4] then return true end
   for id in string.gmatch(ARGV[5] or '', '%S+') do
@@ -37,16 +39,16 @@ if barred > 0 then
   redis.call('PEXPIREAT', read_key, until_ms, 'NX')
   redis.call('PEXPIREAT', read_key, until_ms, 'GT')
 end
--- What was seen is over: this copy is late.
+-- The holds of `inspect` are over and newer ones are here, so this copy is late.
 if -(last or 0) > seen and not (barred > 0 and is_shown()) then return reply end
-if writer_lives then -- else dead, and the server is yet to remove it
+if writer_lives then -- else dead, but the server has not removed it yet
   reply[2] = string.match(writer, '^(%S+) %d+ %d+$')
 end
 
 redis.call('DEL', write_key)
-local readers, gone = redis.call('ZREVRANGE', read_key, 0, MOST_RECORDS - 1, 'WITHSCORES'), {}
+local readers, gone = redis.call('ZREVRANGE', read_key, 0, MAX_RECORDS - 1, 'WITHSCORES'), {}
 for n = 1, #readers, 2 do
-  if tonumber(readers[n + 1]) < 0 then break end -- below there is what is no deadline
+  if tonumber(readers[n + 1]) < 0 then break end -- scores below 0 are no deadlines
   gone[n], gone[n + 1] = readers[n], '@' .. readers[n]
   if tonumber(readers[n + 1]) > now_ms then reply[#reply + 1] = readers[n] end
 end

@@ -1,12 +1,13 @@
 #!lua flags=no-writes
--- Shows who holds the lock and who waits: of many the first, and how many more are recorded.
+-- Shows the holders and the waiters of the lock. If there are many, it shows the first ones and the number of further
+-- records.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: none
 -- Returns {'view - <time> last_token 0 0 more_holders more_waiters', row, …}; a row is 'hold id mode since_ms remaining_ms'
---   | 'wait id mode since_ms': live holds, and live waiters, writers first, in their order
+--   | 'wait id mode since_ms'. Rows show live holds and live waiters. Writers come first, waiters in their order.
 local read_key, write_key = KEYS[1], KEYS[2]
-local MOST_RECORDS, HEARD = 96, 17592186044416 -- the holders and waiters that are looked at, live or dead
--- Between which scores the places of one mode lie. A place is the time of arrival in us above the lower end.
+local MAX_RECORDS, ALIVE_OFFSET = 96, 17592186044416 -- the first is the number of records that the script reads, live or dead
+-- Range of the scores of places, for each mode. The score of a place is the lower end plus the time of arrival in us.
 local PLACES = {w = {-9007199254740992, '(-4503599627370496'}, r = {-4503599627370496, '(-35184372088832'}}
 
 local time = redis.call('TIME')
@@ -17,25 +18,25 @@ local last, ended = 0 - (specials[1] or 0), specials[1] and specials[1] == speci
 
 local readers = redis.call('ZCOUNT', read_key, 0, '+inf')
 local waiting = redis.call('ZCOUNT', read_key, PLACES.w[1], PLACES.r[2])
-for n = 1, 5 do -- what else lies between the places
+for n = 1, 5 do -- these members are no places, though their scores may lie between those of places
   local score = tonumber(specials[n] or 0)
   if score >= PLACES.w[1] and score < -35184372088832 then waiting = waiting - 1 end
 end
 local holders = (writer and 1 or 0) + readers
-local waiters_seen = math.min(waiting, math.max(MOST_RECORDS - holders, math.floor(MOST_RECORDS / 2)))
-local holders_seen = math.min(holders, MOST_RECORDS - waiters_seen)
+local waiters_seen = math.min(waiting, math.max(MAX_RECORDS - holders, math.floor(MAX_RECORDS / 2)))
+local holders_seen = math.min(holders, MAX_RECORDS - waiters_seen)
 
 local rows, left = {}, holders_seen
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
 if writer and left > 0 then
   left = left - 1
-  if writer_ms < 0 or writer_ms > now_ms then -- else dead, and the server is yet to remove it
+  if writer_ms < 0 or writer_ms > now_ms then -- else dead, but the server has not removed it yet
     local id, since_ms = string.match(writer, '^(%S+) (%d+) %d+$')
-    -- A value that is not ours blocks like one of ours: shown under the name '?'.
+    -- A value in another form was not written by these scripts. It blocks like a writer and is shown with the id '?'.
     rows[1] = string.format('hold %s w %s %.0f', id or '?', since_ms or 0, math.max(0, writer_ms - now_ms))
   end
 end
-if left > 0 and readers > 0 and not ended then -- live ones are on top
+if left > 0 and readers > 0 and not ended then -- live readers have the highest scores
   local found, names = redis.call('ZREVRANGE', read_key, 0, left - 1, 'WITHSCORES'), {}
   for n = 1, #found, 2 do
     if tonumber(found[n + 1]) <= now_ms then break end
@@ -57,7 +58,7 @@ for _, mode in ipairs({'w', 'r'}) do
   end
   if #ids > 0 then alive = redis.call('ZMSCORE', read_key, unpack(alive)) end
   for n, id in ipairs(ids) do
-    if -(alive[n] or 0) - HEARD > now_ms then
+    if -(alive[n] or 0) - ALIVE_OFFSET > now_ms then
       rows[#rows + 1] = string.format('wait %s %s %.0f', id, mode, math.floor((places[n] - from) / 1000))
     end
   end

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Ends the hold or the waiting of one acquisition: release and cancel alike. The next waiter gets a notification, and asks again.
+-- Releases the hold of one acquisition, or removes the acquisition from the queue. The next waiter gets a notification,
+-- and asks again.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: id
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now | 'none id <time> forced_token last_token first_token'
@@ -12,26 +13,28 @@ local now_ms = math.floor(server_us / 1000)
 local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#forced', id, '#waits', '#u ' .. id, '#token', '#born')
 local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
-local others_ms = math.max(now_ms, longest[1] ~= id and longest[2] or longest[4] or 0) -- now: no other reader is live
+-- The longest deadline of another reader; now_ms if no other reader is live.
+local others_ms = math.max(now_ms, longest[1] ~= id and longest[2] or longest[4] or 0)
 local own_ms, waits_ms = tonumber(scores[2] or 0), -(scores[3] or 0)
 local own_writer = writer and string.sub(writer, 1, #id + 1) == id .. ' '
-local left, writer_left, wrote = 'none', false, false
+local code, writer_released, wrote = 'none', false, false
 
 if own_writer then
   local writer_ms = redis.call('PEXPIRETIME', write_key)
   redis.call('DEL', write_key)
-  wrote, writer_left = true, writer_ms < 0 or writer_ms > now_ms -- else dead, and the server was yet to remove it
-  if writer_left then left = 'held' end
+  wrote, writer_released = true, writer_ms < 0 or writer_ms > now_ms -- else dead, but not removed until now
+  if writer_released then code = 'held' end
 end
-if scores[1] and scores[1] == scores[5] then own_ms = 0 end -- a force has ended it, and was yet to remove it
-if scores[2] and not writer_left then
+if scores[1] and scores[1] == scores[5] then own_ms = 0 end -- a force has ended the hold, but not removed it yet
+if scores[2] and not writer_released then
   redis.call('ZREM', read_key, id, '@' .. id)
   wrote = true
-  if own_ms > now_ms then left = 'held' end
+  if own_ms > now_ms then code = 'held' end
 end
 if wrote then
   local last_ms = math.max(others_ms, waits_ms)
-  if writer and not own_writer then last_ms = math.max(last_ms, redis.call('PEXPIRETIME', write_key)) end -- a dead reader leaves late
+  -- A reader may release its hold after the deadline, when a writer holds the lock.
+  if writer and not own_writer then last_ms = math.max(last_ms, redis.call('PEXPIRETIME', write_key)) end
   redis.call('PEXPIREAT', read_key, last_ms + RETENTION_MS)
 end
 
@@ -39,20 +42,20 @@ if scores[3] then
   --@queue
   if scores[4] then
     redis.call('ZREM', read_key, '#w ' .. id, '#r ' .. id, '#u ' .. id)
-    if left == 'none' and -scores[4] - HEARD > now_ms then left = 'queued' end
+    if code == 'none' and -scores[4] - ALIVE_OFFSET > now_ms then code = 'queued' end
   end
-  local beside_readers = others_ms > now_ms
-  local can_enter = left == 'queued' or left == 'held' and not beside_readers
+  local readers_inside = others_ms > now_ms
+  local can_enter = code == 'queued' or code == 'held' and not readers_inside
   if can_enter and writer and not own_writer then
     local writer_ms = redis.call('PEXPIRETIME', write_key)
     can_enter = writer_ms >= 0 and writer_ms <= now_ms
   end
-  if can_enter then wake(writer_left, beside_readers) end
+  if can_enter then wake(writer_released, readers_inside) end
   publish()
 end
-if left == 'held' then return 'held ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
--- NX: only a key that lost its ttl gets one here.
+if code == 'held' then return 'held ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
+-- NX: only a key that lost its ttl gets a ttl here.
 redis.call('PEXPIREAT', write_key, now_ms + RETENTION_MS, 'NX')
 redis.call('PEXPIREAT', read_key, math.max(others_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
-if left == 'queued' then return 'queued ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
+if code == 'queued' then return 'queued ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
 return string.format('none %s %s %s %.0f %.0f %.0f', id, time[1], time[2], 0 - (scores[1] or 0), 0 - (scores[5] or 0), 0 - (scores[6] or 0))

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Extends the live hold of one acquisition. Never shortens it, never brings back what is lost.
+-- Extends the live hold of one acquisition. It never shortens a hold, and never brings back a lost one.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: id, lease_ms
 -- Returns 'renewed id <time> remaining_ms' | 'lost id <time> forced_token'
@@ -12,21 +12,21 @@ local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
 local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#forced', id, '#waits', '#token')
 local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
-local longest_ms = math.max(now_ms, longest[2] or 0, -(scores[3] or 0)) -- of the readers and of those who wait
+local longest_ms = math.max(now_ms, longest[2] or 0, -(scores[3] or 0)) -- of readers and of waiters
 local own_ms = tonumber(scores[2] or 0)
 local deadline_ms = now_ms + lease_ms
--- A force has ended all holds of this token, and may be yet to remove this one.
+-- A force has ended all holds of this token, even if this hold is not removed yet.
 if scores[1] and scores[1] == scores[4] then own_ms = 0 end
 
 if writer and string.sub(writer, 1, #id + 1) == id .. ' ' then
   local writer_ms = redis.call('PEXPIRETIME', write_key)
   if writer_ms < 0 or writer_ms > now_ms then
-    deadline_ms = math.max(deadline_ms, writer_ms) -- -1, a lost ttl, gets the lease
+    deadline_ms = math.max(deadline_ms, writer_ms) -- a key that lost its ttl (-1) gets the lease
     redis.call('PEXPIREAT', write_key, deadline_ms)
     redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
     return string.format('renewed %s %s %s %.0f', id, time[1], time[2], deadline_ms - now_ms)
   end
-  redis.call('DEL', write_key) -- dead, and the server is yet to remove it
+  redis.call('DEL', write_key) -- dead, but the server has not removed it yet
 end
 if own_ms > now_ms then
   deadline_ms = math.max(deadline_ms, own_ms)
@@ -34,7 +34,7 @@ if own_ms > now_ms then
   redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
   return string.format('renewed %s %s %s %.0f', id, time[1], time[2], deadline_ms - now_ms)
 end
--- NX: only a key that lost its ttl gets one here.
+-- NX: only a key that lost its ttl gets a ttl here.
 redis.call('PEXPIREAT', write_key, math.max(deadline_ms, now_ms + RETENTION_MS), 'NX')
 redis.call('PEXPIREAT', read_key, math.max(longest_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
 return string.format('lost %s %s %s %.0f', id, time[1], time[2], 0 - (scores[1] or 0))
