@@ -1,8 +1,10 @@
-//! Engine of a manager, below its public face: built here, and closed and forced open.
+//! Engine of a manager: acquires, renews, converts and releases the holds of this process.
 //!
-//! Four siblings work on the cell of a lock: `acquire`, `release`, `renewals`, `convert`.
+//! Four submodules change the state of a lock, which is in its [cell](crate::lock::cell): `acquire`, `release`,
+//! `renewals` and `convert`.
 //!
-//! Knows the lock, the stores by their trait, and the base. Must not know how a store keeps a lock, nor connections and scripts.
+//! Knows the layers `lock` and `base`, and the trait of the stores. Must not know how a store keeps a lock, nor
+//! connections and scripts.
 
 pub(crate) mod acquire;
 mod background;
@@ -51,10 +53,10 @@ use crate::lock::table::Table;
 use crate::lock::watch::Watch;
 use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
-/// Longest time in which the writers of a process hand one hold off.
+/// Longest time for which writers of a process hand off one hold before a waiter of another process gets the lock.
 const HANDOFF_SPAN: Duration = Duration::from_millis(5);
 
-/// Engine of a manager, below its public face, or one of several [handles](handles) of it.
+/// Handle of the engine of a manager; an engine has several [handles](handles).
 #[repr(align(64))] // counting users of one handle must not slow those of another
 pub(crate) struct Engine {
     core: Arc<Core>,
@@ -69,8 +71,8 @@ impl Deref for Engine {
 }
 
 impl Drop for Engine {
-    /// Keeps everything for ever in a copied process. Closing a copied socket would take it out of the poll of the
-    /// process that uses it, and a mutex may have been copied locked.
+    /// Keeps everything for ever in a forked copy of the process. Closing a copied socket would remove it from the poll
+    /// set of the original process. A mutex may have been copied while it was locked.
     fn drop(&mut self) {
         if self.is_copied() {
             std::mem::forget(Arc::clone(&self.core));
@@ -78,7 +80,7 @@ impl Drop for Engine {
     }
 }
 
-/// Parts that all handles share.
+/// State of an engine, which all its handles share.
 pub(crate) struct Core {
     pub(crate) scheme: Arc<dyn Scheme>,
     options: Options,
@@ -93,12 +95,12 @@ pub(crate) struct Core {
     pub(crate) table: Arc<Table>,
     pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
-    /// Record of which names come back, if holds may be cached at all.
+    /// Record of the locks that this process uses again and again. Present if the options allow cached holds.
     uses: Option<Arc<CachePolicy>>,
     ears: Arc<RecallContext>,
     outbox: Background,
     pub(crate) closing: Closing,
-    /// Limits of log lines about unanswered attempts, and about long waits.
+    /// Limits on log lines about unanswered attempts, and about long waits.
     attempt_lines: Limiter,
     wait_lines: Limiter,
 }
@@ -119,7 +121,7 @@ impl Closing {
         loop {
             let notified = self.notify.notified();
             tokio::pin!(notified);
-            // Registered before the look, so that a close between the two is not missed.
+            // Registered before the flag is read, so that a close between the two steps is not missed.
             notified.as_mut().enable();
             if self.closed.load(Ordering::Acquire) {
                 return;
@@ -135,9 +137,9 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Share of one guard in a hold. Dropping it gives the share back and does not wait.
+/// Share of one guard in a hold. Dropping the share gives it back without waiting for the server.
 pub(crate) struct Held {
-    /// Absent when the share is given back already, or another task does it: then this value is being dropped.
+    /// Absent after `into_parts`, whose caller gives the share back.
     parts: Option<(Arc<Engine>, Arc<Hold>, ShareId)>,
 }
 
@@ -146,7 +148,7 @@ impl Held {
         Self::of(Arc::clone(engine), hold, share_id)
     }
 
-    /// Builds it for a caller that needs the engine no more.
+    /// Builds the share from the caller's reference to the engine.
     #[inline]
     pub(crate) fn of(engine: Arc<Engine>, hold: Arc<Hold>, share_id: ShareId) -> Self {
         Self { parts: Some((engine, hold, share_id)) }
@@ -168,12 +170,12 @@ impl Held {
         self.parts().2
     }
 
-    /// Takes the parts out. The caller gives the share back.
+    /// Returns the parts. The caller must give the share back.
     pub(crate) fn into_parts(mut self) -> (Arc<Engine>, Arc<Hold>, ShareId) {
         self.parts.take().expect("taken only by whoever consumes it")
     }
 
-    /// Gives the share back. Returns when the server knows, if it has to.
+    /// Gives the share back. If the hold ends with this share, returns when the server has confirmed the release.
     pub(crate) async fn release(self) -> Result<()> {
         self.check_process()?;
         let (engine, hold, share_id) = self.into_parts();
@@ -181,13 +183,13 @@ impl Held {
         engine.process.here(hold.key().name(), released).await
     }
 
-    /// Fails for the copy of a guard that another process has.
+    /// Fails if `fork` copied this guard into the current process.
     pub(crate) fn check_process(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
         engine.process.check(hold.key().name())
     }
 
-    /// Replaces the token.
+    /// Returns this share with another token.
     fn with_token(self, token: FencingToken) -> Self {
         let (engine, hold, mut share_id) = self.into_parts();
         share_id.token = token;
@@ -198,7 +200,7 @@ impl Held {
         self.hold().state_of(self.share_id())
     }
 
-    /// Watches the share, also when this value is gone.
+    /// Returns a watch of the share. The watch may outlive this value.
     pub(crate) fn watch(&self) -> Watch {
         let (engine, hold, share_id) = self.parts();
         let (watch, due) = Watch::of(hold, *share_id);
@@ -206,7 +208,7 @@ impl Held {
         watch
     }
 
-    /// Returns when the share is over before it is given back.
+    /// Returns when the hold is lost. Never returns if the share was given back.
     pub(crate) async fn lost(&self) -> LossReason {
         match self.watch().ended().await {
             Ended::Lost(reason) => reason,
@@ -214,8 +216,8 @@ impl Held {
         }
     }
 
-    /// Returns when the server has answered for the hold since its grant: at once, unless the grant came by a
-    /// notification.
+    /// Returns when the server has answered a request for the hold since the grant. Waits only for a grant that came by
+    /// a notification.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
@@ -225,7 +227,7 @@ impl Held {
             HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
             HoldState::Held | HoldState::Unconfirmed => {}
         }
-        // Watched first: the answer may come as soon as the claim is sent.
+        // The watch starts before the claim is sent, since the answer may come at once.
         let watch = self.watch();
         let now = engine.clock.now();
         engine.carry_out(watch.claim_now(now), now);
@@ -243,7 +245,7 @@ impl Drop for Held {
             return;
         };
         if engine.is_copied() {
-            // The hold belongs to the other process.
+            // The hold belongs to the original process.
             std::mem::forget(self.parts.take());
             return;
         }
@@ -308,7 +310,8 @@ impl Engine {
         self.options.key(name).map(Arc::new)
     }
 
-    /// Returns true for the copy of an engine that another process has. A copy is no holder and sends nothing.
+    /// Returns true if `fork` copied this engine into the current process. A copied engine holds no lock and sends
+    /// nothing.
     #[inline]
     pub(crate) fn is_copied(&self) -> bool {
         !self.process.is_current()
@@ -332,29 +335,29 @@ impl Engine {
         AcquisitionId::new(&self.manager_id, n, &self.label)
     }
 
-    /// Longest time for which a request that is sent now may yet be carried out.
+    /// Returns the time after which no server executes a request that is sent now.
     pub(crate) fn max_delay(&self) -> Duration {
         request_delay(&self.options)
     }
 
-    /// Schedules the holds for which an event of a cell made something due.
+    /// Schedules the holds whose next deadline changed by an event of a cell.
     pub(crate) fn carry_out(&self, due: Due, now: Moment) {
         self.renewals.schedule_all(due, now);
     }
 
-    /// Begins the tries of a new request.
+    /// Starts the retries of a new request.
     fn tries(&self) -> Tries {
         Tries::new(self.clock.now(), self.options.unreachable_after)
     }
 
-    /// Succeeds when a server answers.
+    /// Returns when a server has answered and the user has the needed rights.
     pub(crate) async fn ready(&self) -> Result<()> {
         self.of_manager(|| self.scheme.ready()).await?;
         self.check_rights().await
     }
 
-    /// Fails if the server answers and the user may not run what locks take. Other obstacles show later, when a lock is
-    /// wanted that they concern.
+    /// Fails if the server answers that the user lacks a right that locks need. Other failures are ignored here: they
+    /// show at the first request for a lock.
     async fn check_rights(&self) -> Result<()> {
         let key = self.key("-")?;
         let more: &[&str] = if self.options.durability == Durability::Primary { &[] } else { &["WAIT"] };
@@ -366,7 +369,7 @@ impl Engine {
         }
     }
 
-    /// Repeats a request that concerns no single lock until it is answered.
+    /// Repeats a request that concerns no single lock until a server answers it.
     async fn of_manager<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Failure>>,
@@ -385,7 +388,7 @@ impl Engine {
         self.process.here("", answered).await
     }
 
-    /// Repeats an idempotent request until it is answered.
+    /// Repeats an idempotent request until a server answers it.
     async fn answered<T, F>(&self, key: &Key, mut attempt: impl FnMut() -> F) -> Result<Answered<T>>
     where
         F: Future<Output = Attempt<T>>,
@@ -403,37 +406,39 @@ impl Engine {
         self.process.here(key.name(), answered).await
     }
 
-    /// Returns the start of the outage that a caller sees, which asks since `since` and failed with `failure`. An
-    /// answer to any request ends an outage: this request may have waited long for a permit while the node answered
-    /// others.
+    /// Returns the start of the outage for a caller whose request began at `since` and failed with `failure`. An answer
+    /// to any request ends an outage. So the time for which this request waited for a permit, while the node answered
+    /// other requests, does not count.
     pub(crate) fn unheard_since(&self, key: &Key, failure: &Failure, since: Moment) -> Moment {
         let ServerContact { served, is_silent } = self.scheme.contact(key);
-        // A node that answers others, but refuses to serve this request now, does not serve it: its answers to others
-        // do not count.
+        // If the node refuses this request now but answers others, its answers to others do not end the outage for this
+        // caller.
         let counts = is_silent || matches!(failure, Failure::Unknown { .. });
         served.filter(|_| counts).map_or(since, |served| served.max(since))
     }
 
-    /// Returns true if nothing is left of all acquisitions, holds and releases.
+    /// Returns true if no acquisition, hold or release is left.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_idle(&self) -> bool {
         self.table.is_idle() && self.renewals.is_idle() && !self.releases.is_releasing()
     }
 
-    /// Returns when no release is under way in the background.
+    /// Returns when no acquisition is in progress and no release is left to send.
     pub(crate) async fn settled(&self) {
         self.releases.await_resolved().await;
     }
 
-    /// Returns when nothing that was dropped is left on the servers. Fails if no release comes to its end for
-    /// `unreachable_after`.
+    /// Returns when the servers have confirmed the releases of all dropped guards and acquisitions. Fails if no release
+    /// comes to its end for `unreachable_after`.
     pub(crate) async fn flush(&self) -> Result<()> {
         in_runtime()?;
         let began = self.clock.now();
-        // Even if the server answers, a release stays open for this long if a copy of its acquisition may be late.
+        // A release of an in-doubt acquisition stays open for this long, since the server may still execute the
+        // acquisition.
         let late = self.max_delay() + self.options.response_timeout * 2;
         let patience = self.options.unreachable_after.max(late);
-        // Otherwise a hold that is over, but not yet seen by a driver, has no release to wait for.
+        // A hold may be over before a driver of the background has started its release. This call starts it, so that
+        // the loop below waits for it.
         self.renewals.give_back_lost(began);
         loop {
             let (ended, now) = (self.releases.ended(), self.clock.now());
@@ -448,7 +453,7 @@ impl Engine {
         }
     }
 
-    /// Refuses new holds. All present holds are lost to their guards first, then released.
+    /// Refuses new acquisitions. Marks all present holds as lost to their guards, and then releases them.
     pub(crate) async fn close(&self) -> Result<()> {
         let closed = pin!(self.close_here());
         self.process.here("", closed).await
@@ -456,21 +461,21 @@ impl Engine {
 
     async fn close_here(&self) -> Result<()> {
         in_runtime()?;
-        // Sequentially consistent with `hand_out`: either it sees this, or the list below has its hold.
+        // Sequentially consistent with `hand_out`: either that call sees the flag, or the list below contains its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();
         let began = self.clock.now();
         let mut latest = began;
-        // From the table, where a hold is from its grant to its end. The deadline queue is not complete: drivers take
-        // holds out for a while.
+        // The table has each hold from its grant to its end. The deadline queue does not, since drivers take holds out
+        // for a while.
         for hold in self.table.all_holds() {
             latest = latest.max(hold.deadline());
-            // Also a hold that was lost just before, if no driver has notified the server yet.
+            // A hold that was lost before is released here, too, if no driver has started its release yet.
             if hold.lose(LossReason::Closed) || matches!(hold.due(), Next::Lost(_)) {
                 self.release_in_background(&hold);
             }
         }
-        // An attempt that ends now is taken back when no copy of it can arrive any more, and that release needs an
+        // An attempt that ends now is released only after no server can execute it any more. That release then needs an
         // answer.
         let taken_back = self.max_delay() + self.options.response_timeout * 2;
         let waits_until = latest.max(self.clock.now().after(taken_back));
@@ -482,18 +487,19 @@ impl Engine {
         if self.releases.is_releasing() {
             return Err(Error::unreachable("".into(), waits_until.since(began), None));
         }
-        // The rest are futures that no task polls: they take themselves back when they are polled or dropped.
+        // The remaining acquisitions have futures that no task polls. They cancel themselves when they are polled or
+        // dropped.
         Ok(())
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // Without a guard or a manager, no caller is left that could use them.
+        // No guard and no manager is left that could use the cached holds.
         for (_, hold) in self.table.cached_holds() {
             hold.lose(LossReason::Closed);
             self.renewals.forget(&hold);
-            // Its cell drops its handle too.
+            // The cell drops its reference to the hold, too.
             self.releases.unblock(&hold);
             self.releases.give_back(&hold, None, self.clock.now());
         }
@@ -528,11 +534,12 @@ fn without_lock(mut error: Error) -> Error {
     error
 }
 
-/// Fails outside of a runtime: timers and sockets belong to one, and panic without.
+/// Fails outside of a tokio runtime, where timers and sockets would panic.
 pub(crate) fn in_runtime() -> Result<()> {
     let missing = |_| Error::InvalidOption {
         option: "runtime",
-        reason: "this must be awaited within a tokio runtime; plain threads use `redis_rwlock::blocking`".to_owned(),
+        reason: "await the call within a tokio runtime, or use `redis_rwlock::blocking` in threads without one"
+            .to_owned(),
     };
     Handle::try_current().map(drop).map_err(missing)
 }
@@ -541,8 +548,8 @@ pub(crate) fn in_runtime() -> Result<()> {
 fn random_id() -> String {
     let mut bytes = [0; 16];
     if getrandom::fill(&mut bytes).is_err() {
-        // Without the system's randomness: the thread's generator, of which a copied process has a copy. The process id
-        // makes the two differ.
+        // Without randomness of the system, uses the generator of the thread. A forked process has a copy of that
+        // generator, so the process id makes the two ids differ.
         let process = u64::from(std::process::id()) << 32;
         fastrand::Rng::with_seed(fastrand::u64(..) ^ process).fill(&mut bytes);
     }

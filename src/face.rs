@@ -1,6 +1,9 @@
-//! The public surface: managers, acquisitions, guards, configuration and views.
+//! Public interface: managers, acquisitions, guards and configuration.
 //!
-//! Knows the engine and what is below it. Has no algorithm: each call goes to the engine, and answers become public types here.
+//! Each call goes to the engine, and this module turns the answers of the engine into public types. The module has no
+//! algorithm of its own.
+//!
+//! Knows the engine and all layers below the engine.
 
 pub(crate) mod acquire;
 pub mod blocking;

@@ -18,60 +18,77 @@
 //!
 //! | manager | on | for |
 //! |---|---|---|
-//! | [`RedisManager`] | one node, Sentinel, a cluster | services: the recommended manager |
-//! | [`QuorumManager`] | 3 or 5 independent masters | a server may be lost with all its data; there is no queue |
-//! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout, two keys for each lock |
+//! | [`RedisManager`] | one node, Sentinel, a cluster | services; the recommended manager |
+//! | [`QuorumManager`] | 3 or 5 independent masters | locks that survive the loss of a server with its data; no order of waiters |
+//! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout on the server: two keys for each lock |
 //! | [`MemoryManager`] | this process | tests |
 //!
-//! Each of them implements [`RwLockManager`], so code can take an `Arc<dyn RwLockManager>`. Module [`blocking`] has
-//! them for threads without a runtime.
+//! All four implement [`RwLockManager`], so code can take an `Arc<dyn RwLockManager>`. The module [`blocking`] has the
+//! same managers for threads without a tokio runtime.
 //!
 //! # Cargo features
 //!
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `tls` | yes | `rediss://` URLs |
-//! | `serde` | no | `Config` from files and the environment; views that serialize |
-//! | `metrics` | no | metrics, reported to the facade of the crate `metrics` |
+//! | `serde` | no | `Config`, read from files or the environment; `Serialize` for views and health reports |
+//! | `metrics` | no | metrics, reported through the crate `metrics` |
 //!
 //! The package `redis-rwlock-cli` has the program `redis-rwlock` for the command line of Unix.
 //!
 //! # Guides
 //!
-//! In the package:
+//! The package contains these documents:
 //!
-//! * [`docs/GUARANTEES.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/GUARANTEES.md): promises, level by level
-//! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): each fault and its consequences
+//! * [`docs/GUARANTEES.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/GUARANTEES.md): guarantees at each
+//!   level of durability
+//! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): faults and their
+//!   consequences
 //! * [`docs/FENCING.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/FENCING.md): how a resource checks tokens
-//! * [`docs/OPERATIONS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/OPERATIONS.md): servers, rights, all options, a runbook
-//! * [`docs/CACHED_HOLDS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CACHED_HOLDS.md): cached holds
-//! * [`docs/LOGS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/LOGS.md): events and spans
+//! * [`docs/OPERATIONS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/OPERATIONS.md): servers, access
+//!   rights, all options, a runbook
+//! * [`docs/CACHED_HOLDS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CACHED_HOLDS.md): holds that a
+//!   process keeps without a guard, to save requests
+//! * [`docs/LOGS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/LOGS.md): log events and tracing spans
 //! * [`docs/METRICS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/METRICS.md): metrics, alert rules and a dashboard
-//! * [`docs/CLI.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CLI.md): the program
-//! * [`docs/MIGRATION.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/MIGRATION.md): from Redisson, Redlock and others
-//! * [`docs/PERFORMANCE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/PERFORMANCE.md): compared with other locks
-//! * [`examples`](https://docs.rs/crate/redis-rwlock/latest/source/examples/README.md): programs that run
+//! * [`docs/CLI.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CLI.md): the program `redis-rwlock`
+//! * [`docs/MIGRATION.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/MIGRATION.md): migration from
+//!   Redisson, Redlock and others
+//! * [`docs/PERFORMANCE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/PERFORMANCE.md): measurements,
+//!   compared with other locks
+//! * [`examples`](https://docs.rs/crate/redis-rwlock/latest/source/examples/README.md): example programs
 //!
-//! Most used: [`RwLockManager::read`] and [`write`](RwLockManager::write), [`Acquire`] (options of one acquisition, and
-//! [`run`](Acquire::run)), [`ReadGuard`] and [`WriteGuard`], [`Builder`] (all options), [`Topology`], [`Error`].
+//! The most used items are [`RwLockManager::read`] and [`write`](RwLockManager::write), [`Acquire`] (options of one
+//! acquisition, and [`run`](Acquire::run)), [`ReadGuard`] and [`WriteGuard`], [`Builder`] (all options), [`Topology`]
+//! and [`Error`].
 //!
 //! # What is promised, and what is not
 //!
-//! Two conflicting holds never overlap while each is inside its local validity, and every grant has a [`FencingToken`]
-//! that grows. No lease lock excludes a holder that was paused past its lease: the resource must check the token.
-//! [`ReadGuard::lost`] resolves by the local clock, before the server can let another holder in.
+//! A *hold* is what the server grants to this process, for the time of a lease. The process trusts a hold for less than
+//! its lease: this time is the *local validity* of the hold. Two conflicting holds never overlap while each of them is
+//! within its local validity. [`ReadGuard::lost`] resolves at the end of the local validity, before the server can let
+//! another holder in.
 //!
-//! If a primary acknowledges a write and loses it in a failover, the hold is lost with it. Then two holders may
-//! overlap, and only the tokens distinguish them. With [`Durability::Replicated`] a grant counts only if replicas have
-//! it, and with [`QuorumManager`] only if a majority of independent masters has it.
+//! No lock with leases excludes a holder that was paused for longer than its lease. So each grant has a
+//! [`FencingToken`], a number that grows with each grant that excludes earlier holders. The resource that the lock
+//! protects must check the token.
+//!
+//! A failover can lose a grant that the old primary has acknowledged. Then two holders may overlap, and only their
+//! tokens distinguish them. With [`Durability::Replicated`], a grant counts only after replicas have received it. With
+//! [`QuorumManager`], a grant counts only after a majority of independent masters has made it.
 //!
 //! # Policy
 //!
-//! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Between processes [`RedisManager`] and
-//! [`MemoryManager`] are phase-fair: a waiting writer stops new readers, and when it leaves, all waiting readers enter
-//! together. Writers are served first come, first served. A process counts as one: its readers share one hold, and its
-//! writers hand theirs off, for a bounded time. With [`TwoKeyManager`] a release notifies the next waiters; another
-//! process that asks before them enters first.
+//! An acquisition waits without a limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one.
+//!
+//! Between processes, [`RedisManager`] and [`MemoryManager`] are phase-fair. A waiting writer stops new readers. When
+//! that writer releases the lock, all waiting readers enter together. Writers enter in the order in which they came.
+//!
+//! Within a process, readers share one hold. A writer can hand its hold off to the next writer of the process, for a
+//! bounded time.
+//!
+//! With [`TwoKeyManager`], a release notifies the next waiters. Another process whose request arrives before theirs
+//! enters first. [`QuorumManager`] has no order.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -38,7 +38,7 @@ fn is_forked<T>(what: &str, outcome: Result<T>) {
     match outcome {
         Err(error @ Error::Forked { .. }) => {
             let words = error.to_string();
-            assert!(words.ends_with("build another in this process"), "{what}: {words}");
+            assert!(words.ends_with("build another manager in this process"), "{what}: {words}");
         }
         Err(other) => panic!("{what}: {other}"),
         Ok(_) => panic!("{what}: the copy may do it"),

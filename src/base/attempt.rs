@@ -12,22 +12,22 @@ use crate::base::digits::Digits;
 use crate::base::error::{AtNode, Refusal, Source};
 use crate::base::lease::{FencingToken, Moment, ServerTime};
 
-/// Owned future that is `Send`; [`try_read`](crate::RwLockManager::try_read) and others return it.
+/// Owned future that is `Send`. [`try_read`](crate::RwLockManager::try_read) and other methods return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Longest label in bytes.
 pub(crate) const MAX_LABEL_BYTES: usize = 64;
 
-/// Identity of one hold or waiter on the server: `<manager>.<n>.<label>`. A manager never uses an `n` again.
+/// Identity of one hold or waiter on the server: `<manager>.<n>.<label>`. A manager uses each `n` only once.
 ///
-/// The label is for people, and has no blanks. The manager's 128 random bits make the whole unique.
+/// The label is for people, and has no blanks. The first part has 128 random bits, which make the whole id unique.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct AcquisitionId(Arc<str>);
 
 impl AcquisitionId {
     pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
-        // Assembled without `format!`, as keys are: each acquisition makes both, and `format!` costs ten times as much.
-        // The shared text is the only allocation, so its pieces are joined on the stack.
+        // Assembled without `format!`, which costs ten times as much: each acquisition builds an id. The pieces are
+        // joined on the stack, so the shared text is the only allocation.
         let digits = Digits::of(n);
         let (mut room, mut len) = ([0; Self::MAX_BYTES], 0);
         for piece in [manager, ".", digits.as_str(), ".", label] {
@@ -48,7 +48,7 @@ impl AcquisitionId {
         Arc::clone(&self.0)
     }
 
-    /// Returns true if a text from elsewhere may be an id.
+    /// Returns true if a text from a server or a user may be an id.
     pub(crate) fn is_one(text: &str) -> bool {
         (1..=Self::MAX_BYTES).contains(&text.len()) && !text.chars().any(|c| c.is_whitespace() || c.is_control())
     }
@@ -59,7 +59,7 @@ impl AcquisitionId {
     }
 }
 
-/// Hash of a node's address, as its name.
+/// Hash of a node's address, which identifies the node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct NodeId(u64);
 
@@ -71,7 +71,7 @@ impl NodeId {
     }
 }
 
-/// Answer, and the time when the answered copy of the request was sent.
+/// Answer, and the time at which the answered copy of the request was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Answered<T> {
     pub(crate) sent: Moment,
@@ -91,8 +91,8 @@ pub(crate) struct Granted {
     /// Number of tokens, from `token` on, that belong to this hold.
     pub(crate) tokens: u64,
     pub(crate) remaining: Duration,
-    /// True if this hold keeps a waiter out. Behind a reader's hold the waiter is a writer, so no further reader may
-    /// share it; behind a writer's hold it is any waiter.
+    /// True if this hold keeps a waiter out. For a hold of a reader, this waiter is a writer, and no further reader may
+    /// share the hold. For a hold of a writer, it is any waiter.
     pub(crate) is_waited_for: bool,
 }
 
@@ -101,13 +101,13 @@ pub(crate) struct Granted {
 pub(crate) enum Failure {
     /// The server may have executed the request, or may still execute it until `arrives_until`.
     Unknown { arrives_until: Moment, source: Option<Source> },
-    /// The server certainly did not execute the request, and it may be retried.
+    /// The server certainly did not execute the request. The request may be retried.
     NotDone { source: Option<Source> },
-    /// The server certainly did not execute the request, and a retry does not help.
+    /// The server certainly did not execute the request. A retry does not help.
     Refused { refusal: Refusal, node: Option<Arc<str>>, message: String },
-    /// The server refused the request half way: a retry does not help, and part of its effect may exist.
+    /// The server refused the request half way. Part of its effect may exist, and a retry does not help.
     Broken { refusal: Refusal, node: Option<Arc<str>>, message: String },
-    /// The primary executed the request, and the effect does not count: too few replicas have it.
+    /// The primary executed the request, but the effect does not count: too few replicas have acknowledged it.
     Unreplicated { asked: u8, acknowledged: u64, node: Option<Arc<str>> },
 }
 
@@ -132,7 +132,7 @@ impl Failure {
     }
 }
 
-/// Adds the node to a failure, unless the failure has a node already: the first one counts.
+/// Adds the node to a failure. If the failure names a node already, that node stays.
 fn at_node(source: Option<Source>, address: &str) -> Source {
     match source {
         Some(source) if source.is::<AtNode>() => source,
@@ -140,16 +140,16 @@ fn at_node(source: Option<Source>, address: &str) -> Source {
     }
 }
 
-/// Last answers of one node, to any request.
+/// Last contact with one node, by any request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ServerContact {
-    /// Time when the node last executed a request, if it has.
+    /// Time at which the node last executed a request, if it has executed one.
     pub(crate) served: Option<Moment>,
-    /// True if the node has answered no request since then, though requests were sent.
+    /// True if the node has not answered since that time, although requests were sent.
     pub(crate) is_silent: bool,
 }
 
-/// Route of requests for a lock at the moment: renewals with equal routes are sent together.
+/// Present route of requests for a lock. Renewals with equal routes are sent together.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Route(pub(crate) Arc<str>);
 
@@ -160,31 +160,32 @@ impl Route {
     }
 }
 
-/// Notification for a waiter of a lock. Each may be lost, late, or delivered twice.
+/// Notification for a waiter of a lock. It may be lost, late, or delivered twice.
 #[derive(Clone, Debug)]
 pub(crate) enum Notification {
-    /// The lock may have changed: a waiter should ask again.
+    /// The lock may have changed, so the waiter should ask the server again.
     AskAgain,
-    /// Grant of this acquisition while it waited, `at` the server's time. The validity of `answer` counts from an
-    /// earlier answer of the same node, its clock sample.
+    /// Grant to the waiting acquisition `id`, at the server's time `at`. `answer` contains the hold. Its validity
+    /// counts from a clock sample, which is an earlier answer of the same node.
     Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
-    /// Recall: a waiter wants the lock, whose last token was `token`. Holds that begin with a higher token are not
-    /// meant. A try gives its id.
+    /// Recall: a waiter wants the lock, whose last token was `token`. It does not concern holds that begin with a
+    /// higher token. A try adds its id.
     Called { token: FencingToken, id: Option<Arc<str>> },
-    /// Recall reply: this acquisition, a try, has recalled a lock that a guard uses.
+    /// Recall reply for the try `id`: a guard uses the hold that the try recalled.
     Used { id: Arc<str> },
 }
 
-/// Largest number of notifications that are kept for a waiter until it reads them. Servers send a few for each attempt.
-/// More must come from another client, and are dropped: a waiter with a full queue asks the server.
+/// Largest number of unread notifications of a waiter. Servers send a few for each attempt, so more of them come from
+/// another client. They are dropped, and a waiter with a full queue asks the server.
 pub(crate) const MAX_NOTIFICATIONS: usize = 64;
 
-/// Makes the channel between a connection and one waiter.
+/// Creates the queue between a connection and one waiter.
 pub(crate) fn notifications() -> (mpsc::Sender<Notification>, mpsc::Receiver<Notification>) {
     mpsc::channel(MAX_NOTIFICATIONS)
 }
 
-/// Notifications for one waiter of a lock, until it is dropped. Notifications that come between two reads are kept.
+/// Notifications for one waiter of a lock, until this value is dropped. Notifications that arrive between two reads are
+/// kept.
 pub(crate) struct Subscription {
     pub(crate) notices: mpsc::Receiver<Notification>,
     /// Ends the subscription when it is dropped.

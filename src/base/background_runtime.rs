@@ -1,15 +1,16 @@
 //! Background runtime: a thread of this process, independent of the runtimes of its callers.
 //!
-//! A runtime may end, be blocked by a computation, or not be driven. If renewals ran there, holds would be lost with
-//! it, also holds of other runtimes. So managers with servers share one background: a thread with its own runtime,
-//! started with its first task. It serves all managers of the process. A copy of the process has no such thread, and
-//! starts its own.
+//! The runtime of a caller may end, be blocked by a computation, or not be driven. If renewals ran there, holds would
+//! be lost with it, including holds of other runtimes. So all managers with servers in this process share one
+//! background runtime: a thread with its own runtime. The first task starts this thread. A copy of the process by
+//! `fork` has no such thread, and starts its own.
 //!
 //! The only code of users that runs there is subscribers of `tracing`, and wakers. If such code blocks, it stops all
-//! background work. If it panics, it ends only the call that ran it ([`shielded`](crate::shield::shielded)).
+//! background work. If it panics, it ends only the call that ran it
+//! ([`catch_panic`](crate::base::panics::catch_panic)).
 //!
 //! The in-memory manager uses the time of its callers' runtimes, which tests pause. There, each runtime that uses the
-//! manager has a driver task. All drivers share one deadline queue, and the first one awake does what is due.
+//! manager has a driver task. All drivers share one deadline queue. The first driver that wakes up does the due work.
 
 use std::thread;
 
@@ -26,14 +27,14 @@ use crate::base::process::{self, Process};
 pub(crate) enum BackgroundRuntime {
     /// Thread of this process.
     Process,
-    /// Runtimes that use the manager, each of them.
+    /// Each runtime that uses the manager.
     Callers,
-    /// Given runtime: the tasks end with it, as tests need.
+    /// Given runtime, as tests need it. The tasks end with it.
     On(Handle),
 }
 
 impl BackgroundRuntime {
-    /// Returns the background of a manager that takes its time from this clock.
+    /// Returns the background runtime of a manager that uses this clock.
     pub(crate) fn for_clock(clock: Clock) -> Self {
         match clock {
             Clock::System => Self::Process,
@@ -41,7 +42,7 @@ impl BackgroundRuntime {
         }
     }
 
-    /// Returns a runtime if there is one: that of the process, else that of the caller.
+    /// Returns a runtime if there is one. `Process` uses the runtime of its caller if the thread cannot be started.
     pub(crate) fn runtime(&self) -> Option<Handle> {
         match self {
             Self::Process => process().or_else(|| Handle::try_current().ok()),
@@ -50,7 +51,7 @@ impl BackgroundRuntime {
         }
     }
 
-    /// Spawns a task. Without a runtime the task is dropped, as it is by a runtime that has ended.
+    /// Spawns a task. Without a runtime the task is dropped, as a runtime that has ended would drop it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime() {
             drop(process::spawn_on(&runtime, task));
@@ -58,9 +59,9 @@ impl BackgroundRuntime {
     }
 }
 
-/// Background thread of one process. A copied process finds the value of its original, and adds its own behind it. The
-/// copied handle belongs to a runtime of the other process, and the copied mutex may be locked. The cell is set by one
-/// atomic exchange, so a copy never finds it half set.
+/// Background thread of one process. A copy of the process finds the value of its original, and appends a value of its
+/// own. It must not use the copied value: the handle belongs to a runtime of the other process, and the mutex may be
+/// locked. The cell is set by one atomic exchange, so a copy never finds it half set.
 struct ProcessRuntime {
     process: Process,
     runtime: Mutex<Option<Handle>>,
@@ -82,13 +83,15 @@ impl ProcessRuntime {
     }
 }
 
-/// Returns the runtime of this process's thread, and starts it at the first call. `None` if no thread could be started.
+/// Returns the runtime of this process's thread. The first call starts the thread. `None` if no thread could be
+/// started.
 fn process() -> Option<Handle> {
     let mut started = ProcessRuntime::current().runtime.lock();
     if started.is_none() {
         match start(thread::Builder::new()) {
             Ok(runtime) => *started = Some(runtime),
-            // A later call tries again. Until then, background work runs on the runtime of its caller and ends with it.
+            // A later call tries again. Until then, background work runs on the runtime of its caller, and ends with
+            // that runtime.
             Err(error) => events::no_thread(&error),
         }
     }
@@ -103,8 +106,8 @@ fn start(thread: thread::Builder) -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-/// Runtime on its way to its thread. If no thread could be started, it is dropped where it was made, which may be a
-/// task. A runtime that waits for its own end panics in a task, so this one does not wait.
+/// Runtime that is to move to its thread. If the thread cannot be started, the runtime is dropped by the caller,
+/// perhaps within a task. A drop that waits for the runtime's end would panic there, so this drop does not wait.
 pub(crate) struct DetachedRuntime(Option<Runtime>);
 
 impl DetachedRuntime {

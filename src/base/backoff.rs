@@ -1,11 +1,11 @@
-//! Pauses before an unanswered request is sent again. Each pause is longer, so that an outage costs little however many
-//! tasks wait. Each has jitter, so that the tasks do not all return at once.
+//! Pauses before an unanswered request is sent again. The pauses grow, so that an outage costs little even if many
+//! tasks wait. They are partly random, so that the tasks do not all send at the same time.
 //!
 //! Source: Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): half of the pause is random.
 
 use std::time::Duration;
 
-/// First pause. A broken connection is opened again in less time.
+/// First pause. It is longer than the time to open a broken connection again.
 const FIRST: Duration = Duration::from_millis(20);
 /// Longest pause, so that a waiter is served soon after the server is back.
 const MAX: Duration = Duration::from_millis(250);
@@ -27,7 +27,7 @@ impl Backoff {
         Self { longest: FIRST }
     }
 
-    /// Returns the pause before the next try, and makes the one after it longer.
+    /// Returns the pause before the next try. The pause after that will be longer.
     pub(crate) fn pause(&mut self) -> Duration {
         let pause = self.longest.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.longest = (self.longest * 2).min(MAX);
@@ -39,7 +39,7 @@ impl Backoff {
         tokio::time::sleep(self.pause()).await;
     }
 
-    /// Starts again with the first pause, after an answer.
+    /// Starts again with the first pause. Called after an answer.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

@@ -1,26 +1,26 @@
-//! Local clock that runs while the machine sleeps, so that a lease cannot outlive a suspend unnoticed.
+//! Local clock. It runs while the machine sleeps, so that a lease cannot outlive a suspend unnoticed.
 
 use std::time::Duration;
 
 use crate::base::lease::Moment;
 
-/// Longest pause between two readings of the clock in a long sleep. The runtime's timers stop during suspend, the clock
-/// does not.
+/// Longest pause between two readings of the clock in a long sleep. The runtime's timers stop during a suspend, but the
+/// clock does not.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Source of a manager's time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// Monotonic clock of the operating system that includes time asleep.
+    /// Monotonic clock of the operating system. It includes the time for which the machine sleeps.
     System,
-    /// Clock of the runtime, which tests can pause. For managers whose server is this process.
+    /// Clock of the runtime, which tests can pause. It is for managers whose server is this process.
     Runtime(tokio::time::Instant),
 }
 
 impl Clock {
     /// Creates a clock that follows the runtime's time from now on.
     pub(crate) fn runtime() -> Self {
-        // The origin is an hour earlier, because moments before the origin cannot be distinguished.
+        // The origin is an hour earlier, because moments before it would all be equal.
         let now = tokio::time::Instant::now();
         Self::Runtime(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now))
     }
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Returns when `moment` is reached, also if the machine slept during a part of the wait.
+    /// Returns when `moment` is reached, even if the machine sleeps during a part of the wait.
     pub(crate) async fn sleep_until(self, moment: Moment) {
         if moment == Moment::NEVER {
             return std::future::pending().await;
@@ -46,8 +46,8 @@ impl Clock {
         }
     }
 
-    /// Returns at `moment`, or later by the time that the machine slept. For a large number of waiters that should not
-    /// wake up only to read the clock; another task reads it and notifies them.
+    /// Returns at `moment`, or later if the machine sleeps meanwhile. This suits a large number of waiters, which
+    /// should not wake up only to read the clock. Another task reads the clock and notifies them.
     pub(crate) async fn timer(self, moment: Moment) {
         if moment == Moment::NEVER {
             return std::future::pending().await;

@@ -6,7 +6,8 @@ use std::time::Duration;
 /// Duration as people write and read it. It is the format of the durations of a `Config`, and of those in errors and
 /// logs. Needs the cargo feature `serde`.
 ///
-/// `Display` writes whole milliseconds below a second, and hundredths of a second above. `FromStr` reads a number with
+/// `Display` writes hundredths of a second from one second on, milliseconds from one millisecond on, and exact values
+/// below that. `FromStr` reads a number with
 /// one of the units `ns`, `us`, `ms`, `s`, `m`, `min`, `h` and `d`, or `max` for no limit.
 ///
 /// # Examples
@@ -66,7 +67,7 @@ impl std::str::FromStr for DurationText {
             _ => return Err(refused()),
         };
         let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-        // Nine digits reach nanoseconds of a second.
+        // Nine digits are enough for nanoseconds of a second.
         let digits = u32::try_from(part.len()).ok().filter(|digits| (1..=9).contains(digits)).ok_or_else(refused)?;
         let number = |digits: &str| digits.parse::<u32>().map(u128::from).map_err(|_| refused());
         let nanos = number(whole)? * unit_nanos + number(part)? * unit_nanos / 10_u128.pow(digits);
@@ -84,7 +85,7 @@ impl<'de> serde::Deserialize<'de> for DurationText {
     }
 }
 
-/// Durations as JSON fields: a text for people, and beside it a number that programs can compare.
+/// Durations as two JSON fields: a text for people, and a number that programs can compare.
 #[cfg(feature = "serde")]
 pub(crate) mod json {
     use std::time::Duration;
@@ -110,7 +111,7 @@ pub(crate) mod json {
         both(serializer, "votes_in", "votes_in_ms", *span, number)
     }
 
-    /// Writes a round trip in microseconds, because it is usually below a millisecond.
+    /// Writes a round trip in microseconds, because it usually takes less than a millisecond.
     #[allow(clippy::ref_option)] // as serde calls it
     pub(crate) fn round_trip<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         let number = span.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));

@@ -1,4 +1,4 @@
-//! Errors of this crate, distinguished by what a caller does next.
+//! Errors of this crate. Callers handle each kind of error in another way.
 
 use std::fmt;
 use std::io;
@@ -7,20 +7,21 @@ use std::time::Duration;
 
 use crate::base::duration_text::DurationText;
 
-/// Result of this crate's operations; its error is [`Error`].
+/// Result of this crate's operations. Its error type is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Cause of an [`Error`], as the client library or the operating system reported it.
 pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 
-/// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and `try_*` return
-/// `None`.
+/// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and the `try_` methods
+/// return `None`.
 ///
-/// The crate never confuses three outcomes: *denied* (`Ok(None)` or [`WaitTimeout`](Error::WaitTimeout)), *lost*
+/// Three outcomes are always distinct: *denied* (`Ok(None)` or [`WaitTimeout`](Error::WaitTimeout)), *lost*
 /// ([`Lost`](Error::Lost)) and *unknown* ([`Unreachable`](Error::Unreachable)).
 ///
-/// Each message names the lock, the server if one is known, and what to do. An error of the operating system or of the
-/// client library is the [`source`](std::error::Error::source). The message does not repeat it:
+/// Each message names the lock, the server if one is known, and what to do. If the operating system or the client
+/// library caused the error, their error is the [`source`](std::error::Error::source). The message does not repeat the
+/// text of the source:
 ///
 /// ```
 /// use std::error::Error as _;
@@ -43,21 +44,23 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 pub enum Error {
     /// Others held the lock until the caller's `wait_timeout` was over.
     ///
-    /// The error comes when the server has confirmed that the caller's place in the queue is gone. At that time it can
-    /// execute no copy of the request any more, so it never grants anything of this acquisition. Usually that takes one
-    /// round trip. It takes two response timeouts at most; the error then has `confirmed: false`.
+    /// The error comes after the server has confirmed that the caller's place in the queue is gone. From then on the
+    /// server can execute no copy of the request. So it never grants anything for this acquisition. Usually the
+    /// confirmation takes one round trip. After two response timeouts without a confirmation, the error comes with
+    /// `confirmed: false`.
     #[non_exhaustive]
     WaitTimeout {
         /// Name of the lock.
         lock: Arc<str>,
-        /// Time for which the caller waited for the lock, without the time to cancel its place in the queue.
+        /// Time for which the caller waited for the lock. It does not include the time to cancel the place in the
+        /// queue.
         waited: Duration,
-        /// True if nothing of the acquisition can be granted any more. False if the server did not confirm in time that
-        /// the place is gone. Then the background cancels the place, and a hold that is granted before that lasts one
-        /// lease at most.
+        /// True if nothing can be granted to the acquisition any more. False if the server did not confirm in time that
+        /// the place is gone. Then the background runtime cancels the place. If the server grants a hold before that,
+        /// this hold lasts one lease at most.
         confirmed: bool,
     },
-    /// The hold ended before its release: others may have touched what it protected.
+    /// The hold ended before its release. Others may have changed the data that it protected.
     #[non_exhaustive]
     Lost {
         /// Name of the lock.
@@ -65,31 +68,31 @@ pub enum Error {
         /// Reason of the loss.
         reason: LossReason,
     },
-    /// An owner that reads asked for a write: it would wait for itself.
+    /// An owner that holds the lock for reading asked for a write. It would wait for itself.
     #[non_exhaustive]
     UpgradeConflict {
         /// Name of the lock.
         lock: Arc<str>,
     },
-    /// No server answered in time. Whether a server executed the request is unknown; if one did, the effect ends with
-    /// its lease.
+    /// No server answered in time. A server may have executed the request or not. If it did, the effect ends with the
+    /// lease.
     #[non_exhaustive]
     Unreachable {
-        /// Name of the lock; empty if a manager could not connect, close or flush.
+        /// Name of the lock. Empty if a manager could not connect, close or flush.
         lock: Arc<str>,
         /// Time for which the request was retried.
         waited: Duration,
-        /// Address of the last server that was tried, if it is known. If another server announced the address, the text
-        /// names that one too: `10.0.0.1:6379 (announced by the cluster at 127.0.0.1:7000)`.
+        /// Address of the server that was tried last, if it is known. If another server announced this address, the
+        /// text names that server too: `10.0.0.1:6379 (announced by the cluster at 127.0.0.1:7000)`.
         node: Option<Arc<str>>,
-        /// Last failure, if there was one besides a missing answer: an [`std::io::Error`] if a connection failed.
+        /// Last failure, unless it was only a missing answer. If a connection failed, it is an [`std::io::Error`].
         source: Option<Source>,
     },
-    /// Too few of the masters of a [`QuorumManager`](crate::QuorumManager) answered in time, or may vote. Grants of a
+    /// Too few masters of a [`QuorumManager`](crate::QuorumManager) answered in time, or too few may vote. Grants of a
     /// minority are released, or end with their leases.
     #[non_exhaustive]
     NoQuorum {
-        /// Name of the lock; empty if a manager could not connect or close.
+        /// Name of the lock. Empty if a manager could not connect or close.
         lock: Arc<str>,
         /// Time for which the request was retried.
         waited: Duration,
@@ -97,33 +100,34 @@ pub enum Error {
         masters: usize,
         /// Number of masters that must agree.
         needed: usize,
-        /// Number of masters that answered and may not vote yet, since they have been running for less than the longest
+        /// Number of masters that answered but may not vote yet. They have been running for less than the longest
         /// lease.
         restarted: usize,
         /// Answers and failures of the other masters.
         source: Option<Source>,
     },
-    /// Fewer replicas acknowledged a grant than [`Durability::Replicated`](crate::Durability::Replicated) requires,
-    /// within its timeout.
+    /// Within its timeout, fewer replicas acknowledged a grant than
+    /// [`Durability::Replicated`](crate::Durability::Replicated) requires.
     ///
-    /// The grant does not count, and the background releases it. A retry succeeds as soon as the replicas follow the
-    /// primary. The caller decides about it, since each try keeps others from the lock for a moment. All acquisitions
-    /// of the manager that waited behind the request when it was sent end with this error, too.
+    /// The grant does not count, and the background runtime releases it. A retry succeeds as soon as the replicas
+    /// follow the primary. The caller decides about a retry, since each try keeps others from the lock for a moment.
+    /// This error also ends all acquisitions of the manager that waited behind the request when it was sent.
     ///
-    /// For a conversion: the primary has executed it, and the replicas may not have received it. The guard is lost as
-    /// [`Gone`](LossReason::Gone), and both holds, the old and the new, are released.
+    /// If the operation was a conversion, the primary has executed it, but the replicas may not have received it. The
+    /// guard is then lost as [`Gone`](LossReason::Gone), and both the old and the new hold are released.
     #[non_exhaustive]
     NotEnoughReplicas {
-        /// Name of the lock; empty if a manager did not connect because too few replicas were attached.
+        /// Name of the lock. Empty if a manager did not connect because too few replicas were attached.
         lock: Arc<str>,
         /// Number of replicas that the option requires.
         asked: u8,
-        /// Number of replicas that acknowledged, or are attached.
+        /// Number of replicas that acknowledged the grant. If a manager did not connect, the number of attached
+        /// replicas.
         acknowledged: u64,
         /// Address of the primary, if it is known, as in [`Unreachable`](Error::Unreachable).
         node: Option<Arc<str>>,
     },
-    /// [`max_waiters`](crate::Builder::max_waiters) acquisitions of this manager are in progress already. Nothing was
+    /// This manager has [`max_waiters`](crate::Builder::max_waiters) acquisitions in progress already. Nothing was
     /// sent. Wait for fewer locks at once, or raise the limit.
     #[non_exhaustive]
     TooManyWaiters {
@@ -134,10 +138,10 @@ pub enum Error {
         /// Limit of the manager.
         max_waiters: usize,
     },
-    /// The server refused the request; repeating the request does not help.
+    /// The server refused the request. Repeating the request does not help.
     #[non_exhaustive]
     Refused {
-        /// Name of the lock; empty if a server refused the connection of a manager.
+        /// Name of the lock. Empty if a server refused the connection of a manager.
         lock: Arc<str>,
         /// Kind of the refusal.
         refusal: Refusal,
@@ -169,13 +173,13 @@ pub enum Error {
         /// Name of the lock.
         lock: Arc<str>,
     },
-    /// The manager, or the guard, was made in another process, and `fork` copied it into this one. Nothing was sent,
-    /// and the holds of the other process are unchanged. Build the manager after the fork.
+    /// `fork` copied the manager or the guard into this process from another process. Nothing was sent, and the holds
+    /// of the other process are unchanged. Build the manager after the fork.
     #[non_exhaustive]
     Forked {
-        /// Name of the lock; empty for a call that is not about one lock.
+        /// Name of the lock. Empty for a call that is not for one lock.
         lock: Arc<str>,
-        /// Id of the process that made the manager.
+        /// Id of the process that built the manager.
         process: u32,
     },
 }
@@ -187,28 +191,31 @@ impl fmt::Display for Error {
                 let waited = DurationText(*waited);
                 write!(
                     f,
-                    "waited {waited} for lock {lock:?}, which others hold: try again later, or see who with `inspect`"
+                    "waited {waited} for lock {lock:?}, which others hold: raise `wait_timeout`, try again later, or find \
+                     the holders with `inspect`"
                 )?;
                 if *confirmed {
                     return Ok(());
                 }
                 f.write_str(
-                    "; no server confirmed within two response timeouts that the place in the queue is gone: the lock may yet be granted \
-                     to this caller, for one lease at most",
+                    "; the server did not confirm within two response timeouts that the place in the queue is gone, \
+                     so it may still grant the lock to this caller, for one lease at most",
                 )
             }
             Self::Lost { lock, reason } => write!(
                 f,
-                "the hold of lock {lock:?} was lost: {reason}; others may have been inside, so check what was done or do it again"
+                "the hold of lock {lock:?} was lost: {reason}; others may have held the lock, so check or repeat the \
+                 work"
             ),
             Self::UpgradeConflict { lock } => write!(
                 f,
-                "the owner reads lock {lock:?} already and cannot write it at the same time: release the read first"
+                "this owner reads lock {lock:?} and cannot get it for writing now: release the read guard, then acquire \
+                 the lock for writing"
             ),
             Self::Unreachable { lock, waited, node, source } => {
                 match node {
                     Some(node) if is_out_of_descriptors(source.as_deref()) => {
-                        write!(f, "{node} could not be asked")?;
+                        write!(f, "no connection to {node}")?;
                     }
                     Some(node) => write!(f, "{node} did not answer")?,
                     None => f.write_str("no server answered")?,
@@ -222,16 +229,17 @@ impl fmt::Display for Error {
             }
             Self::NotEnoughReplicas { lock, asked, acknowledged, node } => {
                 let node = node.as_deref().unwrap_or("the primary");
-                write!(f, "{acknowledged} of the {asked} replicas that `durability` asks for ")?;
+                write!(f, "{acknowledged} of the {asked} replicas that `durability` requires ")?;
                 if lock.is_empty() {
-                    return write!(f, "are attached to {node}: attach more, or ask for fewer");
+                    return write!(f, "are attached to {node}: attach more, or require fewer");
                 }
-                write!(f, "acknowledged a grant of lock {lock:?}: see that they follow {node}, then try again")
+                write!(f, "acknowledged a grant of lock {lock:?}: check that they follow {node}, then try again")
             }
             Self::TooManyWaiters { lock, waiting, max_waiters } => write!(
                 f,
-                "lock {lock:?} was not asked for: {waiting} acquisitions of this manager are under way, and `max_waiters` is \
-                 {max_waiters}: wait for fewer at once, or raise it"
+                "lock {lock:?} was not requested, since `max_waiters` would be exceeded: {waiting} acquisitions of this \
+                 manager are in progress, and the limit is {max_waiters}; acquire fewer locks at once, or raise \
+                 `max_waiters`"
             ),
             Self::Refused { lock, refusal, node, message } => {
                 let node = node.as_deref().unwrap_or("the server");
@@ -243,16 +251,13 @@ impl fmt::Display for Error {
             Self::Closed { lock } => write!(f, "the manager of lock {lock:?} is closed: build another"),
             Self::Forked { lock, process } => {
                 let of = if lock.is_empty() { String::new() } else { format!(" of lock {lock:?}") };
-                write!(
-                    f,
-                    "the manager{of} was made in process {process} and copied into this one by fork: build another in this process"
-                )
+                write!(f, "fork copied the manager{of} from process {process}: build another manager in this process")
             }
         }
     }
 }
 
-/// Lock of a request and the time it took, as a part of a message.
+/// Lock of a request and its duration, as a part of a message.
 struct WithinFor<'a> {
     lock: &'a str,
     waited: Duration,
@@ -274,23 +279,23 @@ fn fmt_no_quorum(
     if restarted == 0 {
         return write!(
             f,
-            "fewer than {needed} of {masters} masters answered{span}: see that they run and that the addresses are right, \
-             then try again"
+            "fewer than {needed} of {masters} masters answered{span}: check that they run and that the addresses are \
+             right, then try again"
         );
     }
     write!(
         f,
-        "fewer than {needed} of {masters} masters could vote{span}: {restarted} answered and may not vote before they have \
+        "fewer than {needed} of {masters} masters could vote{span}: {restarted} answered, but may vote only after they have \
          been running for the longest lease; "
     )?;
-    let others = if restarted < masters { "see that the others run, and " } else { "" };
-    write!(f, "{others}try again when they may")
+    let others = if restarted < masters { "check that the others run, and " } else { "" };
+    write!(f, "{others}try again after that time")
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Taken out of its `Arc`: callers downcast to the error itself, which an `Arc` around it would prevent.
+            // Taken out of the `Arc`: callers downcast to the error itself, which would fail with an `Arc`.
             Self::Unreachable { source: Some(source), .. } | Self::NoQuorum { source: Some(source), .. } => {
                 Some(&**source)
             }
@@ -300,8 +305,8 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    /// Makes the error of a request from the failure of its last attempt. The error has the node and its cause in
-    /// fields of their own.
+    /// Creates the error of a request from the failure of its last attempt. Moves the node and its cause into separate
+    /// fields.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
         if let Some(&NoMajority { masters, needed, restarted, .. }) =
             failure.as_deref().and_then(|failure| failure.downcast_ref::<NoMajority>())
@@ -320,21 +325,21 @@ impl Error {
     }
 }
 
-/// Failure of an attempt in which too few of several masters could be asked.
+/// Failure of an attempt in which too few of several masters answered or may vote.
 #[derive(Clone, Debug)]
 pub(crate) struct NoMajority {
     pub(crate) masters: usize,
     pub(crate) needed: usize,
-    /// Number of masters that answered and may not vote yet.
+    /// Number of masters that answered but may not vote yet.
     pub(crate) restarted: usize,
-    /// Causes at the masters that did not answer and at those that may not vote.
+    /// Causes at the masters that did not answer, and at the masters that may not vote.
     pub(crate) causes: Vec<String>,
 }
 
 impl fmt::Display for NoMajority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.causes.as_slice() {
-            [] => f.write_str("nobody has said why"),
+            [] => f.write_str("no cause is known"),
             causes => f.write_str(&causes.join("; ")),
         }
     }
@@ -353,7 +358,7 @@ impl fmt::Display for AtNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = &self.cause else { return write!(f, "{}: no answer", self.node) };
         write!(f, "{}: {cause}", self.node)?;
-        // No other code shows the errors below the cause.
+        // No other code shows the errors that caused this one.
         let mut below = cause.source();
         while let Some(error) = below {
             write!(f, ": {error}")?;
@@ -365,18 +370,18 @@ impl fmt::Display for AtNode {
 
 impl std::error::Error for AtNode {}
 
-/// Answer of a server that is a replica, at the address of a primary.
+/// Error of a server that is a replica, although it has the address of a primary.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotPrimary(pub(crate) String);
 
-/// Failure of TLS with a server to which the connection was made.
+/// Failure of TLS on a connection that was established.
 #[derive(Clone, Debug)]
 pub(crate) struct NoTls(pub(crate) Source);
 
 impl fmt::Display for NoTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no connection with TLS")
+        f.write_str("the TLS handshake failed")
     }
 }
 
@@ -389,56 +394,58 @@ impl std::error::Error for NoTls {
 /// Returns advice on a server that does not answer.
 fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
     if is_out_of_descriptors(cause) {
-        return "this process has no file descriptors left, so raise `ulimit -n`, or find what keeps them open";
+        return "this process has no file descriptors left, so raise `ulimit -n`, or find the code that keeps them open";
     }
     if let Some(NoTls(below)) = cause.and_then(|cause| cause.downcast_ref()) {
-        // A server without TLS takes the handshake for a command and waits for its end. Slow networks cause the same
-        // timeout.
+        // A server without TLS reads the handshake as a command, and waits for the end of the command. A slow network
+        // causes the same timeout.
         return match below.downcast_ref::<io::Error>().map(io::Error::kind) {
             Some(io::ErrorKind::TimedOut) => {
-                "see that it runs and speaks TLS there, or use `redis://`; on a slow way raise `response_timeout`"
+                "check that the server runs and accepts TLS on this port, or use `redis://`; on a slow network raise \
+                 `response_timeout`"
             }
-            _ => "see that it runs and speaks TLS there, or use `redis://`",
+            _ => "check that the server runs and accepts TLS on this port, or use `redis://`",
         };
     }
     let Some(cause) = cause.and_then(|cause| cause.downcast_ref::<io::Error>()) else {
-        return "see that it runs and that the address is right";
+        return "check that the server runs and that the address is right";
     };
     match cause.kind() {
-        // The server closed the connection before it answered anything.
+        // The server closed the connection before its first answer.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-            "see that it runs, and whether it wants TLS there, which `rediss://` speaks"
+            "check that the server runs, and use `rediss://` if it requires TLS on this port"
         }
         io::ErrorKind::TimedOut => {
-            "see that it runs and that the address is right; on a slow way raise `response_timeout`"
+            "check that the server runs and that the address is right; on a slow network raise `response_timeout`"
         }
-        _ => "see that it runs and that the address is right",
+        _ => "check that the server runs and that the address is right",
     }
 }
 
-/// Returns true if this process may open no further connection (`EMFILE`), which is no fault of the server. The
-/// standard library has no kind for it.
+/// Returns true if this process may open no further connection (`EMFILE`). This is no fault of the server. The standard
+/// library has no error kind for it.
 fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
 }
 
-/// Kind of the refusal of a server, with [`Error::Refused`](Error).
+/// Kind of a server's refusal, in [`Error::Refused`](Error).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The server is out of memory and evicts nothing (`OOM`).
+    /// The server is out of memory, and does not evict (`OOM`).
     #[error("out of memory")]
     OutOfMemory,
-    /// User name or password are missing or wrong (`NOAUTH`, `WRONGPASS`), or the client certificate is.
+    /// User name or password are missing or wrong (`NOAUTH`, `WRONGPASS`). Or the client certificate is missing or
+    /// wrong.
     #[error("not authenticated")]
     Unauthenticated,
-    /// The user may not run a command or touch the key or channel (`NOPERM`).
+    /// The user may not run a command, or not use the key or channel (`NOPERM`).
     #[error("no permission")]
     Forbidden,
-    /// The server cannot execute writes now (`MISCONF`, `NOREPLICAS`), or it was a replica (`READONLY`) until
-    /// [`unreachable_after`](crate::Builder::unreachable_after) was over.
+    /// The server cannot execute writes now (`MISCONF`, `NOREPLICAS`). Or the server was a replica (`READONLY`) for the
+    /// whole time of [`unreachable_after`](crate::Builder::unreachable_after).
     #[error("read only")]
     ReadOnly,
     /// The lock's key has a value that is not a lock (`WRONGTYPE`). The value is unchanged.
@@ -447,12 +454,12 @@ pub enum Refusal {
     /// The server is older than Redis 7.0 or Valkey 7.2.
     #[error("unsupported server")]
     UnsupportedServer,
-    /// The server's certificate is not from a trusted authority, has expired, or was made for another host. The server
-    /// received nothing, no password either.
+    /// The server's certificate is not from a trusted authority, has expired, or was made for another host. Nothing was
+    /// sent to the server, and no password either.
     #[error("untrusted server")]
     Untrusted,
-    /// The topology of the server differs from the option: it is part of a cluster, or is not. Or the Sentinels know no
-    /// primary of that name.
+    /// The server does not match the topology: it is part of a cluster, or is not. Or the Sentinels know no primary
+    /// with that name.
     #[error("other topology")]
     OtherTopology,
     /// Another version of this crate, with another format of its records, holds the lock or waits for it. Nothing was
@@ -465,56 +472,59 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns what the caller or the operator can do; nothing if the message says it.
+    /// Returns advice for the caller or the operator. `None` if the message contains it already.
     fn advice(self) -> Option<&'static str> {
         Some(match self {
             Self::OutOfMemory => "free memory or raise `maxmemory`",
             Self::Unauthenticated => "check user and password in the URL, and the client certificate",
             Self::Forbidden => "give the user the rights that docs/OPERATIONS.md lists",
-            Self::ReadOnly => "name the primary instead of a replica, or look into why the server takes no writes",
-            Self::OtherVersion => {
-                "wait until its holds are over, or update all processes that use the lock to one version"
+            Self::ReadOnly => {
+                "use the address of the primary instead of a replica, or find out why the server accepts no writes"
             }
-            Self::ForeignKey => "remove what is at the key, or use another `key_prefix`",
+            Self::OtherVersion => {
+                "wait until the holds of that version are over, or update all processes that use the lock to one version"
+            }
+            Self::ForeignKey => "delete the key if nothing else uses it, or use another `key_prefix`",
             Self::UnsupportedServer => "use a newer server",
             Self::Untrusted => {
                 "check the host in the URL or give `Tls::server_name`, and check the authority given to `Tls`"
             }
             Self::OtherTopology => return None,
-            Self::Other => "look into the server's log",
+            Self::Other => "read the log of the server",
         })
     }
 }
 
-/// Reason why a hold ended before its release; [`lost`](crate::WriteGuard::lost) returns it.
+/// Reason why a hold ended before its release. [`lost`](crate::WriteGuard::lost) returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The hold was not renewed before its lease was over by the local clock. Also the reason for an exclusive hold
-    /// whose [`downgrade`](crate::WriteGuard::downgrade) was not answered: readers may have entered, so it is not
-    /// exclusive any more.
-    #[error("its lease expired before it could be renewed")]
+    /// The hold was not renewed before its lease was over by the local clock. This is also the reason if a
+    /// [`downgrade`](crate::WriteGuard::downgrade) of an exclusive hold was not answered. Readers may have entered
+    /// then, so the hold is no longer exclusive.
+    #[error("the lease expired before a renewal succeeded")]
     Expired,
-    /// The server does not know the hold any more: the hold expired there, or the server lost its data. Also the reason
-    /// if this manager was granted a newer hold that conflicts with it, which proves only that the hold is over.
-    #[error("the server does not know it any more")]
+    /// The server does not know the hold any more: the hold expired there, or the server lost its data. This is also
+    /// the reason if this manager was granted a newer hold that conflicts with this one. The newer grant proves only
+    /// that this hold is over.
+    #[error("the server does not know the hold any more")]
     Gone,
     /// The hold reached its `max_hold`.
-    #[error("it reached its longest time")]
+    #[error("max_hold exceeded")]
     MaxHold,
     /// An operator ended the hold with [`force_release`](crate::RwLockManager::force_release).
-    #[error("it was released by force")]
+    #[error("an operator ended the hold by force")]
     Forced,
     /// The manager of the hold was closed.
-    #[error("its manager was closed")]
+    #[error("the manager was closed")]
     Closed,
-    /// `fork` copied the guard of the hold into this process. The process that acquired the lock still holds it; this
-    /// process never did.
-    #[error("fork copied its guard from the process that holds it")]
+    /// `fork` copied the guard of the hold into this process. The process that acquired the lock still holds it, and
+    /// this process never held it.
+    #[error("fork copied the guard, and the hold belongs to the original process")]
     Forked,
 }
 
-/// Text ` for lock "name"`, or nothing for an error of a manager.
+/// Text ` for lock "name"`. Empty for an error of a manager.
 struct For<'a>(&'a str);
 
 impl fmt::Display for For<'_> {

@@ -1,8 +1,8 @@
-//! Events for operators, sent with `tracing`, in one place. `docs/LOGS.md` lists them, and a test compares the two.
+//! Events for operators, sent with `tracing`. `docs/LOGS.md` lists them, and a test compares the list with the code.
 //!
-//! The levels `info` and `warn` report each change of state once. Events of single locks are `debug`. Outcomes of
-//! single attempts are `trace`, with a limit per second. Texts from outside, such as lock names and server errors, are
-//! always quoted: a line break in such a text makes no new line in the log.
+//! The levels `info` and `warn` report each change of state once. Events of single locks have the level `debug`.
+//! Outcomes of single attempts have the level `trace`, and a limit per second. Texts from outside, such as lock names
+//! and server errors, are always quoted. So a line break in such a text makes no new line in the log.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -32,9 +32,9 @@ const ATTEMPT: &str = "redis_rwlock::attempt";
 /// Target of events about the manager itself.
 const MANAGER: &str = "redis_rwlock::manager";
 
-/// Waiting time from which a wait is reported at `info`.
+/// Waiting time from which on a wait is reported at `info`.
 pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
-/// Largest number of lines of one frequent kind in a second.
+/// Largest number of lines of one frequent kind in one second.
 const MAX_LINES: u32 = 10;
 
 fn millis(span: Duration) -> u64 {
@@ -55,30 +55,30 @@ pub(crate) fn node_unreachable(
     tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
 }
 
-/// Returns the source of an address, unless the user named it.
+/// Returns the source of an address. `None` if the user named the address.
 fn announced(source: &AddressSource) -> Option<String> {
     (*source != AddressSource::User).then(|| source.to_string())
 }
 
-/// Reports that a node answers and refuses connections.
+/// Reports that a node answers but refuses connections.
 pub(crate) fn node_refuses(node: &str, address_source: &AddressSource, refusal: Refusal, words: &str) {
     let address_source = announced(address_source);
     tracing::warn!(target: NODE, node, address_source, error = words, "{node} refuses connections: {refusal}");
 }
 
-/// Reports that a node which did not answer, or refused, works again.
+/// Reports that a node works again. Before, it did not answer or refused connections.
 pub(crate) fn node_back(node: &str, away: Duration) {
     tracing::info!(target: NODE, node, unreachable_ms = millis(away), "{node} answers again, after {}", Time(away));
 }
 
-/// Reports that a server answers and has a defect.
+/// Reports that a server answers but has a defect.
 pub(crate) fn node_found(node: &str, finding: &NodeFinding) {
     tracing::warn!(target: NODE, node, finding = finding.kind().word(), "{node} answers, but {finding}");
 }
 
 /// Reports the end of a defect.
 pub(crate) fn node_mended(node: &str, kind: FindingKind) {
-    tracing::info!(target: NODE, node, finding = kind.word(), "{node} is mended: {} is as it should be", kind.word());
+    tracing::info!(target: NODE, node, finding = kind.word(), "{node} has recovered: its {} is in order again", kind.word());
 }
 
 /// Reports that a connection for notifications broke. The transport opens another one.
@@ -86,25 +86,25 @@ pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
     tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");
 }
 
-/// Reports that a file with a password or certificates is unusable, and that its last valid version stays in use.
+/// Reports that a file with a password or certificates is unusable. The last valid version stays in use.
 pub(crate) fn secret_kept(error: &str) {
-    tracing::warn!(target: NODE, error, "a secret cannot be read again, the one before stays in use");
+    tracing::warn!(target: NODE, error, "a secret cannot be read again, so its last valid version stays in use");
 }
 
-/// Reports that a node refuses subscriptions, so that it cannot wake the waiters of its locks.
+/// Reports that a node refuses subscriptions. It then cannot wake the waiters of its locks.
 pub(crate) fn may_not_subscribe(node: &str, words: &str) {
     tracing::warn!(
         target: NODE, node, error = words,
-        "{node} may not subscribe: waiters are not woken and ask once a second"
+        "{node} refuses subscriptions: waiters get no notifications and ask once a second"
     );
 }
 
 /// Reports each refused subscription.
 pub(crate) fn subscription_refused(node: &str, words: &str) {
-    tracing::debug!(target: NODE, node, error = words, "{node} refused to subscribe");
+    tracing::debug!(target: NODE, node, error = words, "{node} refused a subscription");
 }
 
-/// Reports that some slots have another primary; all slots, if one primary has all.
+/// Reports that some slots have another primary. Without `slots`, one primary has all slots.
 pub(crate) fn primary_changed(
     slots: Option<&str>,
     node: Option<&str>,
@@ -127,7 +127,7 @@ pub(crate) fn primary_changed(
     }
 }
 
-/// Reports the first known primary of some slots, or of all.
+/// Reports the first known primary of some slots. Without `slots`, it has all slots.
 pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &AddressSource) {
     let address_source = announced(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
@@ -136,7 +136,8 @@ pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &Ad
 
 // Waits.
 
-/// Returns true if long waits are logged. To name the holder in that line, the manager must ask the server.
+/// Returns true if the log has long waits. Only then does a manager ask the server for the holder, which this line
+/// names.
 pub(crate) fn long_waits_are_told() -> bool {
     tracing::event_enabled!(target: LOCK, Level::INFO)
 }
@@ -147,9 +148,9 @@ pub(crate) struct Waited<'a> {
     pub(crate) lock: &'a str,
     pub(crate) mode: Mode,
     pub(crate) waited: Duration,
-    /// Holder of the lock when the wait had become long, if it is known.
+    /// Holder of the lock at the time when the wait became long, if it is known.
     pub(crate) holder: Option<&'a str>,
-    /// Number of other waits that the log left out.
+    /// Number of other waits that the log has left out before this one.
     pub(crate) left_out: Option<u64>,
 }
 
@@ -171,11 +172,11 @@ pub(crate) fn waited(wait: &Waited<'_>) {
 pub(crate) fn waited_in_vain(wait: &Waited<'_>) {
     let Waited { lock, mode, waited, holder, left_out } = *wait;
     let waited_ms = millis(waited);
-    tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited in vain {wait}");
+    tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "wait_timeout exceeded: waited {wait}");
 }
 
-/// Reports that an acquisition waits for a guard of its own owner. With reentry on, that guard was acquired while the
-/// acquisition was in the queue already.
+/// Reports that an acquisition waits for a guard of its own owner. With reentry, the owner acquired this guard while
+/// the acquisition was already in the queue.
 pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
     if reentry == Reentry::Off {
         tracing::warn!(
@@ -185,8 +186,8 @@ pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
     } else {
         tracing::warn!(
             target: LOCK, lock,
-            "this owner waits for a lock that it holds itself: it asked twice at the same time, and an acquisition nests only \
-             in a guard that is there when it is first polled; await one before the other"
+            "this owner waits for a lock that it holds itself: two acquisitions were in progress at the same time, and an \
+             acquisition nests only in a guard that exists at its first poll; await one acquisition before the other"
         );
     }
 }
@@ -198,22 +199,22 @@ pub(crate) fn queued(lock: &str, mode: Mode) {
 
 // Holds.
 
-/// Reports that the server granted a lock, by its answer.
+/// Reports that the server granted a lock in its answer.
 pub(crate) fn granted(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted");
 }
 
-/// Reports that the server granted a lock, by a notification.
+/// Reports that the server granted a lock in a notification.
 pub(crate) fn granted_by_notice(lock: &str, mode: Mode, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted by notice");
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted by notification");
 }
 
 /// Reports the hand-off of a hold within this process.
 pub(crate) fn handed_off(lock: &str, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed over");
+    tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed off");
 }
 
-/// Reports that a hold was converted into this one.
+/// Reports that another hold was converted into this one.
 pub(crate) fn converted(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
 }
@@ -227,7 +228,7 @@ pub(crate) struct Loss {
     pub(crate) held: Duration,
 }
 
-/// Returns the word for the reason in fields and labels.
+/// Returns the name of a reason in fields and labels.
 pub(crate) fn word_for(reason: LossReason) -> &'static str {
     match reason {
         LossReason::Expired => "expired",
@@ -239,7 +240,8 @@ pub(crate) fn word_for(reason: LossReason) -> &'static str {
     }
 }
 
-/// Reports a hold that ended before its release. If its manager was closed, the loss is expected and no warning.
+/// Reports a hold that ended before its release. This is no warning if the manager was closed, since the loss is
+/// expected then.
 pub(crate) fn lost(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
@@ -256,22 +258,22 @@ pub(crate) fn lost(lock: &str, loss: &Loss) {
     }
 }
 
-/// Reports the loss of a cached hold that no guard used, so that no work was interrupted.
+/// Reports the loss of a cached hold that no guard used. Such a loss interrupts no work.
 pub(crate) fn cached_lost(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
     tracing::debug!(
         target: LOCK, lock, %mode, token, held_ms, reason = word,
-        "lost the idle {mode} hold of lock {lock:?} after {}: {reason}", Time(held)
+        "lost the cached {mode} hold of lock {lock:?} after {}: {reason}", Time(held)
     );
 }
 
-/// Reports that a process elsewhere recalls a lock which this process caches.
+/// Reports that another process recalls a lock which this process caches.
 pub(crate) fn recalled(lock: &str, token: FencingToken, is_used: bool) {
-    tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "somebody calls for lock {lock:?}");
+    tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "a waiter recalls lock {lock:?}");
 }
 
-/// Reports that the server broke off a conversion half way.
+/// Reports that the server stopped a conversion half way.
 pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
     tracing::warn!(target: LOCK, lock, error = error.to_string(), "a conversion of lock {lock:?} broke off half way");
 }
@@ -283,7 +285,7 @@ pub(crate) fn forced(lock: &str, holders: &[&str]) {
 
 // Single requests.
 
-/// Admits [`MAX_LINES`] lines in a second, and counts the others.
+/// Admits [`MAX_LINES`] lines in one second, and counts the others.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter(Mutex<LineCount>);
 
@@ -295,7 +297,8 @@ struct LineCount {
 }
 
 impl Limiter {
-    /// Returns `None` if this line is one too many; otherwise the number of lines that were left out before it, if any.
+    /// Returns `None` if this line must be left out. Otherwise returns the number of lines that were left out before
+    /// it, if there are any.
     pub(crate) fn admits(&self, now: Moment) -> Option<Option<u64>> {
         let second = now.as_nanos() / 1_000_000_000;
         let mut lines = self.0.lock();
@@ -325,7 +328,7 @@ impl fmt::Display for FailureText<'_> {
                 None => f.write_str(message),
             },
             Failure::Unreplicated { asked, acknowledged, .. } => {
-                write!(f, "{acknowledged} of {asked} replicas acknowledged it")
+                write!(f, "{acknowledged} of {asked} replicas acknowledged the request")
             }
         }
     }
@@ -360,14 +363,14 @@ pub(crate) fn claimed(lock: &str, mode: Mode, token: FencingToken) {
     tracing::trace!(target: ATTEMPT, lock, %mode, token = token.as_u64(), "claimed");
 }
 
-/// Reports that the server refuses a release for good.
+/// Reports that the server refuses a release, and that a retry does not help.
 pub(crate) fn release_refused(lock: &str, words: &str) {
     tracing::debug!(target: LOCK, lock, error = words, "the server refuses a release");
 }
 
-/// Reports a release that is given up: the server has surely forgotten the hold.
+/// Reports that the manager gives up a release. The server has certainly forgotten the hold by then.
 pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
-    tracing::debug!(target: LOCK, lock, error = FailureText(failure).to_string(), "gave up telling the server of a release");
+    tracing::debug!(target: LOCK, lock, error = FailureText(failure).to_string(), "gave up a release: the lease is over on the server");
 }
 
 // The manager.
@@ -383,10 +386,10 @@ pub(crate) fn connected(node: &str, servers: &str, version: &str, durability: &s
 /// Reports that the thread for background work could not be started.
 pub(crate) fn no_thread(error: &std::io::Error) {
     let error = error.to_string();
-    tracing::warn!(target: MANAGER, error, "no thread for background work: it runs where the manager is used");
+    tracing::warn!(target: MANAGER, error, "no thread for background work: it runs on the runtimes that use the manager");
 }
 
-/// Reports a variable of the environment that has the prefix of a configuration, and is none of its fields.
+/// Reports an environment variable that has the prefix of a configuration but names none of its fields.
 #[cfg(feature = "serde")]
 pub(crate) fn unknown_variable(name: &str) {
     tracing::warn!(target: MANAGER, name, "ignored the variable {name:?}: it is no option");
@@ -394,13 +397,13 @@ pub(crate) fn unknown_variable(name: &str) {
 
 // Spans.
 
-/// Returns true if a subscriber wants spans.
+/// Returns true if a subscriber of `tracing` wants spans.
 #[inline]
 pub(crate) fn spans_are_wanted() -> bool {
     tracing::span_enabled!(target: LOCK, Level::DEBUG)
 }
 
-/// Runs an acquisition in its span, if a subscriber wants spans.
+/// Runs an acquisition. If a subscriber wants spans, the acquisition runs in a span that records its outcome.
 pub(crate) async fn within<T>(
     lock: &str,
     mode: Mode,
@@ -416,7 +419,7 @@ pub(crate) async fn within<T>(
     outcome
 }
 
-/// Returns the word for the outcome of an acquisition in fields and labels: granted, denied, or the kind of failure.
+/// Returns the name of an acquisition's outcome in fields and labels: granted, denied, or the kind of failure.
 pub(crate) fn word_for_outcome<T>(outcome: &Result<T>, is_granted: impl FnOnce(&T) -> bool) -> &'static str {
     match outcome {
         Ok(answer) if is_granted(answer) => "granted",
@@ -441,12 +444,13 @@ fn word_for_error(error: &Error) -> &'static str {
     }
 }
 
-/// Tracing span of a hold, from the first returned guard to the release or loss. In a box, since few holds have a span.
+/// Tracing span of a hold, from its first guard to its release or loss. It is boxed, since few holds have a span.
 #[derive(Debug, Default)]
 pub(crate) struct HoldSpan(OnceLock<Box<Mutex<Option<Span>>>>);
 
 impl HoldSpan {
-    /// Begins the span below the current span, in which the guard is returned, if a subscriber wants spans.
+    /// Begins the span, if a subscriber wants spans. Its parent is the present span, in which the acquisition returns
+    /// the guard.
     pub(crate) fn begin(&self, lock: &str, mode: Mode, token: FencingToken) {
         if spans_are_wanted() {
             let token = token.as_u64();

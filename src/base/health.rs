@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::base::duration_text::DurationText;
 use crate::base::topology::AddressSource;
 
-/// Limit for the clock of a lone server against this machine's clock, on which no lock depends.
+/// Limit for the difference between the clock of a single server and the clock of this machine. No lock depends on this
+/// difference.
 const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 
 /// Counts of a manager at one moment; [`stats`](crate::RwLockManager::stats) returns them.
@@ -31,22 +32,22 @@ const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Holds that servers have granted and that were not released yet.
+    /// Holds that servers have granted and that are not released yet.
     pub holds: usize,
-    /// Guards that share these holds: the guards of tasks, each nested guard, and guards on their way to a waiter.
+    /// Guards that share these holds: guards of tasks, nested guards, and guards that waiters have not received yet.
     pub guards: usize,
-    /// Cached holds: holds that no guard uses, and that are [cached](crate::Builder::cache_for) for the next
-    /// acquisition.
+    /// Cached holds, which no guard uses. They are [cached](crate::Builder::cache_for) for the next acquisition.
     pub cached_holds: usize,
     /// Acquisitions that wait for other acquisitions of this process, or for a server.
     pub waiters: usize,
     /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): the server has not answered their last renewal,
-    /// and the manager repeats it. A server does not answer if there are more than a few, or if they last longer than
-    /// seconds.
+    /// and the manager repeats it. A few such holds for a few seconds are normal. More of them, or a longer time, mean
+    /// that a server does not answer.
     pub renewals_late: usize,
-    /// Requests that were sent to servers and have no answer yet. Always 0 in memory.
+    /// Requests that were sent to servers and have no answer yet. Always 0 for a
+    /// [`MemoryManager`](crate::MemoryManager).
     pub in_flight: usize,
-    /// Connections that replaced a broken or silent one.
+    /// Connections that replaced a broken or silent connection.
     pub reconnects: u64,
     /// Number of times that the manager asked the members of a cluster, or the Sentinels, for the owners of slots. In a
     /// healthy cluster only [`health`](crate::RwLockManager::health) and [`locks`](crate::RwLockManager::locks) ask.
@@ -82,21 +83,21 @@ pub(crate) struct Traffic {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Health {
-    /// Entries for all servers that the manager knows: the node; all members of the cluster that its map names; or the
-    /// primary and the Sentinels.
+    /// Entries for all servers that the manager knows. These are the single node, or all members in the cluster's slot
+    /// map, or the primary and the Sentinels.
     pub nodes: Vec<NodeHealth>,
-    /// Number of lock servers that must answer: a majority of a [`QuorumManager`](crate::QuorumManager)'s masters.
-    /// `None` if all must answer.
+    /// Number of servers with locks that must answer. For a [`QuorumManager`](crate::QuorumManager) it is a majority of
+    /// the masters. `None` if all must answer.
     pub needed: Option<usize>,
 }
 
 impl Health {
-    /// Collects the nodes, and adds a finding to each server whose clock differs from the others' by more than
+    /// Collects the nodes. Adds a finding to each server whose clock differs from the other clocks by more than
     /// `max_skew`.
     pub(crate) fn new(mut nodes: Vec<NodeHealth>, needed: Option<usize>, max_skew: Duration) -> Self {
         let reading = |node: &NodeHealth| {
             let ahead_us = node.clock_ahead_ms?.saturating_mul(1000);
-            // Half of the round trip, and the millisecond to which the reading is rounded.
+            // Half of the round trip, and one millisecond, since the reading is rounded to milliseconds.
             Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
         };
         let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
@@ -107,10 +108,10 @@ impl Health {
         Self { nodes, needed }
     }
 
-    /// Returns true if every server that stores locks answers and can grant them, or as many as are
-    /// [needed](Health::needed). For a readiness check: replicas and Sentinels may be missing. A server whose [memory
-    /// is full](NodeFinding::MemoryFull) grants nothing. A master that [may not vote yet](NodeHealth::votes_in) does
-    /// not either.
+    /// Returns true if enough of the servers that store locks answer and can grant locks: as many as
+    /// [needed](Health::needed), or all. Replicas and Sentinels may be missing, so this suits a readiness check. A
+    /// server whose [memory is full](NodeFinding::MemoryFull) cannot grant locks. A master that [may not vote
+    /// yet](NodeHealth::votes_in) cannot either.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         // A server with an unknown role may be a primary, so it counts as one.
@@ -121,8 +122,8 @@ impl Health {
     }
 
     /// Returns the greatest difference between the clocks of two servers. It is exact to half of their round trips.
-    /// `None` if fewer than two servers answer. It must stay below [`max_clock_skew`](crate::Builder::max_clock_skew), 100
-    /// ms by default.
+    /// `None` if fewer than two servers answer. This difference must stay below
+    /// [`max_clock_skew`](crate::Builder::max_clock_skew), 100 ms by default.
     #[must_use]
     pub fn clock_spread(&self) -> Option<Duration> {
         let clocks: Vec<i64> = self.nodes.iter().filter_map(|node| node.clock_ahead_ms).collect();
@@ -140,9 +141,9 @@ pub struct NodeHealth {
     pub address: String,
     /// Source of the address: the user, the cluster or a Sentinel.
     pub address_source: AddressSource,
-    /// Role that the server reports; if it does not answer, the role that others report for it.
+    /// Role that the server reports. If it does not answer, the role that other servers report for it.
     pub role: NodeRole,
-    /// Name of the server software: `redis`, `valkey`, or another name that it reports.
+    /// Name of the server software: `redis`, `valkey`, or another name that the server reports.
     pub server: Option<String>,
     /// Version of the server software, such as `7.0.15`.
     pub version: Option<String>,
@@ -152,21 +153,21 @@ pub struct NodeHealth {
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::round_trip"))]
     pub round_trip: Option<Duration>,
     /// Milliseconds by which the server's clock is ahead of the clock of this machine; negative if it is behind. The
-    /// value is exact to half of the round trip. Locks do not depend on this machine's clock, but on the clocks of
-    /// servers relative to each other: see [`Health::clock_spread`].
+    /// value is exact to half of the round trip. Locks do not depend on the clock of this machine. They depend on the
+    /// clocks of the servers relative to each other, see [`Health::clock_spread`].
     pub clock_ahead_ms: Option<i64>,
-    /// True if the server's `maxmemory-policy` is `noeviction`, which is necessary if it has a `maxmemory`. `None` if
-    /// the user lacks the right `+info`.
+    /// True if the server's `maxmemory-policy` is `noeviction`. This policy is necessary if the server has a
+    /// `maxmemory`. `None` if the user lacks the right `+info`.
     pub noeviction: Option<bool>,
-    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. After a restart a master may not
-    /// vote before it has been running for longer than the longest lease. `None` if the master may vote, and for all
-    /// other servers.
+    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. After a restart, a master may not
+    /// vote until it has run for longer than the longest lease. `None` if the master may vote, and for all other
+    /// servers.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::votes_in"))]
     pub votes_in: Option<Duration>,
     /// Reason why the server did not answer.
     pub problem: Option<String>,
-    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty if there is no defect; without
-    /// the right `+info`, some defects cannot be found. Each finding is also a line of the log and a metric.
+    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty without a defect. Some defects
+    /// cannot be found without the right `+info`. Each finding is also a line of the log and a metric.
     pub findings: Vec<NodeFinding>,
 }
 
@@ -194,7 +195,7 @@ impl NodeHealth {
     }
 }
 
-/// Defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
+/// Defect of a server that answers, see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) text says what to do.
 ///
 /// # Examples
 ///
@@ -216,26 +217,27 @@ impl NodeHealth {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum NodeFinding {
-    /// The server is above its `maxmemory` and refuses commands that need memory: new grants, not renewals or releases.
-    /// Without `+info`, only refusals show this, and the finding stays for a minute after the last refusal.
+    /// The server is above its `maxmemory`, and refuses commands that need memory: new grants, but not renewals or
+    /// releases. Without `+info`, only refusals show this defect. The finding then stays for a minute after the last
+    /// refusal.
     MemoryFull {
         /// Bytes in use that count against the limit, if the user may ask for them.
         used: Option<u64>,
         /// Value of `maxmemory` in bytes, if the user may ask for it.
         maxmemory: Option<u64>,
     },
-    /// The `maxmemory-policy` is not `noeviction`: when memory is short the server removes locks that are held.
+    /// The `maxmemory-policy` is not `noeviction`. When memory is short, the server removes locks that are held.
     Evicts {
-        /// Policy of the server.
+        /// Memory policy of the server.
         policy: String,
     },
-    /// The clock differs from the clocks of the other servers. After a failover to or from this server a lock may end
+    /// The clock differs from the clocks of the other servers. After a failover to or from this server, a lock may end
     /// too early or too late. A single server is compared with the clock of this machine.
     ClockSkew {
         /// Milliseconds by which the clock is ahead; negative if it is behind.
         ahead_ms: i64,
-        /// Greatest difference that is no finding: [`max_clock_skew`](crate::Builder::max_clock_skew) between servers, 1 s
-        /// for a single server.
+        /// Greatest allowed difference: [`max_clock_skew`](crate::Builder::max_clock_skew) between servers, 1 s for a
+        /// single server.
         #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::limit"))]
         limit: Duration,
     },
@@ -293,7 +295,7 @@ impl fmt::Display for NodeFinding {
     }
 }
 
-/// Kind of a finding: its word in logs and metrics.
+/// Kind of a finding, with its name in logs and metrics.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum FindingKind {
     Memory,
@@ -313,15 +315,15 @@ impl FindingKind {
     }
 }
 
-/// Reading of a server's clock: its lead over a base that all readings share, and the uncertainty of that lead.
+/// Reading of a server's clock: by how much it is ahead of a base that all readings share, and how uncertain that is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClockReading {
     pub(crate) ahead_us: i64,
     pub(crate) uncertain_us: i64,
 }
 
-/// Compares clocks with their median. With two middle clocks, the reference is the one that is nearer to this machine's
-/// clock, `here_us`.
+/// Compares clocks with their median. If there are two middle clocks, the one that is nearer to this machine's clock
+/// `here_us` is the reference.
 pub(crate) fn clock_skews(readings: &[ClockReading], here_us: i64, max_skew: Duration) -> Vec<Option<NodeFinding>> {
     let mut sorted = readings.to_vec();
     sorted.sort_by_key(|reading| reading.ahead_us);
@@ -345,7 +347,7 @@ pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Role of a server among the others; see [`Health`].
+/// Role of a server, see [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]

@@ -1,51 +1,52 @@
-//! In-doubt requests: copies that may yet be carried out.
+//! In-doubt requests: requests without an answer, of which a copy may still be executed.
 //!
-//! A request that was sent may be carried out for a while, whatever becomes of its sender. It is on its way, or its
-//! reply was lost. A release is final only after that time: before, a copy may still acquire under the same id.
+//! The server may execute a request for some time after it was sent, even if its sender is gone. The request may be on
+//! its way, or its reply may be lost. Until this time is over, a copy may still acquire the lock under the same id. So
+//! a release is final only then.
 
 use std::time::Duration;
 
 use crate::base::attempt::{Attempt, Failure};
 use crate::base::lease::Moment;
 
-/// Copies of the requests with one id, from one sender or several.
+/// Copies of the requests with one id. They may have several senders.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct InDoubt {
-    /// Number of copies that are sent or waited for.
+    /// Number of copies whose senders still wait for an answer.
     in_flight: u32,
-    /// Latest moment at which a copy without a waiting sender may arrive.
+    /// Latest moment at which a copy may arrive whose sender no longer waits.
     arrives_until: Option<Moment>,
-    /// Longest lease that one of them has requested, answered or not.
+    /// Longest lease that any copy has requested, answered or not.
     longest_lease: Duration,
 }
 
 impl InDoubt {
-    /// Builds the in-doubt copies of an earlier try, which have requested this lease.
+    /// Creates the value for an earlier try, whose copies have requested this lease.
     pub(crate) fn of_earlier(arrives_until: Moment, lease: Duration) -> Self {
         Self { in_flight: 0, arrives_until: Some(arrives_until), longest_lease: lease }
     }
 
-    /// Counts one more copy on its way.
+    /// Counts one more copy that is sent.
     pub(crate) fn begin(&mut self) {
         self.in_flight += 1;
     }
 
-    /// Notes that one of them asks for this lease.
+    /// Notes that a copy requests this lease.
     pub(crate) fn ask_for(&mut self, lease: Duration) {
         self.longest_lease = self.longest_lease.max(lease);
     }
 
-    /// Longest lease that the server can have granted to them.
+    /// Returns the longest lease that the server can have granted to any copy.
     pub(crate) fn longest_lease(&self) -> Duration {
         self.longest_lease
     }
 
-    /// Notes the result of one copy, as far as it ever will be known.
+    /// Notes the outcome of one copy.
     pub(crate) fn resolve<T>(&mut self, attempt: &Attempt<T>) {
         match attempt {
             Ok(answer) => self.on_answer(answer.sent),
             Err(Failure::Unknown { arrives_until, .. }) => self.abandon(*arrives_until),
-            // A refused copy has come to its end, even if it was refused half way.
+            // A refused copy cannot run any more, even if the server refused it half way.
             Err(
                 Failure::NotDone { .. }
                 | Failure::Refused { .. }
@@ -55,41 +56,42 @@ impl InDoubt {
         }
     }
 
-    /// Notes the answer to a copy from `sent`. Copies that could only arrive before it are covered by the answer.
+    /// Notes the answer to a copy that was sent at `sent`. It covers the copies that could arrive only before `sent`.
     pub(crate) fn on_answer(&mut self, sent: Moment) {
         self.in_flight -= 1;
         self.arrives_until = self.arrives_until.filter(|until| *until > sent);
     }
 
-    /// Notes that the sender of a copy on its way waits no more.
+    /// Notes that the sender of one copy has stopped waiting. The copy may arrive until the moment `until`.
     pub(crate) fn abandon(&mut self, until: Moment) {
         self.in_flight -= 1;
         self.arrives_until = self.arrives_until.max(Some(until));
     }
 
-    /// Notes that no sender of a copy on its way waits any more.
+    /// Notes that all senders have stopped waiting. Their copies may arrive until the moment `until`.
     pub(crate) fn abandon_all(&mut self, until: Moment) {
         if std::mem::take(&mut self.in_flight) > 0 {
             self.arrives_until = self.arrives_until.max(Some(until));
         }
     }
 
-    /// Latest moment at which a copy may arrive, if those on their way may until `in_flight_until`.
+    /// Returns the latest moment at which a copy may arrive. Copies whose senders still wait may arrive until
+    /// `in_flight_until`.
     pub(crate) fn until(&self, in_flight_until: Moment) -> Option<Moment> {
         self.arrives_until.max((self.in_flight > 0).then_some(in_flight_until))
     }
 
-    /// Latest moment at which a copy without a waiting sender may arrive.
+    /// Returns the latest moment at which a copy may arrive whose sender no longer waits.
     pub(crate) fn arrives_until(&self) -> Option<Moment> {
         self.arrives_until
     }
 
-    /// Number of copies on their way whose senders wait.
+    /// Returns the number of copies whose senders still wait.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Returns true if no copy is on its way, and none can be.
+    /// Returns true if no copy can arrive any more.
     pub(crate) fn is_none(&self) -> bool {
         self.in_flight == 0 && self.arrives_until.is_none()
     }

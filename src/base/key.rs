@@ -1,15 +1,18 @@
-//! Keys on the server for the name of a lock: pure, no I/O.
+//! Keys of a lock on the server, derived from its name without any request.
 //!
-//! Every key and channel of one lock must be in one hash slot, for every valid name. Two forms guarantee it:
+//! All keys and channels of one lock must be in one hash slot, for every valid name. A key has one of two forms:
 //!
-//! * a name with a valid hash tag (`{user}:1`) keeps it: `<prefix>#{user}:1`;
-//! * any other name becomes the tag: `<prefix>:{name}`, with `%`, `{` and `}` percent-encoded. A brace inside a tag
-//!   would end the tag early (`na}me`) or empty it (`}`). The keys of one lock would then be in several slots.
+//! * If the name has a valid hash tag, as `{user}:1` has, the key keeps it: `<prefix>#{user}:1`.
+//! * Any other name becomes the hash tag: `<prefix>:{name}`. In it, `%`, `{` and `}` are percent-encoded. A brace in
+//!   the name could end the tag early (`na}me`) or leave it empty (`}`). The keys of one lock would then be in several
+//!   slots.
 //!
-//! The two forms never collide: a prefix has no `#`, so the first `#` before the first `{` marks the first form. The
-//! encoding is injective. Source: the hash tag rule of the Redis cluster specification.
+//! Different names never have the same key. A prefix has no `#`, so a `#` before the first `{` marks the first form.
+//! The encoding of the second form is reversible.
 //!
-//! Existing keys of the timestamp scheme follow other rules: see [`template`].
+//! Source: the hash tag rule of the Redis cluster specification.
+//!
+//! Existing keys of the timestamp scheme follow other rules, see [`template`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -33,11 +36,11 @@ pub(crate) const MAX_PREFIX_BYTES: usize = 64;
 /// Number of hash slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
-/// Lock as its manager addresses it: its name, the base of its server keys, and their hash slot. A process has one for
-/// each lock that it holds. Both texts share one allocation, and usually one text is within the other.
+/// Lock as its manager addresses it: its name, the base of its server keys, and their hash slot. A process has one such
+/// value for each lock that it holds. Name and base share one allocation, and usually the base contains the name.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// Base, followed by the name if the base does not contain the name unchanged.
+    /// Base. The name follows if the base does not contain it unchanged.
     text: Box<str>,
     name_hash: u64,
     base_len: u16,
@@ -47,17 +50,17 @@ pub(crate) struct Key {
     form: Form,
 }
 
-/// Text after the base of a key.
+/// Text that follows the base in a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// Separator and part.
     Parts,
-    /// Nothing: the base is the whole key, which existed before this crate used it.
+    /// Nothing. The base is the whole key, which existed before this crate used it.
     Whole,
 }
 
 impl Key {
-    /// Checks `name` and derives its keys under `prefix`, which [`check_prefix`] has accepted.
+    /// Checks `name` and derives its keys. [`check_prefix`] must have accepted `prefix` before.
     pub(crate) fn new(prefix: &str, name: &str) -> Result<Self> {
         check_name(name)?;
         let (mark, tag, end) = match hash_tag(name.as_bytes()) {
@@ -71,7 +74,7 @@ impl Key {
         Ok(Self::of(text.into(), base_len, name_begin, name.len(), Form::Parts))
     }
 
-    /// Checks `name` and inserts it into the template, which was checked before. Such a lock has one key for all parts.
+    /// Checks `name` and inserts it into the template, which was checked before. Such a lock has only one key.
     pub(crate) fn adopted(template: &KeyTemplate, name: &str) -> Result<Self> {
         check_name(name)?;
         let base = template.key(name)?;
@@ -81,14 +84,14 @@ impl Key {
     }
 
     fn of(text: Box<str>, base_len: usize, name_begin: usize, name_len: usize, form: Form) -> Self {
-        // Keys and channels add text behind the base, so the base alone decides the slot of them all.
+        // Keys and channels append text to the base, so the base alone decides their slot.
         let slot = slot_of(&text.as_bytes()[..base_len]);
         let name_hash = hash_of(&text[name_begin..name_begin + name_len]);
         let [base_len, name_begin, name_len] = [base_len, name_begin, name_len].map(short);
         Self { text, name_hash, base_len, name_begin, name_len, slot, form }
     }
 
-    /// Returns the name whose key of this part is `key`, if there is one under `prefix`.
+    /// Returns the name for which `key` is the key of this part under `prefix`. `None` if there is no such name.
     pub(crate) fn name_of(prefix: &str, key: &str, part: &str) -> Option<String> {
         let base = key.strip_suffix(part)?.strip_suffix(':')?;
         let rest = base.strip_prefix(prefix)?;
@@ -96,7 +99,7 @@ impl Key {
             Some(name) => name.to_owned(),
             None => decode(rest.strip_prefix(":{")?.strip_suffix('}')?)?,
         };
-        // A key that no name produces belongs to no lock: each key has one form.
+        // A key that no name produces belongs to no lock, since each name has one key for each part.
         let made = Self::new(prefix, &name).ok()?;
         (made.part(part) == key).then_some(name)
     }
@@ -116,17 +119,18 @@ impl Key {
         self.name().into()
     }
 
-    /// Returns the hash of the name, which differs between processes.
+    /// Returns the hash of the name. Each process has other hashes.
     pub(crate) fn name_hash(&self) -> u64 {
         self.name_hash
     }
 
-    /// Returns hash and name, for a lookup.
+    /// Returns hash and name for a lookup.
     pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
         (self.name_hash, &self.text.as_bytes()[self.name_range()])
     }
 
-    /// Returns the beginning of all server keys of this lock, with the prefix. Two locks never share it.
+    /// Returns the beginning of all server keys of this lock, which includes the prefix. No other lock has the same
+    /// base.
     pub(crate) fn base(&self) -> &str {
         &self.text[..usize::from(self.base_len)]
     }
@@ -136,13 +140,13 @@ impl Key {
         self.slot
     }
 
-    /// Returns a server key or channel of this lock. `part` is one of our constants and has no brace, so the tag stays
-    /// the first one.
+    /// Returns a server key or channel of this lock. `part` is a constant of this crate without braces, so it does not
+    /// change the hash tag.
     pub(crate) fn part(&self, part: &str) -> String {
         self.pieces(part).concat()
     }
 
-    /// Returns the pieces of [`part`](Self::part), for callers that write them into a buffer.
+    /// Returns the pieces of [`part`](Self::part), for callers that copy them into a buffer.
     pub(crate) fn pieces<'a>(&'a self, part: &'a str) -> [&'a str; 3] {
         match self.form {
             Form::Parts => [self.base(), ":", part],
@@ -150,8 +154,8 @@ impl Key {
         }
     }
 
-    /// Returns the beginning of the channels of the key `part`: the key if it has a hash tag, else the key as a hash
-    /// tag. Scripts know only the key of a lock, and derive its channels in the same way.
+    /// Returns the beginning of the channels that belong to the key `part`. It is the key itself if the key has a hash
+    /// tag, and otherwise the key in braces. Scripts know only the key, and derive the channels in the same way.
     pub(crate) fn channels(&self, part: &str) -> String {
         let key = self.part(part);
         match hash_tag(key.as_bytes()) {
@@ -167,13 +171,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Converts a position in a key's text. Names, prefixes and templates have limits, so 16 bits are enough.
+/// Converts a position in the text of a key. Names, prefixes and templates have limited lengths, so 16 bits are enough.
 fn short(place: usize) -> u16 {
     u16::try_from(place).expect("a key is shorter")
 }
 
-/// Returns the hash of a lock's name within this process. The seed is random, since users choose the names and could
-/// make them collide.
+/// Returns the hash of a lock's name within this process. The seed is random. With a known seed, users could choose
+/// names whose hashes collide.
 pub(crate) fn hash_of(name: &str) -> u64 {
     static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let mut hasher = SEED.build_hasher();
@@ -181,12 +185,12 @@ pub(crate) fn hash_of(name: &str) -> u64 {
     hasher.finish()
 }
 
-/// Refuses names that make no server key: empty, or longer than [`NAME_MAX_BYTES`].
+/// Refuses names that cannot be part of a server key: empty names, and names longer than [`MAX_NAME_BYTES`].
 fn check_name(name: &str) -> Result<()> {
     let reason = if name.is_empty() {
         "it is empty".to_owned()
     } else if name.len() > MAX_NAME_BYTES {
-        format!("it has {} bytes, {MAX_NAME_BYTES} are the most", name.len())
+        format!("it has {} bytes; the maximum is {MAX_NAME_BYTES}", name.len())
     } else {
         return Ok(());
     };
@@ -197,7 +201,8 @@ fn invalid_name(name: &str, reason: String) -> Error {
     Error::InvalidName { lock: shorten(name).into(), reason }
 }
 
-/// Refuses prefixes that could end a hash tag, look like the separator of a name with a tag, or be hidden in a listing.
+/// Refuses prefixes with a brace, which would affect the hash tag, and with `#`, which separates a prefix from a name
+/// with a tag. Also refuses characters that are not visible in a listing.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let fits = (1..=MAX_PREFIX_BYTES).contains(&prefix.len())
         && prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'#'));
@@ -231,7 +236,7 @@ fn encode(name: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// Returns the name that [`encode`] made this text of; `None` if there is no such name.
+/// Returns the name that [`encode`] turns into this text. `None` if there is no such name.
 fn decode(text: &str) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -249,7 +254,8 @@ fn decode(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// Returns the hash tag of a key: the text between the first `{` and the first `}` after it, unless it is empty.
+/// Returns the hash tag of a key: the text between the first `{` and the first `}` after it. `None` if this text is
+/// empty.
 fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let open = key.iter().position(|&byte| byte == b'{')?;
     let rest = key.get(open + 1..)?;
@@ -257,7 +263,8 @@ fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     rest.get(..close).filter(|tag| !tag.is_empty())
 }
 
-/// Returns CRC16/XMODEM of the hash tag, else of the whole key, modulo the number of slots.
+/// Returns the hash slot of a key: CRC16/XMODEM of the hash tag, modulo the number of slots. Without a hash tag, the
+/// whole key counts.
 fn slot_of(key: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(hash_tag(key).unwrap_or(key)) % SLOTS
 }

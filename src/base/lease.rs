@@ -1,9 +1,10 @@
-//! Arithmetic of leases: moments, validity, clock samples, fencing tokens. Pure: the code here reads no clock and does
-//! not sleep.
+//! Arithmetic of leases: moments, validity, clock samples, fencing tokens. The code here reads no clock and does not
+//! sleep.
 //!
-//! A hold is *valid* on this side for less time than the server keeps it. The count starts before the request is sent.
-//! Three margins are subtracted: 1 % (clock rates), 2 ms (timer and truncation) and the clock margin (server clocks of
-//! nodes the slot may move to). So local validity has ended before any server can let another holder in.
+//! A hold is *valid* in this process for less time than the server keeps it. The validity counts from a moment before
+//! the request is sent. Three margins are subtracted: 1 % for clock rates, 2 ms for timers and truncation, and
+//! `max_clock_skew`. The last margin covers the clocks of other servers to which the slot may move. So local validity
+//! ends before any server can grant the lock to another holder.
 //!
 //! Source: the drift allowance of Redlock, and Gray and Cheriton, "Leases" (1989).
 
@@ -11,18 +12,18 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// The most tokens that one grant reserves.
+/// Largest number of tokens that one grant reserves.
 pub(crate) const MAX_TOKENS: u64 = 64;
 
 /// Margin for timers and millisecond truncation.
 const GRAIN: Duration = Duration::from_millis(2);
-/// Clock rates are assumed to agree to one part in this many.
+/// Clock rates are assumed to differ by at most one part in this number.
 const RATE_PARTS: u32 = 100;
 const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// Moment of the local clock, in nanoseconds since the clock's own origin.
 ///
-/// Stored as the number plus one, so that an `Option` of it needs no more memory.
+/// Stored as the number plus one, so that an `Option` of a moment needs no more memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(NonZeroU64);
 
@@ -33,7 +34,7 @@ impl fmt::Debug for Moment {
 }
 
 impl Moment {
-    /// Moment that is later than any that is ever reached.
+    /// Moment after all moments that a clock can reach.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
@@ -44,48 +45,48 @@ impl Moment {
         self.0.get() - 1
     }
 
-    /// Returns the moment `d` later; [`Moment::NEVER`] if that is out of range.
+    /// Returns the moment that is `d` later. Returns [`Moment::NEVER`] if that moment is out of range.
     pub(crate) fn after(self, d: Duration) -> Self {
         let nanos = d.as_secs().saturating_mul(NANOS_PER_SEC).saturating_add(d.subsec_nanos().into());
         Self(self.0.saturating_add(nanos))
     }
 
-    /// Returns the moment in the middle of this one and `later`.
+    /// Returns the moment in the middle between this one and `later`.
     pub(crate) fn halfway_to(self, later: Self) -> Self {
         let (from, to) = (self.as_nanos(), later.as_nanos());
         Self::from_nanos(from + to.saturating_sub(from) / 2)
     }
 
-    /// Returns the time from `earlier` to this moment; zero if `earlier` is not earlier.
+    /// Returns the time from `earlier` to this moment. Returns zero if `earlier` is not earlier.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.as_nanos().saturating_sub(earlier.as_nanos()))
     }
 }
 
-/// Returns the local deadline of a grant that was requested at `sent` and has `remaining` left on the server.
+/// Returns the local deadline of a grant. The grant was requested at `sent`, and the server keeps it for `remaining`.
 pub(crate) fn valid_until(sent: Moment, remaining: Duration, max_clock_skew: Duration) -> Moment {
     sent.after(usable(remaining, max_clock_skew))
 }
 
-/// Returns the part of a server-side lease that the margins leave.
+/// Returns the part of a lease that remains after the margins.
 pub(crate) fn usable(lease: Duration, max_clock_skew: Duration) -> Duration {
     lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(max_clock_skew)
 }
 
-/// Returns the validity with which a guard starts: half of its lease, which a late renewal leaves. If the margins leave
-/// hardly that much, an answer may take a quarter of the rest.
+/// Returns the least validity that a new guard must have: half of its lease, which a late renewal leaves as well. If
+/// little more than half remains after the margins, three quarters of that rest are enough.
 pub(crate) fn start(lease: Duration, max_clock_skew: Duration) -> Duration {
     (lease / 2).min(usable(lease, max_clock_skew) * 3 / 4)
 }
 
-/// Returns a duration of the local clock after which `span` is surely over by the server's clock.
+/// Returns a duration of the local clock after which `span` is certainly over by the server's clock.
 pub(crate) fn surely_over(span: Duration, max_clock_skew: Duration) -> Duration {
     span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(max_clock_skew)
 }
 
-/// Returns how long after its sending a server may execute a request with a limit. The limit is one response timeout
-/// after the sending, by a clock sample. The sample may be ahead of the server by the round trip of its answer, which
-/// is at most another response timeout.
+/// Returns the longest time after its sending at which a server may execute a request with a time limit. By a clock
+/// sample, this limit is one response timeout after the sending. The sample may be ahead of the server by the round
+/// trip of its answer. That round trip takes at most another response timeout.
 pub(crate) fn max_delay(response_timeout: Duration, max_clock_skew: Duration) -> Duration {
     surely_over(response_timeout.saturating_mul(2), max_clock_skew)
 }
@@ -103,12 +104,12 @@ impl ServerTime {
         self.0
     }
 
-    /// Returns whole milliseconds, rounded up: a limit must not come earlier than intended.
+    /// Returns whole milliseconds, rounded up, so that a limit does not come earlier than intended.
     pub(crate) fn as_millis_up(self) -> u64 {
         self.0.div_ceil(1000)
     }
 
-    /// Returns the time rounded down to a millisecond, the precision of scripts.
+    /// Returns the time rounded down to a millisecond, which is the precision of the scripts.
     pub(crate) fn in_whole_millis(self) -> Self {
         Self(self.0 / 1000 * 1000)
     }
@@ -118,8 +119,8 @@ impl ServerTime {
     }
 }
 
-/// Clock sample: one answered request to one node. It was sent at `sent`, and the server read its clock as `server`
-/// afterwards.
+/// Clock sample, from one answered request to one node. The request was sent at `sent`. The server read its clock after
+/// that, as `server`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClockSample {
     pub(crate) sent: Moment,
@@ -127,7 +128,8 @@ pub(crate) struct ClockSample {
 }
 
 impl ClockSample {
-    /// Returns the server's time at `now`, at most one round trip (and 1 % of the sample's age) ahead of the true time.
+    /// Returns the server's time at `now`. It may be ahead of the true time by one round trip and 1 % of the sample's
+    /// age.
     pub(crate) fn server_time_at(&self, now: Moment) -> ServerTime {
         self.server.after(now.since(self.sent))
     }
@@ -137,15 +139,15 @@ impl ClockSample {
     }
 }
 
-/// Number that grows with every phase of a lock, for the resource behind the lock to check.
+/// Number that grows with every phase of a lock. The resource that the lock protects can check it.
 ///
-/// Each phase of a lock has a token greater than all before it. A phase is the time of one writer, or the time of all
-/// readers that are inside together; these readers share a token. A resource that remembers the highest token it has
-/// seen must reject lower tokens, also those of readers. Then it is safe even from a holder that was paused past its
-/// lease, which no lease lock can stop.
+/// Each phase of a lock has a greater token than all phases before it. A phase is the time of one writer, or the time
+/// of all readers that are inside together. These readers share a token. The resource must remember the highest token
+/// that it has seen, and reject lower tokens, including those of readers. It is then safe even from a holder that was
+/// paused past its lease. No lock with leases alone can stop such a holder.
 ///
-/// Tokens are at most 2^53, so they survive JSON and SQL `BIGINT`. They are not consecutive. A resource that stores
-/// them as integers converts them back with `try_from`; 0 is below every token that a server grants.
+/// Tokens are at most 2^53, so JSON and SQL `BIGINT` can store them. They are not consecutive. A resource that stores
+/// tokens as integers converts them back with `try_from`. 0 is below every token that a server grants.
 ///
 /// # Examples
 ///
@@ -170,14 +172,15 @@ impl ClockSample {
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// Greatest token: integers up to this are exact in a double.
+    /// Greatest token. A double represents all integers up to this one exactly.
     const MAX: u64 = 1 << 53;
-    /// Token below every granted token.
+    /// Token below every granted token, for a recall message that cannot be read.
     pub(crate) const LOWEST: Self = Self(0);
-    /// Token below every token that a server grants.
+    /// Token below every granted token, for places where there is no token.
     pub(crate) const ZERO: Self = Self(0);
 
-    /// Reads a token from a server's reply. `None` if it is out of range, which no server of ours sends.
+    /// Reads a token from a server's reply. Returns `None` if the number is out of range, which no script of this crate
+    /// sends.
     pub(crate) fn from_wire(raw: u64) -> Option<Self> {
         (raw <= Self::MAX).then_some(Self(raw))
     }
@@ -186,7 +189,7 @@ impl FencingToken {
         self.0
     }
 
-    /// Returns the token of a later writer of the same grant, which reserved it.
+    /// Returns the token of a later writer of the same grant. The grant has reserved this token.
     pub(crate) fn plus(self, turn: u64) -> Self {
         Self(self.0 + turn)
     }
@@ -206,7 +209,7 @@ impl From<FencingToken> for u64 {
 
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
-        // At most 2^53, which the constructor has checked.
+        // The constructor has checked that this is at most 2^53.
         token.0 as Self
     }
 }
@@ -229,9 +232,11 @@ impl TryFrom<i64> for FencingToken {
     }
 }
 
-/// Number that cannot be a [`FencingToken`]: negative, or above 2^53.
+/// Number that is not a [`FencingToken`]: it is negative, or above 2^53.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0} is no fencing token, which lie between 0 and 2^53; look for whatever else writes where tokens are stored")]
+#[error(
+    "{0} is no fencing token: tokens are numbers from 0 to 2^53; find the program that wrote it where tokens are stored"
+)]
 pub struct InvalidToken(i128);
 
 #[cfg(test)]

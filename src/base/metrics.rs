@@ -1,8 +1,8 @@
-//! Metrics for the facade of the crate `metrics`. `docs/METRICS.md` lists them, and a test compares the two. Without
-//! the cargo feature of that name, all of this is empty.
+//! Metrics for the facade of the crate `metrics`. `docs/METRICS.md` lists them, and a test compares the list with the
+//! code. Without the cargo feature `metrics`, these types do nothing.
 //!
-//! A manager takes its metric handles when it is built, so the recorder must be installed before that. Each event then
-//! costs an addition or two.
+//! A manager takes its metric handles when it is built, so an application must install its recorder before that. Each
+//! event then costs an addition or two.
 
 #[cfg(not(feature = "metrics"))]
 mod off;

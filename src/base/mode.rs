@@ -7,9 +7,9 @@ use std::fmt;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[allow(clippy::exhaustive_enums)] // there is no third side to a read-write lock
 pub enum Mode {
-    /// Readers: the lock is shared with other readers.
+    /// Readers. A reader shares the lock with other readers.
     Read,
-    /// Writers: the lock has one holder alone.
+    /// Writers. A writer holds the lock alone.
     Write,
 }
 

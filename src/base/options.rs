@@ -1,4 +1,4 @@
-//! Options and their defaults, all in one place.
+//! Options and their defaults, all in this module.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::base::lease;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::reentry::Reentry;
 
-/// Longest lease: servers count deadlines in milliseconds and stay exact far beyond this.
+/// Longest lease. Servers count deadlines in milliseconds, and are exact far beyond this value.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Longest time for one answer: a caller must learn of a frozen server while it still waits.
+/// Longest time for one answer. A caller that still waits must learn that a server does not answer.
 const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest limit for clients of the timestamp scheme: the scripts keep their timestamps for this long.
+/// Longest limit for clients of the timestamp scheme. The scripts keep the timestamps of these clients for this long.
 const MAX_TIMESTAMP_CLIENT: Duration = Duration::from_secs(60);
 
 /// Longest time for which an unused hold is cached.
@@ -29,11 +29,11 @@ const MAX_CACHE_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Time for which a client of the timestamp scheme may hold a lock, counted from its timestamp.
 /// [`timestamp_keys`](crate::Builder::timestamp_keys) has an example.
 ///
-/// The timestamp scheme stores the *time of the grant*; each client must know how long that grant counts. Defaults to 1
-/// s for reads and 3 s for writes, as in the article. The maximum is one minute.
+/// The timestamp scheme stores the *time of the grant*, so each client must know how long that grant counts. The
+/// default is 1 s for reads and 3 s for writes, as in the article. The maximum is one minute.
 ///
-/// With longer limits, our clients wait longer for such a client that died. With shorter limits, they enter beside such
-/// a client that still works.
+/// With longer limits, managers of this crate wait longer after such a client has died. With shorter limits, they may
+/// enter while such a client still works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TimestampClients {
@@ -41,21 +41,21 @@ pub struct TimestampClients {
     pub read: Duration,
     /// Time for which a `write` timestamp of such a client keeps all others out.
     pub write: Duration,
-    /// Ttl that such clients set on the lock's key with each grant: 10 s, as in the article. On
-    /// [`timestamp_keys`](crate::Builder::timestamp_keys) no lease may be longer, or their next grant ends our hold
-    /// early.
+    /// Ttl that such clients set on the lock's key with each grant: 10 s, as in the article. With
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys), no lease may be longer. Otherwise the next grant of such a
+    /// client would end our hold early.
     pub key_ttl: Duration,
 }
 
 impl TimestampClients {
-    /// Creates limits for reads and writes of such clients, with a key ttl of 10 s; see
+    /// Creates limits for reads and writes of such clients, with a key ttl of 10 s. See
     /// [`timestamp_keys`](crate::Builder::timestamp_keys).
     #[must_use]
     pub const fn new(read: Duration, write: Duration) -> Self {
         Self { read, write, key_ttl: Duration::from_secs(10) }
     }
 
-    /// Sets the ttl of the key to the ttl of the clients in use, the shortest if they differ. See
+    /// Sets the ttl that the clients in use set on the key. If their ttls differ, give the shortest one. See
     /// [`timestamp_keys`](crate::Builder::timestamp_keys).
     #[must_use]
     pub const fn key_ttl(self, key_ttl: Duration) -> Self {
@@ -80,8 +80,8 @@ pub(crate) struct Options {
     pub(crate) max_clock_skew: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) key_prefix: String,
-    /// Label of the manager that the user has given. Without one, `build` makes a label of the host and the process in
-    /// which it runs.
+    /// Label of the manager, if the user has given one. Otherwise `build` creates a label from the names of the host
+    /// and the process.
     pub(crate) label: Option<String>,
     pub(crate) timestamp_clients: TimestampClients,
     /// Template for the keys of the locks, which replaces the prefix.
@@ -94,7 +94,7 @@ pub(crate) struct Options {
     pub(crate) max_cached: usize,
     /// Time for which a try waits for the reply to its recall.
     pub(crate) recall_timeout: Duration,
-    /// Largest number of acquisitions in progress.
+    /// Largest number of acquisitions that may be in progress.
     pub(crate) max_waiters: usize,
     pub(crate) durability: Durability,
     /// Runtime of the background, if the user has chosen one.
@@ -102,12 +102,12 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Returns the label of a manager that is built here and now.
+    /// Returns the label of a manager that is built by this process now.
     pub(crate) fn label(&self) -> String {
         self.label.clone().unwrap_or_else(default_label)
     }
 
-    /// Returns where the background of a manager with this clock runs.
+    /// Returns the background runtime of a manager with this clock.
     pub(crate) fn background_runtime(&self, clock: Clock) -> BackgroundRuntime {
         self.background.clone().map_or_else(|| BackgroundRuntime::for_clock(clock), BackgroundRuntime::On)
     }
@@ -156,7 +156,7 @@ impl Options {
         check_durability(self.durability, self.response_timeout)?;
         if self.timestamp_keys.is_some() {
             self.check_not_cached(
-                "clients of the published scheme cannot call for a hold that stays: they would starve",
+                "clients of the timestamp scheme cannot recall a cached hold: with `timestamp_keys`, set zero",
             )?;
         }
         at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
@@ -182,7 +182,7 @@ impl Options {
         }
     }
 
-    /// Returns the rule that finds the locks of this manager among server keys.
+    /// Returns the rule that finds the locks of this manager among the keys of a server.
     pub(crate) fn listing(&self) -> Listing {
         match &self.timestamp_keys {
             Some(template) => Listing::Template(template.clone()),
@@ -190,8 +190,8 @@ impl Options {
         }
     }
 
-    /// Refuses a lease that is longer than the ttl of the timestamp scheme. With each grant its clients shorten the ttl
-    /// of the key to their own, so the key would expire before our lease is over.
+    /// Refuses a lease that is longer than the key ttl of the timestamp scheme. Each grant of its clients shortens the
+    /// ttl of the key to theirs. The key would then expire before our lease is over.
     fn check_foreign_ttl(&self, lease: Duration) -> Result<()> {
         let key_ttl = self.timestamp_clients.key_ttl;
         if self.timestamp_keys.is_none() || lease <= key_ttl {
@@ -227,10 +227,10 @@ impl Overrides {
     }
 }
 
-/// Checked options of one acquisition: its own, or else the manager's.
+/// Checked options of one acquisition. They come from the acquisition, or else from its manager.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// Lease that the request asks for.
+    /// Lease to request from the server.
     pub(crate) lease: Duration,
     /// Longest time of the hold, counted from the request.
     pub(crate) max_hold: Duration,
@@ -241,7 +241,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Checks the options of this acquisition; the manager's own were checked when it was built.
+    /// Checks the options of this acquisition. The manager's options were checked when it was built.
     #[inline]
     pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
         if overrides.lease.is_some() || overrides.max_hold.is_some() {
@@ -258,7 +258,7 @@ impl Terms {
     }
 }
 
-/// Refuses a lease of which the margins leave less than half: the holder could hardly renew it in time.
+/// Refuses a lease of which less than half is left after the margins. Its holder could hardly renew it in time.
 fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
     at_most("lease", lease, MAX_LEASE)?;
     worth_having("lease", lease, max_clock_skew)
@@ -276,26 +276,27 @@ fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) 
     invalid(
         option,
         format!(
-            "of {span:?} less than half would be left after the clock margin of {max_clock_skew:?}: make it longer"
+            "{span:?} is too short: `max_clock_skew` ({max_clock_skew:?}) and the other margins leave less than half \
+             of it; make it longer"
         ),
     )
 }
 
-/// Refuses limits beyond the time for which the scripts keep timestamps: a key lives for at least that long after our
-/// last hold.
+/// Refuses limits that are longer than the scripts keep timestamps. After our last hold, a key lives for at least that
+/// time.
 fn check_timestamp_clients(limits: TimestampClients) -> Result<()> {
     if limits.read.max(limits.write) <= MAX_TIMESTAMP_CLIENT {
         return Ok(());
     }
-    invalid("timestamp_clients", format!("a foreign stamp is kept for {MAX_TIMESTAMP_CLIENT:?} at most"))
+    invalid("timestamp_clients", format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}"))
 }
 
-/// Refuses timeouts beyond half of the response timeout: the network needs the other half.
+/// Refuses timeouts that are longer than half of the response timeout, since the network needs the other half.
 fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
     let Durability::Replicated { timeout, .. } = durability else {
         return Ok(());
     };
-    // A timeout of zero makes the server wait for ever.
+    // With a timeout of zero, the server would wait for ever.
     at_least("durability", timeout, Duration::from_millis(1))?;
     if timeout <= response_timeout / 2 {
         return Ok(());
@@ -303,8 +304,8 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
     invalid(
         "durability",
         format!(
-            "waiting {timeout:?} for replicas is more than half of the response timeout of {response_timeout:?}: make one \
-             shorter or the other longer"
+            "the timeout of {timeout:?} is more than half of `response_timeout`, {response_timeout:?}: lower the \
+             timeout, or raise `response_timeout`"
         ),
     )
 }
@@ -313,18 +314,19 @@ fn check_max_handoffs(hand_overs: u64) -> Result<()> {
     if (1..=MAX_TOKENS).contains(&hand_overs) {
         return Ok(());
     }
-    invalid("max_handoffs", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
+    invalid("max_handoffs", format!("it must be 1 to {MAX_TOKENS}, the number of tokens that one grant can reserve"))
 }
 
-/// Refuses zero, with which no acquisition could start.
+/// Refuses zero, since no acquisition could start with it.
 fn check_max_waiters(max_waiters: usize) -> Result<()> {
     if max_waiters > 0 {
         return Ok(());
     }
-    invalid("max_waiters", "it must be 1 at least, or nothing could be acquired".to_owned())
+    invalid("max_waiters", "it must be at least 1".to_owned())
 }
 
-/// Refuses labels that cannot be part of an id on the server: no blanks, no characters that a terminal would interpret.
+/// Refuses labels that cannot be part of an id on the server. They must have no white space, and no control characters,
+/// which a terminal would interpret.
 fn check_label(label: &str) -> Result<()> {
     let fits =
         (1..=MAX_LABEL_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());
@@ -338,14 +340,14 @@ fn at_least(option: &'static str, value: Duration, least: Duration) -> Result<()
     if value >= least {
         return Ok(());
     }
-    invalid(option, format!("{value:?} is less than {least:?}, the least"))
+    invalid(option, format!("{value:?} is less than the minimum, {least:?}"))
 }
 
 fn at_most(option: &'static str, value: Duration, most: Duration) -> Result<()> {
     if value <= most {
         return Ok(());
     }
-    invalid(option, format!("{value:?} is more than {most:?}, the most"))
+    invalid(option, format!("{value:?} is more than the maximum, {most:?}"))
 }
 
 fn invalid(option: &'static str, reason: String) -> Result<()> {

@@ -1,12 +1,12 @@
-//! Process to which a manager belongs.
+//! Process that owns a manager.
 //!
 //! `fork` copies a manager with all its state: its id, its holds and their tokens, its connections. Two processes would
-//! then act as one holder. So a manager belongs to the process that built it. In a copy of that process it refuses
-//! every call and reports every guard as lost. Its tasks do not run, and the copied sockets are neither read, written
-//! nor closed.
+//! then act as one holder. So a manager belongs to the process that built it. In a copy of that process, the manager
+//! refuses every call and reports every guard as lost. Its tasks do not run there. The copied sockets are neither read,
+//! written nor closed.
 //!
-//! The module detects the `fork` of the C library. It cannot detect a process that a raw `clone` system call made, or a
-//! virtual machine that is restored from a snapshot.
+//! This module detects the `fork` of the C library. It does not detect a raw `clone` system call, or a virtual machine
+//! that is restored from a snapshot.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use tokio::task::JoinHandle;
 
 use crate::base::error::{Error, Result};
 
-/// Identity of a process. Its copy by `fork` is another process, with the same memory.
+/// Identity of a process. A copy by `fork` is another process, although it has the same memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
-    /// Process id, for messages only: the system reuses ids, so a comparison of ids would prove nothing.
+    /// Process id, for messages only. The system reuses ids, so a comparison of ids would prove nothing.
     id: u32,
-    /// Number of forks that had led to this process. A check costs a load and a comparison; `getpid` would be a system
-    /// call.
+    /// Number of forks that led to this process. A check costs a load and a comparison, while `getpid` would be a
+    /// system call.
     forks: forkguard::Guard,
 }
 
@@ -33,14 +33,15 @@ impl Process {
         Self { id: std::process::id(), forks: forkguard::new() }
     }
 
-    /// Returns true if this code runs in this process, and not in a copy of it.
+    /// Returns true if the calling code runs in this process and not in a copy of it.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
-        // A clone is compared, since a check of the original would bind the original to this process.
+        // The check may change its guard, so it uses a clone.
         !self.forks.clone().detected_fork()
     }
 
-    /// Fails in a copy of this process. `lock` is the name of the lock of the call; empty for none.
+    /// Fails in a copy of this process. `lock` is the name of the lock that the call is for. It is empty for a call
+    /// without a lock.
     #[inline]
     pub(crate) fn check(&self, lock: &str) -> Result<()> {
         if self.is_current() { Ok(()) } else { Err(self.forked(lock)) }
@@ -51,7 +52,8 @@ impl Process {
         Error::Forked { lock: Arc::from(lock), process: self.id }
     }
 
-    /// Runs a caller's future in this process only. In a copy it fails at the next poll, before anything is done.
+    /// Runs a caller's future in this process only. In a copy, the future fails at its next poll, before it does
+    /// anything.
     pub(crate) fn here<'a, T>(
         &'a self,
         lock: &'a str,
@@ -78,12 +80,12 @@ pub(crate) fn spawn_on<T: Send + 'static>(
     runtime.spawn(Bound::new(task))
 }
 
-/// Task that runs only in the process that spawned it. In a copied runtime that is driven in the copy, the task is
-/// pending for ever.
+/// Task that runs only in the process that spawned it. If a copy of the process drives its copy of the runtime, the
+/// task is pending for ever there.
 ///
-/// If the copy drops the task, its future is forgotten, not dropped. Dropping a socket would remove it from the poll of
-/// the original process. A mutex may have been copied locked. And the holds that a task releases at its end belong to
-/// the original process.
+/// If the copy drops the task, its future is forgotten instead of dropped. There are three reasons. Dropping a socket
+/// would remove it from the poll of the original process. A mutex may have been locked when it was copied. The holds
+/// that a task releases at its end belong to the original process.
 struct Bound<F> {
     process: Process,
     task: Option<Pin<Box<F>>>,

@@ -1,15 +1,15 @@
-//! Recalls of a lock whose hold this process caches, and the state of the subscription that receives them.
+//! Recalls of a lock whose hold this process caches, and the subscription that receives them.
 //!
-//! A process may cache a hold after its last guard was dropped, as long as it will receive every recall for it. Then
-//! the hold's subscription is *live*. The process may count on that from one answer on, if the subscription has been
-//! live without a break since. The answer says "no waiter", and meets three conditions:
+//! A process may cache a hold after its last guard was dropped, as long as every recall for the hold will reach the
+//! process. The subscription of the hold is then *live*. A subscription becomes live with an answer "no waiter" that
+//! meets three conditions, and stays live until it breaks:
 //!
-//! * the request was sent while the subscription was live;
-//! * the request said that the hold may be cached;
-//! * the node of the subscription answered it.
+//! * The request was sent while the subscription was confirmed, and the subscription has not broken since.
+//! * The request said that the hold may be cached.
+//! * The node of the subscription answered the request.
 //!
-//! This answer shows a waiter that came before; a waiter that comes later sends a recall. After a break, and a second
-//! after the last answer of the node, the process counts on nothing.
+//! Such an answer rules out earlier waiters, and later waiters send a recall. After a break the subscription is not
+//! live. Neither is it live when its node has not answered for one second.
 //!
 //! Source: `docs/CACHED_HOLDS.md`, and the callbacks of distributed lock managers and of Chubby.
 
@@ -23,10 +23,11 @@ use parking_lot::Mutex;
 use crate::base::attempt::NodeId;
 use crate::base::lease::{FencingToken, Moment};
 
-/// Time after the sending of an answered request for which the subscriptions on that node count as live.
+/// Time for which a subscription counts as live after its node was sent a request that the node answered.
 pub(crate) const LIVE_FOR: Duration = Duration::from_secs(1);
 
-/// Time until which a connection's subscriptions count as live, by the answers of its node on that connection.
+/// Time until which the subscriptions of one connection count as live. It depends on the answers of the node on this
+/// connection.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     node: NodeId,
@@ -34,12 +35,12 @@ pub(crate) struct Liveness {
 }
 
 impl Liveness {
-    /// Creates a value that ends at `moment`.
+    /// Creates a value for subscriptions that count as live until `moment`.
     pub(crate) fn until(node: NodeId, moment: Moment) -> Self {
         Self { node, until: AtomicU64::new(moment.as_nanos()) }
     }
 
-    /// Notes that the node has answered a request sent at `sent`.
+    /// Notes that the node has answered a request that was sent at `sent`.
     pub(crate) fn on_answer(&self, sent: Moment) {
         self.until.fetch_max(sent.after(LIVE_FOR).as_nanos(), Ordering::Release);
     }
@@ -49,10 +50,10 @@ impl Liveness {
     }
 }
 
-/// Live subscription: from its confirmation to the next break.
+/// Confirmed subscription, from its confirmation to the next break.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveSubscription {
-    /// Number of the subscription, never used again: after a break there is another one.
+    /// Number of this subscription. After a break, the next subscription has another number.
     pub(crate) epoch: u64,
     pub(crate) liveness: Arc<Liveness>,
 }
@@ -73,15 +74,15 @@ impl LiveSubscription {
 #[derive(Clone, Debug)]
 pub(crate) struct Recall {
     pub(crate) token: FencingToken,
-    /// Id of the acquisition if it is a try, which waits only briefly: the holder replies to it if a guard uses the
-    /// hold.
+    /// Id of the acquisition, if it is a try, which waits only briefly. If a guard uses the hold, the holder sends a
+    /// recall reply to this id.
     pub(crate) tries: Option<Arc<str>>,
 }
 
-/// Receiver of recalls and breaks. Each may come late or twice, and a recall may be lost.
+/// Receiver of recalls and breaks. Both may come late or twice, and a recall may be lost.
 pub(crate) trait OnRecall: Send + Sync + 'static {
     fn on_recall(&self, call: &Recall);
-    /// Handles a break: recalls may have been missed.
+    /// Handles a break of the subscription, after which recalls may have been missed.
     fn on_break(&self);
 }
 
@@ -93,8 +94,8 @@ pub(crate) struct Recalls {
 
 struct RecallState {
     subscription: Option<LiveSubscription>,
-    /// Highest token of all recalls by waiters, and the time of the last of them. [`FencingToken::ZERO`]: no recall
-    /// yet.
+    /// Highest token of all recalls by waiters. [`FencingToken::ZERO`] means that there was no recall yet.
+    /// `recalled_at` is the time of the last recall.
     token: FencingToken,
     recalled_at: Moment,
 }
@@ -105,17 +106,17 @@ impl Recalls {
         Self { state: Mutex::new(heard), on_recall: on_call }
     }
 
-    /// Returns the subscription if it is live.
+    /// Returns the subscription if it is confirmed.
     pub(crate) fn subscription(&self) -> Option<LiveSubscription> {
         self.state.lock().subscription.clone()
     }
 
-    /// Returns true if the subscription has been live without a break since it was `standing`.
+    /// Returns true if `standing` is still the present subscription, so that it has not broken.
     pub(crate) fn is_still(&self, standing: &LiveSubscription) -> bool {
         self.state.lock().subscription.as_ref().is_some_and(|now| now.epoch == standing.epoch)
     }
 
-    /// Returns the time of the last recall, if it was for a hold with this token or a later one.
+    /// Returns the time of the last recall, if a recall had this token or a higher one.
     pub(crate) fn last_recall_of(&self, token: FencingToken) -> Option<Moment> {
         let heard = self.state.lock();
         (heard.token != FencingToken::ZERO && heard.token >= token).then_some(heard.recalled_at)
@@ -126,8 +127,8 @@ impl Recalls {
         self.state.lock().subscription = Some(standing);
     }
 
-    /// Notes that the subscription is broken, and returns true if it was live. The caller then notifies the holder with
-    /// [`notify_break`](Recalls::notify_break), while it holds no mutex.
+    /// Notes that the subscription is broken. Returns true if it was confirmed. The caller must then call
+    /// [`notify_break`](Recalls::notify_break) while it holds no mutex.
     pub(crate) fn on_lost(&self) -> bool {
         self.state.lock().subscription.take().is_some()
     }
@@ -138,7 +139,8 @@ impl Recalls {
 
     /// Notes a recall and notifies the holder. The caller must hold no mutex.
     pub(crate) fn called(&self, call: &Recall, now: Moment) {
-        // A try does not wait: the holder learns of it, but it must not count as a waiter for later decisions.
+        // A try does not wait in the queue. So the holder learns of its recall, but must not count it as a waiter
+        // later.
         if call.tries.is_none() {
             let heard = &mut *self.state.lock();
             heard.token = heard.token.max(call.token);
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn calls_for_one_lock_are_small() {
-        // Each cached lock has one of these.
+        // Each cached lock has one such value.
         assert!(size_of::<Recalls>() <= 56, "{} bytes", size_of::<Recalls>());
     }
 }

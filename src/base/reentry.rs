@@ -45,20 +45,19 @@ impl OwnerId {
 
     /// Creates a new owner, different from all others in this process.
     #[must_use]
-    #[allow(clippy::new_without_default)] // two defaults would not be equal, which nobody expects of a default
+    #[allow(clippy::new_without_default)] // two new owners differ, but defaults should be equal
     pub fn new() -> Self {
         Self(Owner::Named(next()))
     }
 
-    /// Returns the thread that runs this code, also inside of a task.
+    /// Returns the thread that runs this code as an owner, even inside a task.
     pub(crate) fn of_thread() -> Self {
-        // Own number for the thread: the handle of the standard library is reference-counted, which each call would pay
-        // for.
+        // A number of our own, since each call would have to count a reference to the standard library's handle.
         thread_local!(static THREAD: NonZeroU64 = next());
         Self(Owner::Thread(THREAD.with(|thread| *thread)))
     }
 
-    /// Returns the tokio task that runs this code; outside of tasks, the thread.
+    /// Returns the tokio task that runs this code. Outside of tasks, returns the thread.
     #[must_use]
     pub fn current() -> Self {
         match tokio::task::try_id() {
@@ -68,32 +67,32 @@ impl OwnerId {
     }
 }
 
-/// Rule for nested acquisitions of one owner. Set for a manager, or for one acquisition by
+/// Rule for nested acquisitions of one owner. It is set for a manager, or for one acquisition by
 /// [`reentry`](crate::Acquire::reentry).
 ///
-/// A nested acquisition only changes a counter and sends nothing: a read in a read, a write in a write, and a read in a
-/// write. The hold ends with the last of its guards, in any order. A write in a read fails with
-/// [`UpgradeConflict`](crate::Error::UpgradeConflict) at once.
+/// These acquisitions nest: a read in a read, a write in a write, and a read in a write. A nested acquisition only
+/// changes a counter, and sends nothing. The guards may be dropped in any order, and the hold ends with the last of
+/// them. A write in a read fails with [`UpgradeConflict`](crate::Error::UpgradeConflict) at once.
 ///
-/// An acquisition nests in a guard that exists when it is first polled. Two acquisitions of one owner at the same time
-/// do not nest: the second waits for the guard of the first.
+/// An acquisition nests only in a guard that exists when the acquisition is first polled. So two acquisitions of one
+/// owner at the same time do not nest: the second waits for the guard of the first.
 ///
-/// In async code this is off by default. A guard can be moved to another task. And one task can run several futures,
-/// for example under `join!`, which would then all hold the lock at once.
+/// This is off by default. In async code a guard can move to another task. One task can also run several futures, for
+/// example under `join!`. All of them would then hold the lock at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Reentry {
-    /// No acquisition nests: an inner one waits for the outer one, as with tokio's `RwLock`.
+    /// No acquisition nests. An inner one waits for the outer one, as with tokio's `RwLock`.
     #[default]
     Off,
-    /// Acquisitions of one tokio task nest; outside of tasks, those of one thread.
+    /// Acquisitions of one tokio task nest. Outside of tasks, acquisitions of one thread nest.
     PerTask,
     /// Acquisitions of this owner nest.
     Named(OwnerId),
 }
 
 impl Reentry {
-    /// Returns the owner whose acquisitions nest with one that is made here and now.
+    /// Returns the owner whose acquisitions nest with an acquisition of the calling code.
     pub(crate) fn owner(self) -> Option<OwnerId> {
         match self {
             Self::Off => None,

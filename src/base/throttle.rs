@@ -1,18 +1,18 @@
-//! Limit for the requests that messages cause: every user that may publish can send such messages.
+//! Limit for the requests that messages cause. Every user that may publish can send such messages.
 
 use std::time::Duration;
 
 use crate::base::lease::Moment;
 
-/// Number of requests that messages may cause at once. Genuine messages are a few for each wait, so only a flood is
-/// slowed down.
+/// Number of requests that messages may cause at once. Only a flood reaches this limit, since there are only a few
+/// genuine messages for each wait.
 const BURST: u32 = 16;
-/// Time after which one more event is allowed: 200 a second, for as long as a flood lasts.
+/// Time after which one more request is allowed: 200 requests a second during a flood.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rate limit for requests that a message causes: a burst, then one for each interval.
+/// Rate limit for requests that messages cause: a burst at once, and then one request for each interval.
 ///
-/// Source: the generic cell rate algorithm (ITU-T I.371), which needs one moment and no timer.
+/// Source: the generic cell rate algorithm (ITU-T I.371). It needs one moment and no timer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Throttle {
     /// Moment at which the whole burst is available again.
@@ -24,15 +24,16 @@ impl Throttle {
         Self { regained_at: Moment::from_nanos(0) }
     }
 
-    /// Returns the moment from which the next request is allowed, which may be past.
+    /// Returns the moment from which the next request is allowed. It may be in the past.
     pub(crate) fn next_at(&self) -> Moment {
-        // `regained_at` may be ahead of the clock by a burst at most, and the next request needs one interval of it.
+        // `regained_at` may be ahead of the clock by one burst at most. The next request needs one interval of that
+        // burst.
         Moment::from_nanos(self.regained_at.as_nanos().saturating_sub(nanos(INTERVAL * (BURST - 1))))
     }
 
     /// Counts a request that is sent now.
     pub(crate) fn take(&mut self, now: Moment) {
-        // Idle time never adds up to more than one burst.
+        // Idle time never allows more than one burst.
         self.regained_at = self.regained_at.max(now).after(INTERVAL);
     }
 

@@ -1,4 +1,4 @@
-//! Addresses and credentials of the servers, as a user gives them.
+//! Addresses and credentials of the servers, as the user gives them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ pub use tls::Tls;
 mod remap;
 mod tls;
 
-/// Servers of a manager. URLs have the form of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or
-/// `rediss://…` for [TLS](Tls). One node may also be `redis+unix:///path[?db=…&user=…&pass=…]`. Special characters in a
-/// URL are percent-encoded.
+/// Servers of a manager. URLs have the form that the `redis` crate accepts:
+/// `redis://[user][:password@]host[:port][/db]`, or `rediss://…` for [TLS](Tls). A single node may also be
+/// `redis+unix:///path[?db=…&user=…&pass=…]`. Special characters in a URL are percent-encoded.
 ///
-/// A single text is a node, a list of texts is a cluster:
+/// A single text names one node, and a list of texts names a cluster:
 ///
 /// ```
 /// use redis_rwlock::Topology;
@@ -31,9 +31,9 @@ mod tls;
 /// assert_eq!(cluster, Topology::from(listed.split(',').collect::<Vec<_>>()));
 /// ```
 ///
-/// With the cargo feature `serde`, a configuration can have it as `{"node": url}`, `{"cluster": [url, …]}` or
-/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) has the files of certificates as
-/// well.
+/// With the cargo feature `serde`, a configuration can contain a topology as `{"node": url}`, `{"cluster": [url, …]}`
+/// or `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) also has fields for certificate
+/// files.
 ///
 /// `Debug` shows no passwords and no keys.
 #[derive(Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Topology {
     access: Access,
 }
 
-/// Access to servers that other servers announce, where URLs do not give it.
+/// Access to servers that other servers announce, as far as URLs do not define it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) primary_credentials: Option<Credentials>,
@@ -82,17 +82,18 @@ impl Topology {
         Kind::Node(url.into()).into()
     }
 
-    /// Selects a cluster, found through any of these nodes. User and password are those of the first URL. The database,
-    /// 0 by default, must be the same in all URLs. Another database than 0 exists only in a cluster with several
-    /// (`cluster-databases` of Valkey 9). The members of any other cluster refuse it with [`Refused`](Error::Refused).
+    /// Selects a cluster, which is found through any of these nodes. User and password are those of the first URL. The
+    /// database must be the same in all URLs; the default is 0. Other databases exist only in clusters with several
+    /// (`cluster-databases` of Valkey 9). The members of any other cluster refuse them with
+    /// [`Refused`](Error::Refused).
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
         Kind::Cluster(urls.into_iter().map(Into::into).collect()).into()
     }
 
-    /// Selects the primary that Sentinels know under this name, also after a failover.
+    /// Selects the primary that Sentinels know under this name. After a failover, this is the new primary.
     ///
-    /// The URLs are those of the Sentinels. A Sentinel that requires a login gets user and password of its own URL. The
-    /// primary is used with the database of the first URL. It is used with user and password of the first URL too,
+    /// The URLs are those of the Sentinels. A Sentinel that requires a login gets user and password of its own URL. For
+    /// the primary, the manager uses the database of the first URL. It also uses user and password of the first URL,
     /// unless [`primary_credentials`](Topology::primary_credentials) gives others. A majority of the Sentinels decides,
     /// so name all of them.
     ///
@@ -109,10 +110,11 @@ impl Topology {
         Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
     }
 
-    /// Sets user and password for the primary that [Sentinels](Topology::sentinel) name, instead of those of the first
-    /// URL. No Sentinel receives them. An empty user is the server's default user. The values are not percent-encoded.
+    /// Sets user and password for the primary that [Sentinels](Topology::sentinel) name. They replace those of the
+    /// first URL. No Sentinel receives them. An empty user means the server's default user. The values are not
+    /// percent-encoded.
     ///
-    /// With any other topology, `build` fails with [`InvalidOption`](Error::InvalidOption): there, user and password
+    /// With any other topology, `build` fails with [`InvalidOption`](Error::InvalidOption). There, user and password
     /// are part of the URLs.
     ///
     /// ```
@@ -132,22 +134,22 @@ impl Topology {
         self
     }
 
-    /// Reads the password from a file, for any topology. The password is for the node, for all members of the cluster,
-    /// for the primary, and for the Sentinels whose URLs have none. The user is that of the URL or of
-    /// [`primary_credentials`](Topology::primary_credentials). A line break at the end of the file is not part of the
-    /// password.
+    /// Reads the password from a file. This works with every topology. The password is for the node, for all members of
+    /// the cluster, or for the primary. Sentinels whose URLs have no password get it as well. The user is that of the
+    /// URL or of [`primary_credentials`](Topology::primary_credentials). A line break at the end of the file is not
+    /// part of the password.
     ///
-    /// `build` and each new connection read the file. So a replaced password counts from the next connection on; open
-    /// connections stay. While the file is missing, empty or unreadable, new connections use the last valid password,
-    /// and one `warn` line says so.
+    /// `build` and each new connection read the file. So a new password counts from the next connection on, and open
+    /// connections stay. While the file is missing, empty or unreadable, new connections use the last valid password.
+    /// One `warn` line reports that.
     ///
-    /// To change a password without an error in between: let the server accept both passwords for a while
-    /// (`ACL SETUSER … >new`). Then replace the file by renaming another file to its name. Then remove the old password
-    /// from the server.
+    /// To change a password without an error in between, take three steps. First let the server accept both passwords
+    /// (`ACL SETUSER … >new`). Then replace the file by renaming another file to its name. At last remove the old
+    /// password from the server.
     ///
-    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty. It fails too
-    /// if there is a second password: in the URL of a node or of the first member, or in `primary_credentials`. The
-    /// password is never shown or logged.
+    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty. It also fails
+    /// if there is a second password: in the URL of a node, in the URL of the first member, or in
+    /// `primary_credentials`. The password is never shown or logged.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -168,19 +170,19 @@ impl Topology {
         self
     }
 
-    /// Maps announced addresses to addresses at which this process reaches the servers: behind NAT, in containers,
-    /// through a bastion.
+    /// Maps announced addresses to addresses at which this process reaches the servers. This is necessary behind NAT,
+    /// in containers, or through a bastion.
     ///
-    /// The manager calls the mapping for each address that a cluster announces (in its slot map and in redirects) or
-    /// that a Sentinel announces. The mapping returns the host and port to connect to. The manager does not call it for
-    /// the URLs. If an announcement has no host, the host is that of the server that announced it.
+    /// The manager calls the mapping for each address that a cluster announces, in its slot map and in redirects. It
+    /// also calls the mapping for each address that a Sentinel announces, but not for the URLs. The mapping returns the
+    /// host and port to connect to. If an announcement has no host, the host is that of the server that announced it.
     ///
-    /// The manager calls the mapping often, so it must be quick, and must return the same result each time. A mapping
-    /// that panics changes nothing. With TLS, the certificates must be made for the host that the mapping returns, or
-    /// for one [`Tls::server_name`].
+    /// The manager calls the mapping often, so it must be quick and must return the same result each time. A mapping
+    /// that panics changes nothing. With TLS, certificates must be made for the host that the mapping returns, or for
+    /// one [`Tls::server_name`].
     ///
-    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors have both addresses. With a single
-    /// node, which announces nothing, `build` fails with [`InvalidOption`](Error::InvalidOption).
+    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors show both addresses. A single node
+    /// announces nothing, so with one `build` fails with [`InvalidOption`](Error::InvalidOption).
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -204,8 +206,8 @@ impl Topology {
     /// Sets the certificates for `rediss://` URLs. Without this call the manager trusts the public authorities, and
     /// shows no client certificate.
     ///
-    /// Either all URLs of a topology are `rediss://` or none is. The servers that are found through them use TLS as
-    /// well: the other nodes of a cluster, the primary that Sentinels name.
+    /// Either all URLs of a topology are `rediss://`, or none is. The servers that are found through them use TLS as
+    /// well: the other nodes of a cluster, or the primary that Sentinels name.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -237,28 +239,29 @@ impl Topology {
         let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
         match (&self.kind, &self.access) {
             (Kind::Node(_) | Kind::Cluster(_), Access { primary_credentials: Some(_), .. }) => {
-                refused("primary_credentials", "no Sentinel names the servers: put user and password into the URL")
+                refused("primary_credentials", "this topology has no Sentinel: put user and password into the URL")
             }
             (Kind::Node(_), Access { remap: Some(_), .. }) => {
-                refused("remap", "a single node announces no addresses: put the one to connect to into the URL")
+                refused("remap", "a single node announces no addresses: put the address to connect to into the URL")
             }
             (_, Access { password_file: Some(_), primary_credentials: Some(Credentials { password, .. }), .. })
                 if !password.is_empty() =>
             {
-                refused("password_file", "primary_credentials has a password as well: leave it empty there")
+                refused("password_file", "`primary_credentials` also has a password: leave that password empty")
             }
             (_, access) => Ok(access),
         }
     }
 
-    /// Refuses topologies on which the two-key scheme cannot work.
+    /// Refuses topologies with which the two-key scheme cannot work.
     pub(crate) fn check_single(&self) -> Result<()> {
         match &self.kind {
             Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
             Kind::Cluster(_) => Err(Error::InvalidOption {
                 option: "topology",
-                reason: "the two-key scheme needs two keys at once, which a migrating slot refuses; use RedisManager"
-                    .to_owned(),
+                reason:
+                    "a slot that migrates refuses requests for the two keys of a lock: use `RedisManager` on a cluster"
+                        .to_owned(),
             }),
         }
     }
@@ -356,12 +359,12 @@ pub(crate) fn all_without_secrets(urls: &[String]) -> Vec<&str> {
     urls.iter().map(|url| without_secrets(url)).collect()
 }
 
-/// Returns the part of a URL after the last `@`, which separates user and password from the host; without an `@`, the
-/// part after the scheme. The query is left out as well.
+/// Returns the part of a URL after the last `@`, which ends user and password. Without an `@`, returns the part after
+/// the scheme. Leaves out the query in both cases.
 pub(crate) fn without_secrets(url: &str) -> &str {
     let end_of_host = url.find(['?', '#']).unwrap_or(url.len());
     if url.rfind('@').is_some_and(|at| at > end_of_host) {
-        // The `@` is part of a query, or of a password with `?` or `#`: no part of it is safe to show.
+        // The `@` is part of a query, or of a password with `?` or `#`. So no part of the URL is safe to show.
         return "…";
     }
     let host = match (url.rfind('@'), url.find("://")) {

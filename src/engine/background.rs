@@ -1,12 +1,15 @@
-//! Background traffic to the servers: renewals and releases, side by side, in queues by route and in batches.
+//! Background of a manager: sends renewals and releases to the servers, in batches, with one queue per route.
 //!
-//! Drivers do the work. There is one task in the [background runtime](crate::home), or one on each runtime that uses a
-//! manager in memory. A driver takes due holds from the deadline queue ([`Renewals`]) and due releases from
-//! [`Releases`], and puts them into the queue of their route. Renewals stand there by their deadlines, ahead of
-//! releases. A batch is one pipeline. Between two batches of a route is a gap in which the node serves others, and the
-//! number under way is bounded. So a node that hangs delays only its own requests. A slow server is asked no faster
-//! than it answers, and dropping many guards starts no tasks. The queues belong to all drivers: another driver
-//! continues the work of one that ends or stands still. No panic of a subscriber or a waker ends a driver.
+//! A *driver* is a task that does this work. There is one driver in the [background
+//! runtime](crate::base::background_runtime). A manager in memory has one driver on each runtime that uses it. All
+//! drivers share the queues, so another driver continues the work of a driver that ends or is not polled. No panic of a
+//! subscriber or a waker ends a driver.
+//!
+//! A driver takes due holds from the deadline queue ([`Renewals`]) and due releases from [`Releases`], and puts them
+//! into the queue of their route. The renewals of a route are sorted by their deadlines, and go before its releases. A
+//! batch is one pipeline. After each batch of renewals, a gap lets the node serve other requests. The number of batches
+//! in progress is limited for each route. So a node that hangs delays only its own requests, and a slow node gets no
+//! more requests than it can answer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -37,20 +40,22 @@ use crate::store::{ReleaseReply, Renewed, Scheme};
 #[path = "../../testing/unit/engine/background/tests.rs"]
 mod tests;
 
-/// Largest number of requests in one pipeline: larger ones would keep other callers of the node waiting.
+/// Largest number of requests in one pipeline. The node serves a pipeline to its end, so other requests wait for it.
 pub(super) const MAX_BATCH: usize = 128;
-/// Smallest size of a batch, if more is due. A node takes 5 to 10 us for each request, so one batch delays others by
-/// little more than a round trip. With smaller batches, more of the other requests would meet one. Each batch costs
-/// both sides as much as ten renewals, since threads are woken.
+/// Smallest size of a batch, if enough requests are due. A node needs 5 to 10 us for each request, so one batch delays
+/// other requests by little more than a round trip. Smaller batches would be more frequent, and so would delay more of
+/// the other requests. In addition, each batch costs both sides as much as ten renewals, since threads must wake up.
 const MIN_BATCH: usize = 32;
-/// Gap between two batches of renewals for one route, in which its node serves others.
+/// Gap after a batch of renewals, in which the node of the route serves other requests.
 pub(super) const BATCH_GAP: Duration = Duration::from_millis(3);
-/// Gap after one of the largest batches: a queue that grows all the same would outlast leases.
+/// Gap after a batch of the largest size. It is shorter, since a queue that long could grow until leases expire.
 const MIN_BATCH_GAP: Duration = Duration::from_millis(1);
-/// Pause before a renewal goes to another node: two nodes that name each other would be asked as fast as they answer.
+/// Pause before a redirected renewal goes to another node. Without it, two nodes that redirect to each other would get
+/// requests as fast as they answer.
 const REDIRECT_PAUSE: Duration = Duration::from_millis(10);
-/// Largest numbers of batches of renewals, and of releases, under way on one route.
+/// Largest number of batches of renewals in progress on one route.
 const MAX_RENEWING: usize = 4;
+/// Largest number of batches of releases in progress on one route.
 const MAX_RELEASING: usize = 2;
 
 /// Background work of one manager.
@@ -71,13 +76,14 @@ struct BackgroundWork {
     releases: Arc<Releases>,
     wake: Arc<Wake>,
     queues: Mutex<BTreeMap<Route, RouteQueue>>,
-    /// True while there is a driver, where one serves all.
+    /// True while there is a driver in the background runtime. Not used for a manager in memory.
     is_driven: AtomicBool,
-    /// Number of drivers that have not ended, including those that have yet to begin.
+    /// Number of drivers that have not ended, including drivers that were not polled yet.
     drivers: AtomicUsize,
 }
 
-/// Queue of one route. Meanwhile the deadline queue has each hold at its local deadline, at which it is over.
+/// Queue of one route. The deadline queue has each of these holds, too, at its local deadline. So a driver finds a hold
+/// that was not renewed in time.
 #[derive(Debug)]
 struct RouteQueue {
     /// Holds to renew, by their local deadlines.
@@ -85,7 +91,7 @@ struct RouteQueue {
     releases: VecDeque<ReleaseTask>,
     /// Earliest moment for the next batch of renewals.
     next: Moment,
-    /// Number of batches of renewals under way.
+    /// Number of batches of renewals in progress.
     renewing: usize,
     releasing: usize,
     /// True if the last batch was not answered.
@@ -113,7 +119,7 @@ impl RouteQueue {
         !self.holds.is_empty() && self.renewing < MAX_RENEWING
     }
 
-    /// Takes the holds of the next batch of renewals, which counts as under way.
+    /// Takes the holds of the next batch of renewals, and counts that batch as in progress.
     fn next_holds(&mut self, now: Moment) -> Vec<Arc<Hold>> {
         let most = batch_size(self.holds.len());
         self.next = now.after(if most < MAX_BATCH { BATCH_GAP } else { MIN_BATCH_GAP });
@@ -128,8 +134,8 @@ impl RouteQueue {
     }
 }
 
-/// Returns the size of the next batch: small as long as batches keep up, since a node serves one to its end before
-/// other requests. A few more than `MIN_CHUNK` still go in one batch.
+/// Returns the size of the next batch. Batches are small while they keep up with the queue, since a node serves a batch
+/// to its end before other requests. Slightly more than `MIN_BATCH` requests still go in one batch.
 fn batch_size(due: usize) -> usize {
     if due <= MIN_BATCH * 5 / 4 { due } else { (due / 8).clamp(MIN_BATCH, MAX_BATCH) }
 }
@@ -155,13 +161,14 @@ impl Background {
         Self { work: Arc::new(work), home, drivers: Mutex::default() }
     }
 
-    /// Starts a driver if there is none: in the background runtime, or on this runtime. To be called wherever there may
-    /// be work.
+    /// Starts a driver if there is none, in the background runtime or on this runtime. Callers that create work must
+    /// call it.
     pub(crate) fn keep_running(&self) {
         match &self.home {
             BackgroundRuntime::Process | BackgroundRuntime::On(_) => {
                 let is_driven = &self.work.is_driven;
-                // The load comes first: mostly there is a driver, and a swap writes to a line that all callers read.
+                // The load comes first, since there usually is a driver, and a swap would write to a cache line that
+                // all callers read.
                 if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
                     self.home.spawn(Driven::new(&self.work).run());
                 }
@@ -182,20 +189,20 @@ impl Background {
         }
     }
 
-    /// Stops the drivers: they end when no release is left. The holds end with their leases.
+    /// Stops the drivers. They end when no release is left. The holds end with their leases.
     pub(crate) fn stop(&self) {
         self.work.releases.stop();
         if self.work.drivers.load(Ordering::SeqCst) > 0 {
             self.work.wake.all();
         } else {
-            // No driver is left to send them. Each waiting release refers to the structure that holds it, which would
-            // keep both in memory.
+            // No driver is left to send the waiting releases. A waiting release refers to `Releases`, and `Releases`
+            // contains it, so the cycle would keep both in memory.
             self.work.releases.abandon();
         }
     }
 }
 
-/// Driver from its start to its end, which may be the end of its runtime.
+/// Driver from its start to its end. The end of its runtime also ends the driver.
 struct Driven(Arc<BackgroundWork>);
 
 impl Driven {
@@ -206,7 +213,8 @@ impl Driven {
 
     async fn run(self) {
         let mut backoff = Backoff::new();
-        // A panic that no handler catches has ended the batches under way, and those have been put back.
+        // After a panic, the batches in progress were dropped, which has put their requests back. So the driver starts
+        // again.
         while AssertUnwindSafe(Arc::clone(&self.0).drive()).catch_unwind().await.is_err() {
             backoff.wait().await;
         }
@@ -219,14 +227,14 @@ impl Drop for Driven {
         work.is_driven.store(false, Ordering::Release);
         let is_last = work.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && work.releases.is_stopped() {
-            // Its runtime has ended before all releases were sent, and no other driver will start.
+            // The runtime has ended before all releases were sent, and no other driver will start.
             work.releases.abandon();
         }
     }
 }
 
 impl BackgroundWork {
-    /// Drives the queues. Ends when it is stopped and no release is left.
+    /// Sends the queued requests. Returns when the background is stopped and no release is left.
     async fn drive(self: Arc<Self>) {
         let driver = Driver { work: Arc::clone(&self), id: self.wake.register() };
         let mut underway: FuturesUnordered<BoxFuture<'static, BatchAnswers>> = FuturesUnordered::new();
@@ -234,7 +242,7 @@ impl BackgroundWork {
         loop {
             let (woken, sooner) = (self.wake.woken(), self.renewals.stalled_sooner());
             tokio::pin!(woken, sooner);
-            // Registered before the look, so that nothing that is put in meanwhile is missed.
+            // Registered before the queues are read, so that no work that another task adds later is missed.
             woken.as_mut().enable();
             sooner.as_mut().enable();
             if self.releases.is_stopped() && !self.releases.is_releasing() {
@@ -250,7 +258,7 @@ impl BackgroundWork {
             }
             let alarm = self.renewals.look_for_stalled(now).min(self.next(now));
             let alarm = self.wake.sleeps(driver.id, alarm);
-            // The order does not matter: each round looks at all that is due, whatever ended the wait.
+            // The order of the branches does not matter: each round handles all due work, whatever ended the wait.
             tokio::select! {
                 biased;
                 Some(answers) = underway.next() => self.take_answers(answers),
@@ -262,7 +270,7 @@ impl BackgroundWork {
         }
     }
 
-    /// Puts what is due into the queue of its route. Returns true if there was anything.
+    /// Puts due renewals and releases into the queues of their routes. Returns true if there were any.
     fn take_due(&self, now: Moment) -> bool {
         let mut is_any = false;
         for hold in self.renewals.take_due(now) {
@@ -281,7 +289,7 @@ impl BackgroundWork {
             let route = self.scheme.route(job.key());
             let mut queues = self.queues.lock();
             let queue = queues.entry(route).or_insert_with(|| RouteQueue::new(now));
-            // The node does not answer: local waiters need not wait for this release.
+            // If the node does not answer, local waiters do not wait for this release.
             let hold = if queue.is_silent { job.take_hold() } else { None };
             queue.releases.push_back(job);
             drop(queues);
@@ -290,7 +298,7 @@ impl BackgroundWork {
         is_any
     }
 
-    /// Takes the batches that may go now.
+    /// Takes the batches that may be sent now.
     fn next_batches(&self, now: Moment) -> Vec<Batch> {
         let (mut renewals, mut releases) = (Vec::new(), Vec::new());
         let mut queues = self.queues.lock();
@@ -304,16 +312,17 @@ impl BackgroundWork {
         }
         queues.retain(|_, queue| !queue.is_done(now));
         drop(queues);
-        // Without our mutex: the watcher of a hold that turns out to be over is woken.
+        // Called without the mutex of the queues: if a hold turns out to be over, its watcher is woken and may run any
+        // code.
         let renewals = renewals.into_iter().filter_map(|(route, holds)| self.renewals_of(route, holds, now));
         renewals.chain(releases).collect()
     }
 
-    /// Builds the batch of these holds, if any of them is to be renewed.
+    /// Builds the batch of these holds; `None` if no hold needs a renewal any more.
     fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Batch> {
         let mut chunk = Vec::with_capacity(holds.len());
         for hold in holds {
-            // Its slot has moved to another node since it came into this queue; there is another queue for that route.
+            // The slot of the lock has moved to another node. So the hold must go into the queue of the new route.
             if self.scheme.route(hold.key()) != route {
                 hold.leave_batch(now);
                 self.renewals.schedule(&hold, now);
@@ -321,7 +330,7 @@ impl BackgroundWork {
             }
             match catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
                 Some(lease) => chunk.push(DueRenewal::new(hold, lease)),
-                // Over, or changed while it was in the queue.
+                // The hold is over, or has changed while it was in the queue.
                 None => self.renewals.schedule(&hold, now),
             }
         }
@@ -334,7 +343,7 @@ impl BackgroundWork {
         Some(chunk)
     }
 
-    /// Counts a batch as ended, so another may go.
+    /// Counts a batch as ended, so that another batch may be sent.
     fn is_back(&self, chunk: &Batch) {
         if let Some(queue) = self.queues.lock().get_mut(&chunk.route) {
             match chunk.load {
@@ -344,7 +353,7 @@ impl BackgroundWork {
         }
     }
 
-    /// Returns when there is something to do without a notification.
+    /// Returns the next moment at which work is due.
     fn next(&self, now: Moment) -> Moment {
         let queues = self.queues.lock();
         let waiting = queues.values().filter(|queue| queue.may_renew());
@@ -353,8 +362,7 @@ impl BackgroundWork {
         chunk.min(self.renewals.next()).min(self.releases.next(now))
     }
 
-    /// Sends one batch. The deadline queue has its holds at their local deadlines, at which they are over, answered or
-    /// not.
+    /// Sends one batch. While it is in progress, the deadline queue has its holds at their local deadlines.
     fn send(self: Arc<Self>, chunk: Batch) -> BoxFuture<'static, BatchAnswers> {
         let scheme = Arc::clone(&self.scheme);
         let sent = SentBatch { work: self, chunk: Some(chunk) };
@@ -383,7 +391,7 @@ impl BackgroundWork {
                 self.looks_how_long(&attempts, now);
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
                     if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
-                        // The node has named another as the owner of its slot.
+                        // The node has redirected the renewal to another node.
                         due.hold.leave_batch(now.after(REDIRECT_PAUSE));
                         self.renewals.schedule(&due.hold, now);
                     } else {
@@ -405,14 +413,14 @@ impl BackgroundWork {
         }
     }
 
-    /// Measures how long an answer takes. A driver is seldom busy, so it sees that well.
+    /// Measures how long a node takes to answer. The measurement is accurate, since a driver is seldom busy.
     fn looks_how_long<T>(&self, attempts: &[Attempt<T>], now: Moment) {
         if let Some(answer) = attempts.iter().flatten().next() {
             self.releases.answers_take(now.since(answer.sent));
         }
     }
 
-    /// Notes whether a route answers. Local waiters do not wait for releases in the queue of a node that does not.
+    /// Notes whether a route answers. If it does not, local waiters stop waiting for the releases in its queue.
     fn has_answered(&self, route: &Route, is_heard: bool) {
         let mut holds = Vec::new();
         if let Some(queue) = self.queues.lock().get_mut(route) {
@@ -421,7 +429,7 @@ impl BackgroundWork {
                 holds.extend(queue.releases.iter_mut().filter_map(ReleaseTask::take_hold));
             }
         }
-        // Without our mutex: waiters are woken.
+        // Called without the mutex of the queues, since it wakes waiters.
         holds.iter().for_each(|hold| self.releases.unblock(hold));
     }
 }
@@ -430,7 +438,7 @@ fn never() -> BoxStream<'static, ()> {
     Box::pin(stream::pending())
 }
 
-/// Registration of a running driver. Dropped, it leaves the work to the others.
+/// Registration of a running driver. Its drop leaves the work to the other drivers.
 struct Driver {
     work: Arc<BackgroundWork>,
     id: DriverId,
@@ -439,12 +447,12 @@ struct Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.work.wake.unregister(self.id);
-        // The others look at once: this driver may have had the next deadline.
+        // The other drivers must read the queues at once, since this driver may have had the next deadline.
         self.work.wake.all();
     }
 }
 
-/// Requests that travel together.
+/// Requests that are sent in one pipeline.
 struct Batch {
     route: Route,
     load: BatchTasks,
@@ -466,7 +474,8 @@ struct BatchAnswers {
     answered: BatchResults,
 }
 
-/// Batch that was sent. If its driver ends with its runtime before the answer comes, another driver sends it again.
+/// Batch that was sent. If the runtime of its driver ends before the answer comes, the drop puts the requests back, and
+/// another driver sends them again.
 struct SentBatch {
     work: Arc<BackgroundWork>,
     chunk: Option<Batch>,
@@ -500,7 +509,8 @@ impl Drop for SentBatch {
         self.work.is_back(&chunk);
         let now = self.work.clock.now();
         match chunk.load {
-            // The answer may be lost: renewals and releases are idempotent, so both are sent again.
+            // The server may have executed the requests. Renewals and releases are idempotent, so both can be sent
+            // again.
             BatchTasks::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.on_no_answer(due, now)),
             BatchTasks::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
         }

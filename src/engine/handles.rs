@@ -1,7 +1,7 @@
-//! Owners of an engine: its managers, and the acquisitions and guards of its locks.
+//! Handles of an engine: the references that its managers, acquisitions and guards count.
 //!
-//! All of them count references. At one counter, threads that read different locks would wait for each other. So one
-//! engine has several handles, and the users of a lock count at the handle for the hash of its name.
+//! With one reference counter, threads that use different locks would wait for each other. So an engine has several
+//! handles, each with its own counter. The hash of a lock's name selects the handle.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::lock::table::{self, SHARDS};
 use crate::store::Scheme;
 
-/// All handles of one engine, for a manager.
+/// All handles of one engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Handles(Arc<[Arc<Engine>; SHARDS]>);
 
@@ -20,12 +20,12 @@ impl Handles {
         Self(Arc::new(std::array::from_fn(|_| Arc::new(engine.handle()))))
     }
 
-    /// Handle for the users of the lock whose name has this hash.
+    /// Returns the handle for the lock whose name has this hash.
     pub(crate) fn of(&self, hash: u64) -> &Arc<Engine> {
         &self.0[table::shard_of(hash)]
     }
 
-    /// Handle for work that concerns no single lock.
+    /// Returns the handle for work that concerns no single lock.
     pub(crate) fn any(&self) -> &Arc<Engine> {
         &self.0[0]
     }

@@ -1,4 +1,4 @@
-//! Views and forces of operators: the holders of a lock, and the end of its holds.
+//! Calls of operators: view the holders of a lock, and end its holds by force.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use crate::lock::table::Counts;
 use crate::store::view::{Guards, HolderView, LockView, Seen};
 use crate::store::{Answered, Forced, View};
 
-/// Largest number of holders that one line names.
+/// Largest number of holders that one log line names.
 const MAX_NAMED: usize = 3;
 
 impl Engine {
@@ -62,7 +62,7 @@ impl Engine {
         Stats { holds, guards, cached_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
     }
 
-    /// Guards of this manager on a hold; `None` for the hold of another manager.
+    /// Returns the guards of this manager that share a hold; `None` for the hold of another manager.
     fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
         let rest = id.strip_prefix(&*self.manager_id)?;
         rest.starts_with('.').then(|| {
@@ -72,21 +72,21 @@ impl Engine {
         })
     }
 
-    /// Ends every hold that a new look shows; see [`force_shown`](Engine::force_shown).
+    /// Ends every hold that the server shows now; see [`force_shown`](Engine::force_shown).
     pub(crate) async fn force(&self, key: &Key) -> Result<Vec<HolderView>> {
         let look = self.look(key).await?.into();
         self.force_shown(key, &look).await
     }
 
-    /// Ends every hold that a look has shown, and returns those that it ended. It names what was seen, so a repeated or
-    /// late copy ends nothing newer.
+    /// Ends every hold that the view `look` shows, and returns the ended holds. The request names the holds of the
+    /// view, so a repeated or late copy of it ends no newer hold.
     pub(crate) async fn force_shown(&self, key: &Key, look: &Seen) -> Result<Vec<HolderView>> {
         let limits = self.options.timestamp_clients;
-        // Before they are ended: after that their guards are not known any more.
+        // Read first, since the guards of a hold are not known any more after its end.
         let seen = HolderView::all(look, limits, |id| self.guards_of(key, id));
         let (mut ended, mut in_doubt) = (HashSet::new(), false);
         loop {
-            // With the same arguments: the server continues where it stopped, and nothing newer is touched.
+            // Repeated with the same arguments, so the server continues where it stopped and ends no newer hold.
             let mut attempts = 0;
             let forced = self.answered(key, || {
                 attempts += 1;
@@ -100,18 +100,19 @@ impl Engine {
             }
         }
         let unseen = self.lose_forced(key, &look.view, &ended);
-        // A late force has ended no holder, timestamp clients included. Those leave no id by which to decide.
+        // A force that came too late has ended no holder. This also decides about clients of the timestamp scheme,
+        // which have no id.
         let was_late = ended.is_empty() && !in_doubt && !look.view.holders.is_empty();
         let is_over = |id: Option<&str>| id.map_or(!was_late, |id| in_doubt || ended.contains(id));
         let seen = seen.into_iter().filter(|(id, _)| is_over(*id)).map(|(_, holder)| holder);
         Ok(seen.chain(unseen).collect())
     }
 
-    /// Loses the forced holds of this manager, so that guards and local waiters do not wait for the next renewal. What
-    /// was seen is over, even if an earlier copy has ended it.
+    /// Marks the forced holds of this manager as lost, so that guards and local waiters do not wait for the next
+    /// renewal. All holds of the view are over, even those that an earlier copy of the request has ended.
     ///
-    /// Returns the holders that were ended and not seen: beyond the bound of one look, or since then in the same phase.
-    /// So all of them read.
+    /// Returns the ended holders that the view did not show. They were beyond the size limit of a view, or joined the
+    /// same phase later. So all of them are readers.
     fn lose_forced(&self, key: &Key, seen: &View, ended: &HashSet<String>) -> Vec<HolderView> {
         let seen: HashSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
         let unseen = ended.iter().filter(|id| !seen.contains(id.as_str()));

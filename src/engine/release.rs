@@ -1,4 +1,4 @@
-//! Release of a guard: the next waiter of its process takes the hold, or the server is notified.
+//! Release of a guard: the next writer of the process takes the hold, or the manager sends the release to the server.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ impl Engine {
         removed
     }
 
-    /// Caches a valid hold whose last guard leaves. Returns false if there is more to do.
+    /// Gives back the last share of a valid hold and caches the hold. Returns false if the hold cannot be cached; the
+    /// caller must then release the share.
     fn cache(&self, hold: &Hold, share_id: ShareId) -> bool {
         if !self.can_cache() {
             return false;
@@ -35,7 +36,7 @@ impl Engine {
         is_over
     }
 
-    /// Gives a dropped guard's share back.
+    /// Gives back the share of a dropped guard.
     #[inline]
     pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
         if let Some(due) = hold.leave_quietly(share_id) {
@@ -56,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// Gives a guard's share back and waits for the server's answer.
+    /// Gives back the share of a guard, and waits for the server's answer.
     pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         if self.cache(hold, share_id) {
@@ -64,7 +65,7 @@ impl Engine {
         }
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
         let began = self.clock.now();
-        // Dropped after `goes_on`.
+        // Declared before `goes_on`, so that it is dropped after `goes_on` has handed the release to the background.
         let _unsettled = self.releases.unsettled();
         let removed = self.remove_share(hold, share_id, began);
         self.releases.has_changed_hold();
@@ -80,9 +81,9 @@ impl Engine {
         self.note_cache_outcome(hold);
         self.renewals.forget(hold);
         let (release, conversion) = Release::all_of(hold, began);
-        // If this future is dropped or gets no answer, the background continues.
+        // If this future is dropped or gets no answer, the background continues the release.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold), conversion };
-        // When the server has surely forgotten the hold, there is nothing left to release.
+        // The retries end when the lease on the server is surely over, since nothing is then left to release.
         let patience = self.options().unreachable_after.min(release.server_until.since(began));
         let mut tries = Tries::new(began, patience);
         let told = self.told(hold, &release, &mut tries).await?;
@@ -92,7 +93,8 @@ impl Engine {
         }
         match told.answer.value {
             ReleaseReply::Held => Ok(()),
-            // The new primary lacked the last writes: it knows that the acquisition waited, and nothing of its grant.
+            // After a failover, the new primary has the place in the queue but lacks the later grant: the hold was
+            // lost.
             ReleaseReply::Queued => Err(lost(self.found_lost(hold, share_id, LossReason::Gone))),
             ReleaseReply::None(absence) => {
                 let in_time = self.clock.now() < hold.deadline();
@@ -101,7 +103,7 @@ impl Engine {
                     if conversion.arrives_after(new.sent).is_none() {
                         goes_on.conversion = None;
                     }
-                    // The hold had been converted, and was ours as the new one.
+                    // The server had executed the conversion, and this process held the lock until this release.
                     if new.value == ReleaseReply::Held {
                         return Ok(());
                     }
@@ -112,7 +114,7 @@ impl Engine {
         }
     }
 
-    /// Reports a loss from before the release that was not reported yet.
+    /// Counts and logs a loss that only the release has found.
     fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
         let held = self.clock.now().since(hold.began());
         self.table.meter().lost(hold.mode(), reason);
@@ -120,7 +122,7 @@ impl Engine {
         reason
     }
 
-    /// Sends a release until it is answered.
+    /// Sends a release until a server answers it.
     async fn told(&self, hold: &Arc<Hold>, release: &Release, tries: &mut Tries) -> Result<ReleaseAnswer> {
         let mut in_doubt = false;
         loop {
@@ -129,20 +131,21 @@ impl Engine {
                 Err(failure) => failure,
             };
             in_doubt |= !matches!(failure, Failure::NotDone { .. });
-            // Local waiters ask for themselves, so that they see the outage too.
+            // Lets local waiters send their own requests, so that they learn of the outage, too.
             self.table.on_end(hold);
             Box::pin(tries.on_failure(self, hold.key(), failure)).await?;
         }
     }
 
-    /// Sends the release in the background, while no caller waits for it.
+    /// Sends the release in the background. No caller waits for it.
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
         self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
     }
 
-    /// Sends the release of a dropped guard from this runtime, if that can send at once, or in the background.
+    /// Sends the release of a dropped guard from this runtime if it has a connection that can send at once, and
+    /// otherwise in the background.
     fn release_from_here(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
@@ -150,10 +153,11 @@ impl Engine {
     }
 }
 
-/// Judges a release of a hold that the server does not know. An earlier copy of the release without an answer may have
-/// ended it. It has if the server has remembered the lock all the while. Then only a release, a force or the end of its
-/// lease can have ended the hold, and the local clock excludes the last. Otherwise the server has lost it, before or
-/// after that copy: others may have been inside.
+/// Decides why the server does not know a hold at its release: the hold was lost, or an earlier copy of the release,
+/// which got no reply, has ended it. Suppose that the server has kept its record of the lock since the grant. Then only
+/// a release, a force or the end of the lease can have ended the hold. The reply excludes a force, and the local clock
+/// excludes the end of the lease, so the earlier copy ended the hold. If the server has lost its record, others may
+/// have held the lock.
 fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: bool) -> Result<(), LossReason> {
     let (first, last) = hold.tokens();
     match loss_reason(share_id.token, absence.forced) {
@@ -165,15 +169,15 @@ fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: 
 /// Answer of the server to a release.
 struct ReleaseAnswer {
     answer: Answered<ReleaseReply>,
-    /// True if an earlier copy went unanswered.
+    /// True if an earlier copy of the release got no reply, so the server may have executed it.
     in_doubt: bool,
 }
 
-/// Hands a release to the background unless it was completed.
+/// Hands a release to the background when dropped, unless the release was completed.
 struct GoesOn<'a> {
     engine: &'a Engine,
     hold: Option<&'a Arc<Hold>>,
-    /// Release of the hold that this one may have been converted into.
+    /// Release of the new hold of an in-doubt conversion.
     conversion: Option<Release>,
 }
 

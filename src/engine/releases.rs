@@ -1,9 +1,11 @@
-//! Releases: of holds, of cancelled acquisitions, and of what a dropped guard leaves behind.
+//! Releases of holds and of cancelled acquisitions.
 //!
-//! A release is sent until it is answered or the server's lease is surely over. If a copy of the acquisition may still
-//! be on its way, the release is sent again after that copy's limit. Otherwise the copy would acquire after its own
-//! cancellation and last a full lease. The [background](crate::engine::outbox) sends releases, so a dropped guard needs
-//! no runtime. Where it has one, the first copy may go [inline](inline).
+//! A release is repeated until it is answered or the lease on the server is surely over. The server may still execute a
+//! copy of the acquisition that is in doubt. Then the release is sent once more after the time limit of that copy.
+//! Otherwise the copy would acquire the lock after its cancellation, for a full lease.
+//!
+//! The [background](crate::engine::background) sends releases, so a guard can be dropped without a runtime. If there is
+//! a runtime, it may send the first copy of the release: an [inline](inline) release.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -35,36 +37,37 @@ mod inline;
 #[path = "../../testing/unit/engine/releases/tests.rs"]
 mod tests;
 
-/// Time between the loss of a guard at `max_hold` and the release of its hold. The holder's task learns of the loss
-/// before another holder is let in.
+/// Time between the loss of a guard at `max_hold` and the release of its hold. So the task of the guard learns of the
+/// loss before another holder can enter.
 pub(super) const HEAD_START: Duration = Duration::from_millis(50);
 
-/// Sender of releases, in the background where needed.
+/// Releases of one manager that are in progress.
 #[derive(Debug)]
 pub(crate) struct Releases {
     scheme: Arc<dyn Scheme>,
     table: Arc<Table>,
     clock: Clock,
-    /// Release replay: present where the next primary may not know of a release that this one carried out.
+    /// Release replay, present on a cluster and behind Sentinels: a new primary may lack a release that the old primary
+    /// has executed.
     replay: Option<ReleaseReplay>,
     waiting: Mutex<WaitingReleases>,
     wake: Arc<Wake>,
     inline: InlineReleases,
-    /// Number of acquisitions and releases that may yet have to be sent to the server.
+    /// Number of acquisitions in progress, and of releases that may yet have to be sent.
     unsettled: AtomicUsize,
-    /// Number of releases among them.
+    /// Number of the releases alone.
     departing: AtomicUsize,
-    /// Number of releases that came to their end, by an answer or with the lease.
+    /// Number of releases that have ended, by an answer or with the lease.
     ended: AtomicU64,
     settled: Notify,
-    /// True when the manager and all its guards are gone: only the remaining releases are left to send.
+    /// True after the manager and all its guards were dropped. Only the remaining releases are still sent.
     stopped: AtomicBool,
-    /// Stop for the next release between the change of its hold and its count, for a test.
+    /// Stop of the next release between the change of its hold and the count of the release, for a test.
     #[cfg(all(test, feature = "_testing"))]
     pub(super) interruption: Mutex<Option<Interruption>>,
 }
 
-/// Reports that a release has come to its stop, and waits until the test lets it continue.
+/// Reports to the test that a release has stopped, and waits until the test continues it.
 #[cfg(all(test, feature = "_testing"))]
 pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
@@ -78,7 +81,7 @@ struct WaitingReleases {
     is_abandoned: bool,
 }
 
-/// Deadline and a unique number.
+/// Deadline, and a unique number, since deadlines may be equal.
 type DueNumber = (Moment, u64);
 
 impl Releases {
@@ -114,19 +117,20 @@ impl Releases {
         Ok(answer)
     }
 
-    /// Notes a release that a node has carried out, which its successor may not know of.
+    /// Notes a release that a node has executed and that a new primary may lack.
     fn carried_out(self: &Arc<Self>, release: &Release, route: &Route, now: Moment) {
         let Some(recent) = &self.replay else {
             return;
         };
         recent.remember(route.clone(), release, now);
         if self.scheme.route(&release.key) != *route {
-            // A search for moved locks may have run just before this entry was there.
+            // The route has changed, and `resend_moved` may have run just before this release was noted.
             self.resend_moved();
         }
     }
 
-    /// Sends recent releases again to the new owners of moved locks, which may not know of them. The latest goes first.
+    /// Sends recent releases of moved locks again, to the new primaries, which may lack them. The latest release goes
+    /// first.
     pub(super) fn resend_moved(self: &Arc<Self>) {
         let Some(recent) = &self.replay else {
             return;
@@ -141,7 +145,7 @@ impl Releases {
         }
     }
 
-    /// Returns when there is a release to send.
+    /// Returns the next moment at which a release is due.
     pub(super) fn next(&self, now: Moment) -> Moment {
         let waiting = self.waiting.lock();
         let later = waiting.later.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
@@ -164,7 +168,7 @@ impl Releases {
         due
     }
 
-    /// Notes how long an answer to the background took.
+    /// Notes how long a node took to answer a request of the background.
     pub(super) fn answers_take(&self, span: Duration) {
         self.inline.answers_take(span);
     }
@@ -212,7 +216,7 @@ impl Releases {
         self.wake.at(at);
     }
 
-    /// Takes a release over. Without a running driver, the lease ends the hold.
+    /// Passes a release to the background. If no driver runs, the lease ends the hold.
     pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
         self.carry(ReleaseTask::new(self, release, hold));
     }
@@ -222,8 +226,8 @@ impl Releases {
         self.wake.at(Moment::from_nanos(0));
     }
 
-    /// Stores a release, unless no driver is left to send it. It would wait for ever, and keep this structure in
-    /// memory.
+    /// Stores a release, unless no driver is left to send it. Such a release would wait for ever, and keep this
+    /// structure in memory.
     fn put(&self, job: ReleaseTask, put: impl FnOnce(&mut WaitingReleases, ReleaseTask)) {
         let mut waiting = self.waiting.lock();
         if waiting.is_abandoned {
@@ -234,7 +238,7 @@ impl Releases {
         }
     }
 
-    /// Releases a hold that is over, and the one that it may have been converted into.
+    /// Releases a hold that is over, and the new hold of a conversion that is in doubt.
     pub(crate) fn give_back(self: &Arc<Self>, hold: &Hold, waited_for: Option<Arc<Hold>>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
         self.in_background(release, waited_for);
@@ -243,8 +247,8 @@ impl Releases {
         }
     }
 
-    /// Releases a hold a head start after its guards were notified of the loss. Local waiters wait for that. The
-    /// release counts at once.
+    /// Releases a hold [`HEAD_START`] after its guards were lost. Local waiters wait for the release. The release is
+    /// counted at once, so that `close` and `flush` wait for it.
     pub(crate) fn give_back_later(self: &Arc<Self>, hold: &Arc<Hold>) {
         let now = self.clock.now();
         let (release, conversion) = Release::all_of(hold, now);
@@ -264,16 +268,16 @@ impl Releases {
         }
     }
 
-    /// Takes back a request that no task waits for any more, and that may yet be on its way.
+    /// Releases an acquisition whose future was dropped, while the server may not have executed it yet.
     ///
-    /// The request went out on a connection of this runtime, and a release on the same connection arrives behind it. On
-    /// another connection the release could arrive first and find nothing. Then the request would leave a hold or a
-    /// place in the queue until the release is repeated, when no copy can arrive any more.
+    /// The request was sent on a connection of this runtime. So a release on the same connection arrives after the
+    /// request. On another connection, the release could arrive first and find nothing. Then the request would leave a
+    /// hold or a place in the queue, until the release is repeated after the time limit of the request.
     pub(crate) fn take_back_from_here(self: &Arc<Self>, release: Release, now: Moment) {
         inline::tell(self, ReleaseTask::new(self, release, None), now);
     }
 
-    /// Announces that no new releases come.
+    /// Notes that no manager and no guard is left to create releases.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
     }
@@ -282,7 +286,7 @@ impl Releases {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Drops the waiting releases, since no driver is left: leases end their holds.
+    /// Drops the waiting releases, since no driver is left. The holds end with their leases.
     pub(super) fn abandon(&self) {
         let abandoned = std::mem::replace(
             &mut *self.waiting.lock(),
@@ -292,25 +296,25 @@ impl Releases {
         self.inline.abandon();
     }
 
-    /// Lets local waiters go on, which need not wait for a server that does not answer.
+    /// Lets local waiters send their requests before the server has answered the release of `hold`.
     pub(crate) fn unblock(&self, hold: &Hold) {
         catch_panic(|| self.table.on_end(hold));
     }
 
-    /// Counts as under way until it is dropped. An operation that ends a hold takes this before the hold changes:
-    /// otherwise `close` could find neither the hold nor its release.
+    /// Counts an operation as in progress until the returned value is dropped. An operation that ends a hold calls this
+    /// before it changes the hold. Otherwise `close` could find neither the hold nor its release.
     pub(crate) fn unsettled(self: &Arc<Self>) -> Unsettled {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         Unsettled(Arc::clone(self))
     }
 
-    /// Counts an attempt as under way, in a value that its cell keeps.
+    /// Counts an attempt as in progress until the returned value is dropped, which the cell of the lock keeps.
     pub(crate) fn open_operation(self: &Arc<Self>) -> OpenOperation {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         OpenOperation::counted_by(Arc::<Self>::clone(self))
     }
 
-    /// Marks the moment between the change of a hold and the count of its release. A test may stop the operation there.
+    /// Does nothing, unless a test stops the operation here, between the change of a hold and the count of its release.
     #[inline]
     pub(super) fn has_changed_hold(&self) {
         #[cfg(all(test, feature = "_testing"))]
@@ -328,18 +332,17 @@ impl Releases {
         self.departing.load(Ordering::SeqCst) > 0
     }
 
-    /// Number of releases that have come to their end so far.
+    /// Returns the number of releases that have ended so far.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Returns when the server knows of all releases so far, or has forgotten their holds.
+    /// Returns when no acquisition is in progress and no release is left to send.
     pub(crate) async fn await_resolved(&self) {
         self.until_none(&self.unsettled).await;
     }
 
-    /// Returns when the server knows of all releases that no caller waits for, or has forgotten their holds.
-    /// Acquisitions may continue.
+    /// Returns when no release of the background is left to send. Acquisitions may still be in progress.
     pub(crate) async fn flushed(&self) {
         self.until_none(&self.departing).await;
     }
@@ -348,7 +351,7 @@ impl Releases {
         loop {
             let settled = self.settled.notified();
             tokio::pin!(settled);
-            // Registered before the look, so that the last release is not missed.
+            // Registered before the count is read, so that the end of the last release is not missed.
             settled.as_mut().enable();
             if count.load(Ordering::SeqCst) == 0 {
                 return;
@@ -363,7 +366,7 @@ fn is_final(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::Forbidden | Refusal::ForeignKey | Refusal::UnsupportedServer | Refusal::OtherTopology)
 }
 
-/// Release that is sent until the server knows of it, or has forgotten the hold.
+/// Release that is repeated until it is answered or the lease is over.
 #[derive(Debug)]
 pub(super) struct ReleaseTask {
     release: Release,
@@ -384,21 +387,21 @@ impl ReleaseTask {
         ReleaseRequest { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
     }
 
-    /// Takes the hold that local waiters wait for, once.
+    /// Takes the hold whose release local waiters wait for. Returns it only once.
     pub(super) fn take_hold(&mut self) -> Option<Arc<Hold>> {
         self.underway.hold.take()
     }
 }
 
-/// Release under way in the background. Dropped at any point, it leaves the table and the counts right.
+/// Release in progress in the background. Its drop unblocks local waiters and corrects the counts.
 #[derive(Debug)]
 struct UnderwayRelease {
     hold: Option<Arc<Hold>>,
-    /// Dropped after the hold.
+    /// Declared after the hold, so that it is dropped later.
     unsettled: Unsettled,
 }
 
-/// Count of one acquisition or release that may yet have to be sent.
+/// Counts one acquisition or release as in progress, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Unsettled(Arc<Releases>);
 
@@ -433,7 +436,7 @@ impl Drop for UnderwayRelease {
         if releases.departing.fetch_sub(1, Ordering::SeqCst) == 1 {
             releases.settled.notify_waiters();
             if releases.is_stopped() {
-                // The drivers end with the last release, and another task may have sent it.
+                // The drivers end with the last release. They sleep if another task has sent it, so they must be woken.
                 releases.wake.all();
             }
         }

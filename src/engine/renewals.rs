@@ -1,8 +1,8 @@
-//! Deadline queue of holds: all live holds by the moment at which something is due, a renewal or the local deadline.
+//! Deadline queue: all live holds, sorted by their next deadline, which is a renewal or the end of the local validity.
 //!
-//! The state of a hold is in the hold alone. The queue only says when to look at it, and has each hold at most once. A
-//! task that changes a hold has it scheduled anew by its state at that time, under the queue's mutex. No message from
-//! the holders is needed. The [background](crate::engine::outbox) sends what is due.
+//! The state of a hold is in the hold alone. The queue has each hold at most once, with the moment of its next
+//! deadline. After a task has changed a hold, it schedules the hold again. Scheduling reads the state of the hold under
+//! the mutex of the queue. The [background](crate::engine::background) sends the due renewals.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,20 +27,20 @@ use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::store::{RenewalRequest, Renewed, loss_reason};
 
-/// Window in which later renewals travel with the one that is due now. Of 10,000 holds with a lease of 10 s, as many as
-/// make a batch are due in it.
+/// Time by which a renewal may be sent early, to be part of the batch that is due now. Of 10,000 holds with a lease of
+/// 10 s, about 30 are due in this time, which is one batch.
 pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
 
-/// Holds of one manager, and what is due for them.
+/// Deadline queue of one manager, and the actions at the deadlines.
 #[derive(Debug)]
 pub(crate) struct Renewals {
     table: Arc<Table>,
     releases: Arc<Releases>,
     agenda: Mutex<RenewalQueue>,
     wake: Arc<Wake>,
-    /// Results of cached holds.
+    /// Policy that learns from the results of cached holds.
     uses: Option<Arc<CachePolicy>>,
-    /// Limit of log lines about unanswered renewals.
+    /// Limit on log lines about unanswered renewals.
     lines: Limiter,
 }
 
@@ -66,13 +66,13 @@ impl RenewalQueue {
     }
 }
 
-/// Marks a hold as out of the queue. Until it is back, each change of it is a reason to schedule it.
+/// Marks a hold as out of the queue. Until the hold is back, each change of the hold must schedule it.
 fn taken(hold: &Hold) {
     hold.agenda_slot.store(0, Ordering::Relaxed);
     hold.agenda_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
 }
 
-/// Hold that is to be renewed, and the lease to ask for.
+/// Hold to renew, and the lease to request.
 pub(super) struct DueRenewal {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
@@ -112,15 +112,16 @@ impl Renewals {
         self.table.clock().now()
     }
 
-    /// Schedules a hold for the moment at which something is due, by its present state. To be called whenever that may
-    /// have become earlier, until the hold is over or [forgotten](Renewals::forget).
+    /// Schedules a hold for its next deadline, by its present state. Callers that may have made the deadline earlier
+    /// must call it, until the hold is over or [forgotten](Renewals::forget).
     pub(crate) fn schedule(&self, hold: &Arc<Hold>, now: Moment) {
         let mut agenda = self.agenda.lock();
-        // Out first: a task that changes the hold after this look finds it in no queue, and comes here too.
+        // The hold leaves the queue before its state is read. A task that changes the hold after that finds it out of
+        // the queue, and so schedules it again.
         agenda.remove(hold);
         let at = match hold.due() {
             Next::At(at) => at,
-            // A driver finds and reports it.
+            // A driver finds the lost hold at once, and reports the loss.
             Next::Lost(_) => now,
             Next::Released | Next::GivenUp => return,
         };
@@ -132,26 +133,26 @@ impl Renewals {
         self.wake.at(at);
     }
 
-    /// Schedules all holds for which something is due earlier.
+    /// Schedules all holds of `due`, whose next deadline may have become earlier.
     pub(crate) fn schedule_all(&self, due: hold::Due, now: Moment) {
         due.0.each(|hold| self.schedule(&hold, now));
     }
 
-    /// Looks for stalled leaders. Returns when to look again.
+    /// Checks for stalled leaders. Returns the moment of the next check.
     pub(super) fn look_for_stalled(&self, now: Moment) -> Moment {
         let (next, due) = self.table.stalled.look(now);
         self.schedule_all(due, now);
         next
     }
 
-    /// Returns when that moment becomes earlier than a look has found. To be enabled before that look.
+    /// Returns when the moment of the next check becomes earlier. The driver enables the future before the check.
     pub(super) fn stalled_sooner(&self) -> Notified<'_> {
         self.table.stalled.sooner()
     }
 
-    /// Removes a hold for good: nothing is due for it any more.
+    /// Removes a hold for good, since it has no further deadline.
     pub(crate) fn forget(&self, hold: &Hold) {
-        // A driver that has it out of the queue sees this when it comes to put it back.
+        // A driver may have taken the hold out of the queue. It sees this flag when it schedules the hold again.
         hold.retire();
         self.agenda.lock().remove(hold);
     }
@@ -161,12 +162,13 @@ impl Renewals {
         self.agenda.lock().due.is_empty()
     }
 
-    /// Moment of the next look.
+    /// Returns the earliest deadline.
     pub(super) fn next(&self) -> Moment {
         self.agenda.lock().due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
     }
 
-    /// Takes the holds for which something is due, to be scheduled again. Reports those that are over.
+    /// Takes the holds whose deadline has come. Releases the holds that are over, and returns the others, which the
+    /// caller schedules again.
     pub(super) fn take_due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut due = self.pop_due(now);
         if due.is_empty() {
@@ -177,8 +179,8 @@ impl Renewals {
         due
     }
 
-    /// Releases the holds that are over by now, if no driver has looked since. A lost guard may have learned of it by
-    /// its own timer.
+    /// Releases the holds that are over and that no driver has released yet. The timer of a guard may find the end of
+    /// its hold before a driver does.
     pub(crate) fn give_back_lost(&self, now: Moment) {
         let _unsettled = self.releases.unsettled();
         for hold in self.table.all_holds().iter().filter(|hold| !hold.is_retired()) {
@@ -186,9 +188,9 @@ impl Renewals {
         }
     }
 
-    /// Returns true if a hold goes on. A hold that is over is released here.
+    /// Returns true if a hold goes on. Releases a hold that is over.
     fn goes_on(&self, hold: &Arc<Hold>, now: Moment) -> bool {
-        // The first look that finds a hold over wakes its watchers.
+        // The first call of `next` that finds the hold over wakes its watchers.
         match catch_panic(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
             Next::At(_) => return true,
             Next::Lost(reason) => self.clear_away(hold, reason, now),
@@ -218,14 +220,14 @@ impl Renewals {
         }
     }
 
-    /// Notes a renewal whose driver has gone.
+    /// Notes that a renewal gets no answer, since its driver has ended.
     pub(super) fn on_no_answer(&self, due: &DueRenewal, now: Moment) {
         due.hold.on_no_answer(now);
         self.schedule(&due.hold, now);
     }
 
-    /// Applies an answer to a hold, or its absence, and reports it. Returns the release of a conversion that was not
-    /// carried out.
+    /// Applies the answer to a renewal, or the failure, to the hold, and logs it. Returns the release of a conversion
+    /// that the server has not executed.
     fn is_answered(
         &self,
         DueRenewal { hold, lease, said }: &DueRenewal,
@@ -241,7 +243,7 @@ impl Renewals {
                         let said = Some(standing.clone());
                         let word =
                             CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
-                        // The caller puts the hold back into the queue.
+                        // The returned deadlines are not needed: the caller schedules the hold anyway.
                         drop(hold.on_cache_answer(word, tokens, now));
                     }
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
@@ -265,7 +267,7 @@ impl Renewals {
         None
     }
 
-    /// Releases a cached hold. Local waiters ask when the server has answered.
+    /// Releases a cached hold. Local waiters send their requests when the server has answered the release.
     fn give_up(&self, hold: &Arc<Hold>, now: Moment) {
         self.forget(hold);
         if let (Some(uses), Some(stay)) = (&self.uses, hold.cache_outcome()) {
@@ -274,9 +276,9 @@ impl Renewals {
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
 
-    /// Releases a lost hold, in case the server still knows it, and lets local waiters ask. The release counts before
-    /// the table forgets the hold, so that `close` finds one of the two. It also counts before the hold is retired, so
-    /// that `flush` finds it.
+    /// Releases a lost hold, since the server may still have it, and lets local waiters send their requests. The
+    /// release is counted before the table forgets the hold, so that `close` finds the hold or its release. The release
+    /// is also counted before the hold is retired, so that `flush` finds it.
     fn clear_away(&self, hold: &Arc<Hold>, reason: LossReason, now: Moment) {
         if reason == LossReason::MaxHold {
             self.releases.give_back_later(hold);

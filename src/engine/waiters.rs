@@ -1,11 +1,11 @@
-//! Bound of the acquisitions of one manager that are under way: each has a place in memory, and most of them wait.
+//! Limit of the acquisitions of one manager that are in progress (`max_waiters`), since each of them needs memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::error::{Error, Result};
 use crate::base::key::Key;
 
-/// Counts the acquisitions that are under way, and refuses those beyond `max`.
+/// Counts the acquisitions that are in progress, and refuses a further acquisition at `max`.
 #[derive(Debug)]
 pub(super) struct WaiterLimit {
     max: usize,
@@ -21,9 +21,10 @@ impl WaiterLimit {
         Self { max, count: AtomicUsize::new(0) }
     }
 
-    /// Counts one more acquisition, if there is a place for it.
+    /// Counts one more acquisition, unless the limit is reached.
     pub(super) fn admit(&self, key: &Key) -> Result<WaiterPermit<'_>> {
-        // Counted before it is compared: two that come at once cannot both take the last place.
+        // The count is raised before the comparison, so that two concurrent acquisitions cannot both take the last
+        // place.
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let permit = WaiterPermit(self);
         if before < self.max {

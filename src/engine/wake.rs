@@ -1,8 +1,8 @@
-//! Drivers of the background, the moments until which they sleep, and their wake-ups.
+//! Alarms of the drivers of the background: the moments until which they sleep, and their wake-ups.
 //!
-//! Drivers are woken only for what is due earlier than their next look. An alarm stays until it goes off, even if its
-//! reason is gone. Then it wakes its driver once for nothing, but until then no later deadline has to wake it.
-//! Otherwise locks that are taken and released all the time would wake it every time.
+//! A driver is woken only for work that is due before its alarm. An alarm stays until it goes off, even if its work is
+//! gone. Then the alarm wakes the driver once without need. But until then, no later deadline wakes the driver. Without
+//! this rule, locks that are acquired and released all the time would wake the driver each time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,8 @@ use tokio::sync::futures::Notified;
 
 use crate::base::lease::Moment;
 
-/// Alarm of a driver that looks now: it sees all that is put in before it sleeps.
+/// Alarm of a driver that reads the queues now. It will see all work that is added before it sleeps, so it needs no
+/// wake-up.
 const LOOKS: Moment = Moment::from_nanos(0);
 
 /// Identity of a driver.
@@ -48,12 +49,12 @@ impl Wake {
         self.alarms.lock().remove(driver.0);
     }
 
-    /// Returns when something is due earlier than a driver knows. To be enabled before the driver looks.
+    /// Returns when work is due before the alarm of a driver. The driver enables the future before it reads the queues.
     pub(super) fn woken(&self) -> Notified<'_> {
         self.notify.notified()
     }
 
-    /// Notes that the driver looks from now on.
+    /// Notes that the driver starts to read the queues.
     pub(super) fn looks(&self, driver: DriverId, now: Moment) {
         let alarm = &mut self.alarms.lock()[driver.0];
         if alarm.at <= now {
@@ -62,24 +63,25 @@ impl Wake {
         alarm.is_looking = true;
     }
 
-    /// Notes that the driver has looked. Returns the moment until which it sleeps.
+    /// Notes that the driver has read the queues and has no work before `next`. Returns the moment until which the
+    /// driver sleeps.
     pub(super) fn sleeps(&self, driver: DriverId, next: Moment) -> Moment {
         let mut alarms = self.alarms.lock();
         let alarm = &mut alarms[driver.0];
-        // An earlier alarm stays, even if its reason is gone.
+        // An earlier alarm stays, even if its work is gone.
         alarm.at = alarm.at.min(next);
         alarm.is_looking = false;
         alarm.at
     }
 
-    /// Wakes the drivers if they would look later than `moment`.
+    /// Wakes the drivers if an alarm is later than `moment`.
     pub(super) fn at(&self, moment: Moment) {
         let mut wakes = false;
         for (_, alarm) in &mut *self.alarms.lock() {
             wakes |= moment < alarm.effective();
             alarm.at = alarm.at.min(moment);
         }
-        // Out of the loop, and so without the mutex: the woken drivers take it.
+        // Called after the loop and so without the mutex, which the woken drivers take.
         if wakes {
             self.all();
         }
@@ -89,8 +91,8 @@ impl Wake {
         self.notify.notify_waiters();
     }
 
-    /// Wakes the other drivers: this one has taken what they would look at later, and may stand still before it is
-    /// done.
+    /// Wakes the other drivers, so that they set their alarms anew. This driver has taken due work, and its runtime may
+    /// stop polling it before the work is done.
     pub(super) fn others_of(&self, driver: DriverId) {
         let has_others = self.alarms.lock().iter().any(|(other, _)| other != driver.0);
         if has_others {

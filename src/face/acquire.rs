@@ -1,4 +1,4 @@
-//! Builder of an acquisition, and the future that it becomes.
+//! Builder of an acquisition, and the future that the builder becomes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,35 +22,37 @@ use crate::face::guard::WriteGuard;
 use crate::lock::hold::{Hold, ShareId};
 use crate::store::{BoxFuture, Mode};
 
-/// Options of an acquisition. Awaiting it acquires the lock; before that, nothing is sent.
+/// Options of an acquisition. Awaiting the `Acquire` acquires the lock; before that, nothing is sent.
 ///
-/// Invalid names and options are reported when it is awaited.
+/// An invalid name or option is reported only when the `Acquire` is awaited.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future at any point gives up the place in the queue, to the next waiter of this process if there is
-/// one. The background cancels what the request may have left on the server. Nothing stays there longer than one lease.
+/// Dropping the future at any point gives up its place in the queue. If another task of this process waits for the same
+/// lock, that task gets the place. The background cancels any place or hold that the request has left on the server.
+/// Nothing stays on the server for longer than one lease.
 ///
 /// An acquisition that ends with [`WaitTimeout`](crate::Error::WaitTimeout) has left nothing on the server when it
 /// returns, unless the error says `confirmed: false`.
 ///
-/// A future that is neither polled nor dropped keeps its place in the queue of this process, as with tokio's locks: the
-/// waiters behind it wait for it. Waiters of other processes do not, because the server removes a waiter that sends
-/// nothing.
+/// A future that is neither polled nor dropped keeps its place in the queue of this process, as with tokio's locks. The
+/// waiters behind it in this process wait for it. Waiters of other processes do not wait for it, because the server
+/// removes a waiter that sends nothing.
 ///
 /// # Errors
 ///
 /// - [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
-///   [`wait_timeout`](Acquire::wait_timeout). With `try_now`, only if its place in the queue could not be cancelled in
-///   time.
+///   [`wait_timeout`](Acquire::wait_timeout). [`try_now`](Acquire::try_now) returns this error only if it could not
+///   cancel its place in the queue in time.
 /// - [`Unreachable`](crate::Error::Unreachable) if no server answered.
 /// - [`Refused`](crate::Error::Refused) if a server refused the request.
 /// - [`InvalidName`](crate::Error::InvalidName) and [`InvalidOption`](crate::Error::InvalidOption) before anything is
-///   sent, also outside of a tokio runtime.
-/// - [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read.
+///   sent. An acquisition that is awaited outside of a tokio runtime also fails with `InvalidOption`.
+/// - [`UpgradeConflict`](crate::Error::UpgradeConflict) if the owner already reads the lock and asks to write it.
 /// - [`Closed`](crate::Error::Closed) after the manager was closed.
-/// - [`TooManyWaiters`](crate::Error::TooManyWaiters) beyond [`max_waiters`](crate::Builder::max_waiters).
-/// - [`Forked`](crate::Error::Forked) in a copy of the process that built the manager.
+/// - [`TooManyWaiters`](crate::Error::TooManyWaiters) if [`max_waiters`](crate::Builder::max_waiters) acquisitions of
+///   the manager are in progress already.
+/// - [`Forked`](crate::Error::Forked) in a process that `fork` made from the process that built the manager.
 ///
 /// # Examples
 ///
@@ -67,10 +69,10 @@ use crate::store::{BoxFuture, Mode};
 ///     .wait_timeout(Duration::from_secs(2))
 ///     .await?;
 /// assert!(guard.remaining() < Duration::from_secs(5));
-/// assert!(manager.read("cfg").try_now().await?.is_none()); // asked once: another task writes
+/// assert!(manager.read("cfg").try_now().await?.is_none()); // one request: another guard writes
 /// guard.release().await?;
 ///
-/// // Nested: within this task, or of an owner with a name.
+/// // Nested acquisitions of this task, and of an owner with an id.
 /// let outer = manager.write("cfg").reentrant().await?;
 /// let inner = manager.read("cfg").reentrant().await?;
 /// # drop((outer, inner));
@@ -101,41 +103,41 @@ impl<G: Guard> Acquire<G> {
 
     /// Sets how long the server keeps the hold without a renewal. Defaults to the manager's lease, 10 s.
     ///
-    /// The manager renews the hold after a third of its lease. A shorter lease frees the lock sooner after a crash; a
-    /// longer lease survives longer outages of the server.
+    /// The manager renews the hold each time a third of its lease has passed. A shorter lease frees the lock sooner
+    /// after a crash of this process. A longer lease survives longer outages of the server.
     ///
-    /// A guard starts with at least half of its lease, if the clock margin leaves as much. An acquisition that
-    /// continues a hold of its process with less than that waits for the answer to a renewal first. Three kinds of
-    /// guards start with what is left:
+    /// A guard starts with at least half of its lease, unless [`max_clock_skew`](crate::Builder::max_clock_skew) leaves
+    /// less. An acquisition may continue a hold of its process that has less time left. Then it first waits for the
+    /// answer to a renewal. Three kinds of guards start with the time that their hold has left:
     ///
-    /// - The guard of a hold that was granted while its acquisition waited: 3 s or the lease at first, whichever is
-    ///   shorter. It has all of its lease when [`confirmed`](WriteGuard::confirmed) returns.
+    /// - The guard of a hold that was granted while its acquisition waited. At first this time is 3 s or the lease,
+    ///   whichever is shorter. The hold has its whole lease when [`confirmed`](WriteGuard::confirmed) returns.
     /// - A nested guard.
-    /// - A guard of `try_read` or `try_write` whose answer, with all of its lease, took long on the network.
+    /// - A guard of `try_read` or `try_write`, if the answer of the server took long.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.request.overrides.lease = Some(lease);
         self
     }
 
-    /// Sets the longest time that the hold lasts, renewed or not. Defaults to the manager's, 1 h. A `max_hold` that is
-    /// no longer than the lease makes a fixed lease, which is never renewed.
+    /// Sets the longest time that the hold lasts, including all renewals. Defaults to the manager's `max_hold`, 1 h. If
+    /// `max_hold` is not longer than the lease, the manager never renews the hold.
     ///
-    /// The guard is lost by then at the latest. The server lets others in 50 ms later, or when its lease is over. So a
-    /// task that waits for [`lost`](WriteGuard::lost) learns of the end first. If the process ends within these 50 ms,
-    /// without [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), the hold stays on the
-    /// server until its lease is over.
+    /// The guard is lost after this time at the latest. The manager releases the hold 50 ms later, unless the lease
+    /// ends first. So a task that waits for [`lost`](WriteGuard::lost) learns of the end before other processes can
+    /// enter. If the process ends within these 50 ms, without [`flush`](crate::RwLockManager::flush) or
+    /// [`close`](crate::RwLockManager::close), the hold stays on the server until its lease is over.
     ///
-    /// A shorter limit ends a forgotten hold sooner; a longer limit leaves time for longer work.
+    /// A shorter limit ends a forgotten hold sooner. A longer limit allows longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.request.overrides.max_hold = Some(max_hold);
         self
     }
 
-    /// Sets a lease that is never renewed: the lock is free again after this time, also if this process dies.
+    /// Sets a lease that the manager never renews. The lock is free again after this time, even if this process dies.
     /// Equivalent to `lease(lease).max_hold(lease)`.
     ///
-    /// For work that is known to be short, and for holders that nothing supervises. A shorter lease frees the lock
-    /// sooner; a longer one leaves more time for slow work.
+    /// Use a fixed lease for work that is known to be short, or for holders that nothing supervises. A shorter lease
+    /// frees the lock sooner. A longer lease leaves more time for slow work.
     ///
     /// # Examples
     ///
@@ -154,33 +156,37 @@ impl<G: Guard> Acquire<G> {
         self.lease(lease).max_hold(lease)
     }
 
-    /// Sets how long to wait for other holders. Defaults to the manager's limit: none.
+    /// Sets how long the acquisition waits for other holders. Defaults to the limit of the manager
+    /// ([`Builder::wait_timeout`](crate::Builder::wait_timeout)), which defaults to no limit.
     ///
-    /// The acquisition sends at least one request, and waits for its first answer for one response timeout, so zero
-    /// asks once. A longer limit survives longer holds of others; a shorter one gives up earlier.
+    /// The acquisition sends at least one request, even with a limit of zero, and waits up to one response timeout for
+    /// the first answer. A longer limit survives longer holds of others. A shorter limit gives up earlier.
     ///
-    /// At the limit the acquisition cancels its place in the queue, which takes one round trip, or two if a request is
-    /// in progress. Then it fails with [`WaitTimeout`](crate::Error::WaitTimeout), at the latest two [response
-    /// timeouts](crate::Builder::response_timeout) after the limit.
+    /// At the limit, the acquisition cancels its place in the queue and then fails with
+    /// [`WaitTimeout`](crate::Error::WaitTimeout). The cancellation takes one round trip, or two if a request is in
+    /// progress. It takes two [response timeouts](crate::Builder::response_timeout) at most.
     ///
-    /// If another process may cache its hold of the lock ([`cache_for`](crate::Builder::cache_for)), the limit is
-    /// [`recall_timeout`](crate::Builder::recall_timeout) at least, from the answer that says so. The other process needs that time
-    /// to give the lock up.
+    /// Another process may cache its hold of the lock ([`cache_for`](crate::Builder::cache_for)) and needs time to give
+    /// it up. So from the server's answer that reports such a hold, the acquisition waits for at least
+    /// [`recall_timeout`](crate::Builder::recall_timeout).
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.request.overrides.wait_timeout = Some(wait_timeout);
         self
     }
 
     /// Sets how long the process caches the hold after its last guard was dropped. The manager's
-    /// [`cache_for`](crate::Builder::cache_for) is the upper limit; zero releases the hold at once. If several
-    /// acquisitions share a hold, the last one decides. A longer time saves requests if this process uses the name
-    /// again; a shorter one spares others the recall.
+    /// [`cache_for`](crate::Builder::cache_for) is the upper limit. Zero releases the hold at once. If several
+    /// acquisitions share a hold, the value of the last acquisition counts.
+    ///
+    /// A longer time saves requests if this process uses the lock again. After a shorter time, other processes find the
+    /// lock free and need no recall.
     pub fn cache_for(mut self, cache_for: Duration) -> Self {
         self.request.overrides.cache_for = Some(cache_for);
         self
     }
 
-    /// Lets the acquisition nest if this task (outside of tasks: this thread) holds the lock already; see [`Reentry`].
+    /// Lets the acquisition nest if this task holds the lock already; see [`Reentry`]. Outside of tokio tasks, the
+    /// thread counts as the task.
     pub fn reentrant(self) -> Self {
         self.reentry(Reentry::PerTask)
     }
@@ -190,7 +196,7 @@ impl<G: Guard> Acquire<G> {
         self.reentry(Reentry::Named(owner))
     }
 
-    /// Sets in which guards the acquisition nests. Replaces the manager's [`reentry`](crate::Builder::reentry).
+    /// Sets the guards in which this acquisition nests. Replaces the manager's [`reentry`](crate::Builder::reentry).
     ///
     /// # Examples
     ///
@@ -211,8 +217,8 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// Asks the server once. Returns `None` if others hold the lock, or wait for it in this process. Ends within two
-    /// response timeouts.
+    /// Asks the server once. Returns `None` if other owners hold the lock, or if other tasks of this process already
+    /// wait for it. Returns within two response timeouts.
     ///
     /// # Errors
     ///
@@ -220,7 +226,7 @@ impl<G: Guard> Acquire<G> {
     ///
     /// # Cancel safety
     ///
-    /// The same as for the acquisition itself.
+    /// As for the acquisition itself; see [`Acquire`].
     pub async fn try_now(self) -> Result<Option<G>> {
         self.engine.process.check(self.request.name.as_str())?;
         if is_observed() {
@@ -231,25 +237,26 @@ impl<G: Guard> Acquire<G> {
 
     /// Acquires the lock, runs `work`, and releases the lock.
     ///
-    /// `work` gets the guard, for its [fencing token](WriteGuard::fencing_token). If the hold is lost during the work,
-    /// the future of `work` is dropped before another process can enter. That stops the work at its next await only. A
-    /// computation that never awaits continues, and so does a task that the work has spawned.
+    /// `work` gets a reference to the guard, so it can read the [fencing token](WriteGuard::fencing_token). If the hold
+    /// is lost during the work, the future of `work` is dropped before another process can enter. The drop stops the
+    /// work only where it awaits. A computation that never awaits continues, and so does a task that the work has
+    /// spawned.
     ///
-    /// `Ok` means that the work ended while the hold was valid. A release without an answer is no error then: the
-    /// background retries it, and the lease ends the hold in any case.
+    /// `Ok` means that the work ended while the hold was valid. A release without an answer is not an error of `run`.
+    /// The background retries the release, and the lease ends the hold in any case.
     ///
     /// The future is `Send` if the future of `work` is. Work that can fail returns a `Result` as its value.
     ///
     /// # Errors
     ///
-    /// [`Lost`](Error::Lost) if the work was dropped, or if the server reports at the release that it lost the hold
-    /// before the end. Others may have held the lock meanwhile. All other errors are those of the acquisition, and the
-    /// work did not begin.
+    /// [`Lost`](Error::Lost) if the hold was lost and the work was dropped, or if the server does not know the hold at
+    /// its release. In both cases, others may have held the lock during the work. All other errors are those of the
+    /// acquisition, and the work did not begin.
     ///
     /// # Cancel safety
     ///
-    /// Before the lock is acquired, dropping the future has the effect that it has for the acquisition itself. Later it
-    /// drops the work first and then lets the background release the hold.
+    /// Before the lock is acquired, dropping the future has the same effect as dropping the acquisition. After that,
+    /// dropping the future drops the work first; then the background releases the hold.
     ///
     /// # Examples
     ///
@@ -275,7 +282,7 @@ impl<G: Guard> Acquire<G> {
             let lost = guard.held().lost();
             let work = work(&guard);
             tokio::select! {
-                // The loss has priority: work that ended beside other holders must not count as done.
+                // The loss has priority: work that ended after the loss may have run while others held the lock.
                 biased;
                 reason = lost => Err(reason),
                 done = work => Ok(done),
@@ -285,7 +292,7 @@ impl<G: Guard> Acquire<G> {
         match outcome {
             Ok(done) => match guard.into_held().release().await {
                 Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-                // Unanswered or refused: the work ended in time all the same.
+                // The release was not answered or was refused, but the work ended while the hold was valid.
                 Ok(()) | Err(_) => Ok(done),
             },
             Err(reason) => Err(Error::Lost { lock, reason }),
@@ -294,10 +301,10 @@ impl<G: Guard> Acquire<G> {
 }
 
 impl Request {
-    /// Returns a share of a hold that this process already has, if no request is needed for it.
+    /// Returns a share of a hold that this process already has, if the share needs no request.
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
-        // A writer finds a usable hold at once only if holds are cached; nesting and hand-off take the slow path.
+        // Only a cached hold can serve a writer here. Nested acquisitions and hand-offs take the slow path.
         if mode == Mode::Write && !engine.options().may_cache() {
             return None;
         }
@@ -310,8 +317,8 @@ impl Request {
         Box::pin(async move { observed(&observer, &name, async move { self.take(engine, patience)?.await }).await })
     }
 
-    /// Returns the future that acquires the lock. It moves only what is needed later out of `self`: many futures may
-    /// wait at once, each with its memory.
+    /// Returns the future that acquires the lock. The future keeps only the needed parts of `self`, since many futures
+    /// may wait at once.
     fn take<G: Guard>(
         self,
         engine: Arc<Engine>,
@@ -326,14 +333,14 @@ impl Request {
     }
 }
 
-/// Returns true if metrics or spans want the outcome of acquisitions. Usually false.
+/// Returns true if metrics are on or a subscriber wants spans. Usually false.
 #[inline]
 fn is_observed() -> bool {
     metrics::IS_ON || events::spans_are_wanted()
 }
 
-/// Counts an acquisition and runs it within its tracing span. The span of the hold begins where the guard is returned,
-/// not within the span of the acquisition.
+/// Counts an acquisition and runs it within its tracing span. The span of the hold begins after that span has ended, so
+/// its parent is the caller's span.
 async fn observed<G: Guard>(
     engine: &Engine,
     name: &str,
@@ -377,8 +384,8 @@ pub struct Acquiring<G: Guard> {
 }
 
 enum AcquireStep<G: Guard> {
-    /// First state, before the first poll. A reader that joins a hold of its process is ready at the first poll, and
-    /// needs no allocation.
+    /// State before the first poll. A reader that joins a hold of its process is ready at the first poll, without an
+    /// allocation.
     New(Request),
     Underway {
         process: Process,
@@ -388,9 +395,9 @@ enum AcquireStep<G: Guard> {
 }
 
 impl<G: Guard> Acquiring<G> {
-    /// Starts the acquisition that could not finish at its first poll.
+    /// Starts an acquisition that could not join a hold at its first poll.
     fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
-        // After an error below the step stays `Done`, since the future has ended with that error.
+        // After an error, the step stays `Done`: the future has returned that error.
         if let AcquireStep::New(request) = std::mem::replace(&mut self.step, AcquireStep::Done) {
             let process = engine.process.clone();
             process.check(request.name.as_str())?;
@@ -412,7 +419,7 @@ impl<G: Guard> Future for Acquiring<G> {
         if let Some(engine) = self.engine.take()
             && let AcquireStep::New(request) = &self.step
         {
-            // Joining needs only a reference: moving the request would cost time on the fastest path.
+            // Borrows the request, since moving it would cost time on the fastest path.
             if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
                 engine.table.meter().joined();
                 return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
@@ -430,7 +437,7 @@ impl<G: Guard> Future for Acquiring<G> {
 }
 
 impl<G: Guard> Drop for Acquiring<G> {
-    /// Cancels nothing in a copy of the process: the acquisition belongs to the original process.
+    /// Cancels nothing in a forked copy of the process: the acquisition belongs to the original process.
     fn drop(&mut self) {
         if let AcquireStep::Underway { process, .. } = &self.step
             && !process.is_current()

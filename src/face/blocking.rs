@@ -1,7 +1,7 @@
-//! Blocking locks for threads without a runtime.
+//! Blocking locks for threads without a tokio runtime.
 //!
-//! A blocking manager runs a small runtime of its own, with one thread. Its guards stay in the thread that acquired
-//! them, so acquisitions of one thread nest by default; see [`Reentry`].
+//! A blocking manager runs a small tokio runtime of its own, with one thread. Its guards stay in the thread that
+//! acquired them, so acquisitions of one thread nest by default; see [`Reentry`].
 //!
 //! ```
 //! use redis_rwlock::blocking::MemoryManager;
@@ -9,15 +9,15 @@
 //! # fn main() -> redis_rwlock::Result<()> {
 //! let manager = MemoryManager::new()?;
 //! let outer = manager.write("cfg").wait()?;
-//! let inner = manager.read("cfg").wait()?; // the same thread: only counts
+//! let inner = manager.read("cfg").wait()?; // nested, since the thread is the same
 //! outer.release()?;
 //! inner.release()?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Options, errors and views are the same as in the asynchronous interface, under the same names. A service that has an
-//! `Arc<dyn RwLockManager>` uses it from threads without a runtime with [`Blocking::over`].
+//! Options, errors and views have the same names as in the asynchronous interface. [`Blocking::over`] wraps an existing
+//! manager, for example an `Arc<dyn RwLockManager>`.
 
 use std::fmt;
 use std::future::Future;
@@ -39,7 +39,7 @@ use crate::face::guard::{Guard as AsyncGuard, conversion_error};
 use crate::face::manager::{Build, Builder, RwLockManager};
 use crate::store::view::{HolderView, LockView};
 
-/// Time for which the runtime of a dropped manager continues with releases in progress.
+/// Longest time for which the runtime of a dropped manager continues with releases in progress.
 const LAST_RELEASES: Duration = Duration::from_secs(2);
 
 /// [`RedisManager`](crate::RedisManager) for threads without a runtime.
@@ -51,11 +51,11 @@ pub type QuorumManager = Blocking<crate::QuorumManager>;
 /// [`MemoryManager`](crate::MemoryManager) for threads without a runtime.
 pub type MemoryManager = Blocking<crate::MemoryManager>;
 
-/// Manager for threads without a runtime. Clones share it.
+/// Manager for threads without a tokio runtime. Clones share one manager.
 ///
 /// # Panics
 ///
-/// The methods block the thread, so they panic inside of asynchronous code, like all blocking functions of tokio.
+/// The methods block the thread. So they panic if asynchronous code calls them, like all blocking functions of tokio.
 ///
 /// # Examples
 ///
@@ -72,7 +72,7 @@ pub type MemoryManager = Blocking<crate::MemoryManager>;
 /// assert!(elsewhere.try_write("cfg")?.is_none());
 /// assert_eq!(manager.stats().guards, 1);
 /// # drop(reading);
-/// manager.close() // gives back whatever is still held
+/// manager.close() // releases all remaining holds
 /// # }
 /// ```
 #[derive(Clone)]
@@ -87,9 +87,9 @@ impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
     }
 }
 
-/// Runtime of a manager and its guards.
+/// Runtime that a manager shares with its guards.
 struct BlockingRuntime {
-    /// Runtime until the manager and its last guard are dropped.
+    /// Present until this value is dropped, with the manager and its last guard.
     runtime: Option<Runtime>,
     engine: Arc<Engine>,
 }
@@ -102,7 +102,7 @@ impl BlockingRuntime {
                 "no thread could be started: {error}; raise the limits of the process on threads and memory"
             ),
         };
-        // Tokio panics if it cannot start its worker. So a test thread first shows whether a thread can be started.
+        // Starts an empty thread first: if no thread can be started, this gives an error, while tokio would panic.
         drop(std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -122,29 +122,29 @@ impl BlockingRuntime {
 }
 
 impl Drop for BlockingRuntime {
-    /// Returns at once: a new thread waits for the releases in progress, then ends the runtime.
+    /// Returns at once. A new thread waits for the releases in progress, and then ends the runtime.
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else {
             return;
         };
         if self.engine.is_copied() {
-            // The runtime's thread is in the other process; ending the runtime here would wait for that thread for
+            // The thread of the runtime exists only in the original process, so ending the runtime here would wait for
             // ever.
             std::mem::forget(runtime);
             return;
         }
         let (engine, runtime) = (Arc::clone(&self.engine), DetachedRuntime::new(runtime));
         let last = std::thread::Builder::new().name("redis-rwlock-end".to_owned()).spawn(move || {
-            // A timeout is harmless: the leases end the remaining holds.
+            // Holds that are not released before the timeout end with their leases.
             drop(runtime.block_on(async { tokio::time::timeout(LAST_RELEASES, engine.settled()).await }));
         });
-        // If no thread could be started, the runtime ends here, and the leases end the remaining holds.
+        // If no thread could be started, the runtime ends here, and the remaining holds end with their leases.
         drop(last);
     }
 }
 
 impl<M: Build> Blocking<M> {
-    /// Builds a manager from an asynchronous builder, without network I/O; it connects at first use.
+    /// Builds a manager from an asynchronous builder, without network I/O. The manager connects at its first use.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl<M: Build> Blocking<M> {
         Self::over(builder.build()?)
     }
 
-    /// Builds a manager and checks that a server answers with which it can work.
+    /// Builds a manager, connects, and checks that the server can run this manager, as [`Builder::connect`] does.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl MemoryManager {
         Self::build(crate::MemoryManager::builder())
     }
 
-    /// Creates another manager on the same store and with the same options, as a second process would have.
+    /// Creates another manager on the same store, with the same options. It acts like the manager of a second process.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl MemoryManager {
         self.manager.disconnect();
     }
 
-    /// Ends a [`disconnect`](crate::MemoryManager::disconnect); see
+    /// Connects to the store again, after a `disconnect`; see
     /// [`MemoryManager::reconnect`](crate::MemoryManager::reconnect).
     pub fn reconnect(&self) {
         self.manager.reconnect();
@@ -235,8 +235,8 @@ impl MemoryManager {
 }
 
 impl<M: RwLockManager> Blocking<M> {
-    /// Wraps a manager for threads without a runtime. Asynchronous code may use the manager at the same time. Any
-    /// manager can be wrapped, also an `Arc<dyn RwLockManager>`.
+    /// Wraps a manager for threads without a tokio runtime. Asynchronous code may use the same manager at the same
+    /// time. Any manager can be wrapped, including an `Arc<dyn RwLockManager>`.
     ///
     /// # Errors
     ///
@@ -262,14 +262,14 @@ impl<M: RwLockManager> Blocking<M> {
     }
 
     /// Acquires the lock `name` for reading, together with other readers, as [`RwLockManager::read`] does.
-    /// [`Acquire::wait`] waits for the lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] says
-    /// otherwise.
+    /// [`Acquire::wait`] waits for the lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] sets another
+    /// rule.
     pub fn read(&self, name: &str) -> Acquire<crate::ReadGuard> {
         self.acquire(self.manager.read(name))
     }
 
-    /// Acquires the lock `name` for writing, alone, as [`RwLockManager::write`] does. [`Acquire::wait`] waits for the
-    /// lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] says otherwise.
+    /// Acquires the lock `name` for writing, as [`RwLockManager::write`] does. [`Acquire::wait`] waits for the lock.
+    /// Acquisitions of one thread nest, unless [`Acquire::reentry`] sets another rule.
     pub fn write(&self, name: &str) -> Acquire<crate::WriteGuard> {
         self.acquire(self.manager.write(name))
     }
@@ -296,7 +296,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.write(name).try_now()
     }
 
-    /// Shows which processes hold the lock `name`, and which wait for it.
+    /// Shows the holders and the waiters of the lock `name` in the server's record.
     ///
     /// # Errors
     ///
@@ -305,7 +305,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.inspect(name))
     }
 
-    /// Ends every hold of the lock `name`, in all processes, and returns the holds that it ended.
+    /// Ends every hold of the lock `name`, in all processes, and returns the ended holds.
     ///
     /// # Errors
     ///
@@ -314,7 +314,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.force_release(name))
     }
 
-    /// Ends the holds of a lock that `view` shows, and none that came later. Returns the holds that it ended.
+    /// Ends the holds of a lock that `view` shows, and no later holds. Returns the ended holds.
     ///
     /// # Errors
     ///
@@ -323,7 +323,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.force_release_shown(view))
     }
 
-    /// Lists the names of all locks of this manager that the servers know.
+    /// Returns the names of all locks of this manager that the servers know.
     ///
     /// # Errors
     ///
@@ -341,7 +341,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.health())
     }
 
-    /// Counts what this manager does at the moment.
+    /// Returns the counters of this manager, such as the numbers of holds, guards and waiters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.manager.stats()
@@ -356,8 +356,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.close())
     }
 
-    /// Waits until everything that was dropped is released: guards, and acquisitions whose request was sent. The
-    /// manager stays open.
+    /// Waits until the server has confirmed the release of each dropped guard. The manager stays open.
     ///
     /// # Errors
     ///
@@ -399,7 +398,7 @@ impl<M: RwLockManager> Blocking<M> {
 /// let manager = MemoryManager::new()?;
 /// let second = Duration::from_secs(1);
 /// let guard = manager.write("cfg").lease(2 * second).max_hold(60 * second).wait_timeout(second).wait()?;
-/// let nested = manager.read("cfg").reentrant().wait()?; // as by default: this thread holds the lock
+/// let nested = manager.read("cfg").reentrant().wait()?; // `reentrant` is the default here
 /// assert!(manager.read("cfg").reentry(Reentry::Off).try_now()?.is_none());
 /// assert!(manager.read("cfg").owner(OwnerId::new()).try_now()?.is_none());
 /// # drop((guard, nested));
@@ -444,7 +443,7 @@ impl<G: AsyncGuard> Acquire<G> {
         self
     }
 
-    /// Lets the acquisition nest if this thread holds the lock already, which is the default.
+    /// Lets the acquisition nest if this thread holds the lock already. This is the default.
     pub fn reentrant(self) -> Self {
         self.reentry(Reentry::PerTask)
     }
@@ -455,7 +454,8 @@ impl<G: AsyncGuard> Acquire<G> {
         self.reentry(Reentry::Named(owner))
     }
 
-    /// Sets in which guards the acquisition nests. Defaults to guards of this thread, which counts as the task here.
+    /// Sets the guards in which this acquisition nests. Defaults to the guards of this thread: in blocking code, the
+    /// thread counts as the task of [`Reentry::PerTask`].
     pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.reentry = Some(reentry);
         self
@@ -463,13 +463,13 @@ impl<G: AsyncGuard> Acquire<G> {
 
     /// Acquires the lock, runs `work`, and releases the lock.
     ///
-    /// A thread cannot be stopped from outside. So work that may take longer than its hold lasts must check
-    /// [`state`](crate::ReadGuard::state) from time to time.
+    /// If the hold is lost, `run` cannot stop the work, since a thread cannot be stopped from outside. So long work
+    /// must check the [`state`](crate::ReadGuard::state) of its guard from time to time.
     ///
     /// # Errors
     ///
-    /// [`Lost`](Error::Lost) if the hold was lost before the end of the work: others may have held the lock. All other
-    /// errors are those of the acquisition, and the work did not begin.
+    /// [`Lost`](Error::Lost) if the hold was lost before the end of the work, so others may have held the lock. All
+    /// other errors are those of the acquisition, and the work did not begin.
     ///
     /// # Examples
     ///
@@ -488,7 +488,7 @@ impl<G: AsyncGuard> Acquire<G> {
         let done = work(&guard);
         match guard.release() {
             Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-            // Unanswered or refused: the work ended in time all the same.
+            // The release was not answered or was refused, but the work ended while the hold was valid.
             Ok(()) | Err(_) => Ok(done),
         }
     }
@@ -504,7 +504,8 @@ impl<G: AsyncGuard> Acquire<G> {
         Ok(Guard { guard, background, thread: PhantomData })
     }
 
-    /// Asks the server once. Returns `None` if others hold the lock, or wait for it in this process.
+    /// Asks the server once. Returns `None` if other owners hold the lock, or if others of this process already wait
+    /// for it.
     ///
     /// # Errors
     ///
@@ -515,7 +516,8 @@ impl<G: AsyncGuard> Acquire<G> {
         Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
     }
 
-    /// Names the thread as the owner at this point: inside `block_on` the acquisition runs as a task of the runtime.
+    /// Sets this thread as the owner, before the acquisition runs inside `block_on`, where the current owner would be a
+    /// task of the runtime.
     fn terms(self) -> (crate::Acquire<G>, Arc<BlockingRuntime>) {
         let reentry = match self.reentry {
             None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
@@ -525,9 +527,9 @@ impl<G: AsyncGuard> Acquire<G> {
     }
 }
 
-/// Guard that stays in its thread. Gives access to all methods of the asynchronous guard.
+/// Guard that stays in its thread. It dereferences to the asynchronous guard.
 ///
-/// Dropping it releases the lock in the background; [`release`](Guard::release) waits for the server's answer.
+/// Dropping the guard releases the lock in the background; [`release`](Guard::release) waits for the server's answer.
 ///
 /// # Examples
 ///
@@ -544,7 +546,7 @@ impl<G: AsyncGuard> Acquire<G> {
 /// ```
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct Guard<G> {
-    // Declared before the runtime, so that it is dropped first: the runtime sends its release.
+    // Declared before the runtime, so that the guard is dropped first: the runtime sends its release.
     guard: G,
     background: Arc<BlockingRuntime>,
     thread: PhantomData<*const ()>,
@@ -603,11 +605,12 @@ impl<G: AsyncGuard> Guard<G> {
 }
 
 impl Guard<crate::WriteGuard> {
-    /// Converts the exclusive hold into a shared one, in one step.
+    /// Converts the exclusive hold into a shared hold, in one step; see
+    /// [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
     ///
     /// # Errors
     ///
-    /// A [`DowngradeError`] with the guard in it, as for [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
+    /// A [`DowngradeError`], which contains the guard.
     pub fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.downgrade()) {
@@ -621,11 +624,12 @@ impl Guard<crate::WriteGuard> {
 }
 
 impl Guard<crate::ReadGuard> {
-    /// Converts the shared hold into the exclusive one, if there is no other reader and no writer waits. Asks once.
+    /// Converts the shared hold into an exclusive hold if there is no other reader and no waiting writer. Asks the
+    /// server once; see [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade).
     ///
     /// # Errors
     ///
-    /// A [`TryUpgradeError`] with the guard in it, as for [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade).
+    /// A [`TryUpgradeError`], which contains the guard.
     pub fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.try_upgrade()) {

@@ -21,9 +21,10 @@ pub use names::VariableOwner;
 /// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
 /// Needs the cargo feature `serde`.
 ///
-/// Serde reads it, or [`from_env`](Config::from_env). Durations are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for
-/// no limit. A field that is missing has the default of the builder's setter of the same name. A field that does not
-/// exist is an error, so that a misspelt field is not ignored. For variables, see [`from_env`](Config::from_env).
+/// Serde can read the configuration from any file format, and [`from_env`](Config::from_env) reads it from variables of
+/// the environment. Durations are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for no limit. A missing field has the
+/// default of the builder's setter of the same name. An unknown field is an error, so that a misspelt field is not
+/// ignored.
 ///
 /// | field | value |
 /// |---|---|
@@ -34,14 +35,14 @@ pub use names::VariableOwner;
 /// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `timestamp_keys` | a text |
-/// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
+/// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, all optional |
 /// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
-/// | `durability` | `{"replicas": number, "timeout": duration}`, both of them needed |
+/// | `durability` | `{"replicas": number, "timeout": duration}`, both required |
 ///
-/// The paths of `tls` are PEM files, which `build` and each new connection read. For its `server_name`, the name in the
-/// servers' certificates, see [`Tls::server_name`].
+/// The paths of `tls` name PEM files. `build` and each new connection read these files. `server_name` is the name in
+/// the certificates of the servers; see [`Tls::server_name`].
 ///
-/// `Debug` shows no passwords.
+/// The `Debug` output has no passwords.
 ///
 /// # Examples
 ///
@@ -148,27 +149,28 @@ impl Config {
         }
     }
 
-    /// Reads the configuration from the environment: the variables that begin with `prefix` and an underscore.
+    /// Reads the configuration from the variables of the environment that begin with `prefix` and an underscore.
     ///
-    /// With the prefix `LOCKS`, these variables count:
+    /// With the prefix `LOCKS`, it reads these variables:
     ///
     /// - Topology: one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, separated by commas), or
     ///   `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`.
     /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and the
     ///   name in the servers' certificates, `LOCKS_TLS_SERVER_NAME`.
-    /// - Others: the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`, `LOCKS_TIMESTAMP_CLIENTS_READ=1s`.
+    /// - All other fields, under the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
+    ///   `LOCKS_TIMESTAMP_CLIENTS_READ=1s`.
     ///
-    /// A comma within a password is percent-encoded, as `%2C`.
+    /// Write a comma within a password as `%2C`.
     ///
-    /// Variables of other names may have other owners. The call ignores variables that Kubernetes and Docker write for
-    /// a service of that name (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`), and variables of the program `redis-rwlock`
-    /// (`RWLOCK_NAME`). It ignores all others with a line at `warn`. But a name that nearly matches one of the fields
-    /// is a typing error, and fails.
+    /// Other programs may use variables with the same prefix. Kubernetes and Docker set variables for a service named
+    /// like the prefix (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`). The program `redis-rwlock` has variables such as
+    /// `RWLOCK_NAME`. This call ignores all of them. It also ignores any other unknown variable, and logs the name at
+    /// `warn`. A name that nearly matches a field counts as a typing error, and the call fails.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](Error::InvalidOption) if a value is malformed, if a name is misspelt (one or two letters off),
-    /// or if there is not exactly one topology. The error does not quote values that may have a password.
+    /// [`InvalidOption`](Error::InvalidOption) if a value is malformed, if a name is misspelt by one or two letters, or
+    /// if there is not exactly one topology. The error does not quote values that may contain a password.
     ///
     /// # Examples
     ///
@@ -186,8 +188,8 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os())
     }
 
-    /// Reads the configuration from variables of another source, in the same way as [`from_env`](Config::from_env).
-    /// Such variables may be a selection of the environment, or a program's options.
+    /// Reads the configuration from the given variables, in the same way as [`from_env`](Config::from_env). The
+    /// variables may be a selection of the environment, or the options of a program.
     ///
     /// # Errors
     ///
@@ -209,7 +211,7 @@ impl Config {
         let mut topologies = Vec::new();
         let (mut primary, mut urls) = (None, None);
         let (mut replicas, mut timeout) = (None, None);
-        // A placeholder: the topology is known only after all variables are read.
+        // The empty topology is a placeholder, since the topology is known only after all variables are read.
         let mut config = Self::new(Topology::node(""));
         for (name, value) in vars {
             let Some(name) = name.to_str() else { continue };
@@ -225,8 +227,9 @@ impl Config {
                 "SENTINEL_URLS" => urls = Some(split(value)),
                 "DURABILITY_REPLICAS" => {
                     let number = value.parse::<NonZeroU8>();
-                    replicas =
-                        Some(number.map_err(|_| invalid("durability", format!("{name} is no number of replicas")))?);
+                    replicas = Some(
+                        number.map_err(|_| invalid("durability", format!("{name} must be a number from 1 to 255")))?,
+                    );
                 }
                 "DURABILITY_TIMEOUT" => {
                     let span = value.parse().map_err(|reason| invalid("durability", format!("{name}: {reason}")))?;
@@ -241,7 +244,7 @@ impl Config {
             _ => {
                 return Err(invalid(
                     "topology",
-                    format!("{prefix}_SENTINEL_PRIMARY and {prefix}_SENTINEL_URLS need each other"),
+                    format!("set both {prefix}_SENTINEL_PRIMARY and {prefix}_SENTINEL_URLS, or neither"),
                 ));
             }
         }
@@ -249,7 +252,8 @@ impl Config {
             (Some(replicas), Some(timeout)) => config.durability = Some(Acknowledged { replicas, timeout }),
             (None, None) => {}
             _ => {
-                let reason = format!("{prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT need each other");
+                let reason =
+                    format!("set both {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT, or neither");
                 return Err(invalid("durability", reason));
             }
         }
@@ -258,7 +262,7 @@ impl Config {
             Err(topologies) => {
                 let count = if topologies.is_empty() { "none" } else { "more than one" };
                 let reason = format!(
-                    "there is {count} of {prefix}_NODE, {prefix}_CLUSTER and {prefix}_SENTINEL_PRIMARY: set one of them"
+                    "{count} of {prefix}_NODE, {prefix}_CLUSTER and {prefix}_SENTINEL_PRIMARY is set: set exactly one of them"
                 );
                 Err(invalid("topology", reason))
             }
@@ -294,20 +298,20 @@ impl Config {
             "TIMESTAMP_CLIENTS_WRITE" => limits.get_or_insert_default().write = span("timestamp_clients")?,
             "TIMESTAMP_CLIENTS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("timestamp_clients")?,
             "MAX_HANDOFFS" => {
-                let number = value.parse().map_err(|_| invalid("max_handoffs", format!("{name} is no number")))?;
+                let number = value.parse().map_err(|_| invalid("max_handoffs", format!("{name} must be a number")))?;
                 self.max_handoffs = Some(number);
             }
             "CACHE_FOR" => self.cache_for = span("cache_for")?,
             "RECALL_TIMEOUT" => self.recall_timeout = span("recall_timeout")?,
             "MAX_CACHED" => {
-                let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} is no number")))?;
+                let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} must be a number")))?;
                 self.max_cached = Some(number);
             }
             "MAX_WAITERS" => {
-                let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} is no number")))?;
+                let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} must be a number")))?;
                 self.max_waiters = Some(number);
             }
-            // Unreachable in practice: `is_field` rejects such names before.
+            // Never reached: the caller passes only names that `is_field` accepts.
             _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
         }
         Ok(())
@@ -330,7 +334,8 @@ impl Config {
         names::owner_of(name)
     }
 
-    /// Returns a builder with all options of the configuration. Setters that are called on it replace them.
+    /// Returns a builder with all options of the configuration. A setter that is called on the builder replaces the
+    /// option.
     pub fn builder(&self) -> Builder<RedisManager> {
         let mut topology = self.topology.clone();
         if let Some(files) = &self.tls {
@@ -395,7 +400,7 @@ impl TlsFields {
             tls = tls.ca_file(ca);
         }
         if self.client_certificate.is_some() || self.client_key.is_some() {
-            // A path that is missing becomes an empty path, which `build` cannot read and so reports.
+            // A missing path becomes an empty path. `build` cannot read that file, and so reports the missing option.
             let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
             tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
         }
@@ -415,7 +420,8 @@ impl TimestampClientFields {
     }
 }
 
-/// Returns true if the variable `name` belongs to the configuration, false if it belongs to another owner.
+/// Returns true if the variable `name` is a field of the configuration, false if it belongs to another program or is
+/// unknown. Fails for a misspelt field, and logs an unknown variable.
 fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
     match names::owner_of(field) {
         VariableOwner::Config => Ok(true),
@@ -425,7 +431,7 @@ fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
             Ok(false)
         }
         VariableOwner::Misspelt(meant) => {
-            let reason = format!("{name} is no option: {prefix}_{meant} is, so correct the name or remove it");
+            let reason = format!("{name} is no option, but {prefix}_{meant} is: correct the name or remove it");
             Err(invalid("environment", reason))
         }
     }
@@ -439,7 +445,7 @@ fn nesting(name: &str, value: &str) -> Result<Nesting> {
     match value {
         "off" => Ok(Nesting::Off),
         "per_task" => Ok(Nesting::PerTask),
-        _ => Err(invalid("reentry", format!("{name} is neither off nor per_task"))),
+        _ => Err(invalid("reentry", format!("{name} must be off or per_task"))),
     }
 }
 

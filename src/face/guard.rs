@@ -16,9 +16,9 @@ mod sealed {
     use crate::store::Mode;
 
     pub trait Sealed {
-        /// Side of the lock that this guard has.
+        /// Mode of this guard's hold.
         const MODE: Mode;
-        #[allow(private_interfaces)] // nobody outside can name or call it
+        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn new(held: Held) -> Self;
         #[allow(private_interfaces)]
         fn held(&self) -> &Held;
@@ -28,7 +28,7 @@ mod sealed {
 }
 pub(crate) use sealed::Sealed;
 
-/// Guard of either side: [`ReadGuard`] or [`WriteGuard`].
+/// Guard of a lock: [`ReadGuard`] or [`WriteGuard`].
 pub trait Guard: Sealed + fmt::Debug + Send + Sync + 'static {}
 
 macro_rules! guard {
@@ -71,19 +71,22 @@ macro_rules! guard {
                 self.0.hold().key().name()
             }
 
-            /// Returns the number to send to the resource behind the lock, so that the resource can reject late writes.
+            /// Returns the fencing token of the hold. Send it with each request to the resource that the lock protects,
+            /// so that the resource can reject late writes.
             #[must_use]
             pub fn fencing_token(&self) -> FencingToken {
                 self.0.share_id().token
             }
 
-            /// Returns how long the hold is valid if no server answers from now on. The hold is lost at the local
-            /// deadline, which is earlier than the server's by the clock margin and more. Zero once the hold is lost.
+            /// Returns the remaining local validity: how long the hold stays valid even if no server answers from now
+            /// on. The local validity ends before the lease on the server, by
+            /// [`max_clock_skew`](crate::Builder::max_clock_skew) and a margin for the rates of the clocks. Returns
+            /// zero once the hold is lost.
             ///
-            /// After a wait, this is short at first, however long the lease is: 2.83 s with default options, which is
-            /// the claim of 3 s minus the margins. A renewal for the whole lease follows about 1 s later.
-            /// [`confirmed`](Self::confirmed) sends that renewal at once and waits for its answer: await it before a
-            /// step that takes longer.
+            /// If the acquisition waited, the time is short at first, even with a long lease. With default options it
+            /// is 2.83 s: the server grants 3 s, minus the margins. About 1 s later, the manager sends a renewal for
+            /// the whole lease. [`confirmed`](Self::confirmed) sends that renewal at once and waits for its answer.
+            /// Await `confirmed` before a step that takes longer.
             #[must_use]
             pub fn remaining(&self) -> Duration {
                 self.0.hold().remaining(self.0.share_id())
@@ -95,9 +98,9 @@ macro_rules! guard {
                 self.0.state()
             }
 
-            /// Waits until the hold is lost, and returns the reason. Never returns after a release.
+            /// Waits until the hold is lost, and returns the reason.
             ///
-            /// Needs no network: even if every packet is lost, the local deadline ends the hold before the server may
+            /// The call needs no network. Even if every packet is lost, the local validity ends before the server may
             /// let another process in.
             ///
             /// # Cancel safety
@@ -127,21 +130,21 @@ macro_rules! guard {
             /// Waits until the server has answered the first renewal of a hold that was granted while its acquisition
             /// waited. After that, the hold has the whole lease of its acquisition.
             ///
-            /// Such a hold begins as a claim: the server keeps it for 3 s or the lease, whichever is shorter, until
-            /// this process sends a renewal. The guard is valid from the start, so most work can begin at once. Work
-            /// that needs more time than [`remaining`](Self::remaining) returns awaits this first; it takes about one
-            /// round trip.
+            /// Such a hold begins as a *claim*. Until this process sends a renewal, the server keeps the claim for 3 s
+            /// or the lease, whichever is shorter. The guard is valid from the start, so most work can begin at once.
+            /// If the work needs more time than [`remaining`](Self::remaining) returns, await `confirmed` first. It
+            /// takes about one round trip.
             ///
-            /// Returns at once, and sends nothing, for every other hold: a hold without a wait, a renewed hold, a
-            /// nested guard, or a further reader of such a hold. With [`QuorumManager`](crate::QuorumManager),
-            /// [`TwoKeyManager`](crate::TwoKeyManager) and [`Durability::Replicated`](crate::Durability) no hold begins
-            /// as a claim. A [fixed lease](crate::Acquire::fixed_lease) is confirmed like any other, and still ends at
-            /// its time.
+            /// For every other hold, the call sends nothing and returns at once. Examples are a hold without a wait and
+            /// a hold that was already renewed. With [`QuorumManager`](crate::QuorumManager),
+            /// [`TwoKeyManager`](crate::TwoKeyManager) and [`Durability::Replicated`](crate::Durability), no hold
+            /// begins as a claim. A hold with a [fixed lease](crate::Acquire::fixed_lease) is confirmed like any other
+            /// hold, and still ends at its time.
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`](crate::Error::Lost) if the hold ended before the answer came. A server that does not
-            /// answer leads to this error at the local deadline, since the manager repeats the renewal until then.
+            /// [`Error::Lost`](crate::Error::Lost) if the hold ended before the answer came. If no server answers, the
+            /// manager repeats the renewal until the local validity ends, and then the call fails with this error.
             ///
             /// # Cancel safety
             ///
@@ -169,31 +172,31 @@ macro_rules! guard {
                 self.0.confirmed().await
             }
 
-            /// Returns a view of the hold for worker tasks. The view can be cloned and sent, and does not keep the
-            /// lock.
+            /// Returns a [`HoldWatch`] for worker tasks. It can be cloned and sent to other tasks, and does not keep
+            /// the lock.
             pub fn watch(&self) -> HoldWatch {
                 HoldWatch { watch: self.0.watch() }
             }
 
-            /// Releases the lock and returns when the server has confirmed it.
+            /// Releases the lock, and returns when the server has confirmed the release.
             ///
-            /// `Ok` means that the hold was valid to its end. The call sends nothing, and returns at once, while other
-            /// guards of this process share the hold: guards of a reentrant owner, or other readers. The same is true
-            /// if the next writer of this process takes over the hold.
+            /// `Ok` means that the hold was valid to its end. If other guards of this process share the hold, the call
+            /// sends nothing and returns at once. Such guards are nested guards and other readers. The call also sends
+            /// nothing if the next writer of this process takes over the hold, or if the process
+            /// [caches](crate::Builder::cache_for) it.
             ///
             /// # Errors
             ///
-            /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before, so others may have held the lock. The
-            ///   same error comes if the first copy of the release was not answered and the server has lost the lock.
-            ///   Then the order of the two events is unknown.
+            /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before the release, so others may have held
+            ///   the lock. The call also returns this error if the first release request got no reply and the server
+            ///   has lost its record of the lock. Then it is unknown whether the release or the loss came first.
             /// - [`Error::Unreachable`](crate::Error::Unreachable) and [`Error::Refused`](crate::Error::Refused): the
-            ///   server has not confirmed the release. The background retries it, and the lease ends the hold in any
-            ///   case.
+            ///   server has not confirmed the release. The background retries the release, and the lease ends the hold
+            ///   in any case.
             ///
             /// # Cancel safety
             ///
-            /// Safe: once polled, a dropped future leaves the release to the background. A future that is dropped
-            /// before its first poll drops the guard, which has the same effect.
+            /// Safe: if the future is dropped, the background releases the lock, whether the future was polled or not.
             pub async fn release(self) -> Result<()> {
                 self.0.release().await
             }
@@ -202,16 +205,16 @@ macro_rules! guard {
 }
 
 guard! {
-    /// Shared hold: while it is valid, no writer holds the lock.
+    /// Guard of a shared hold. While the hold is valid, no writer holds the lock.
     ///
-    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping it sends the release and
-    /// does not wait for the answer; [`release`](ReadGuard::release) waits. The renewal of the hold continues as long
-    /// as the guard exists, so the guard may outlive its manager.
+    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping the guard sends the release
+    /// and does not wait for the answer; [`release`](ReadGuard::release) waits. The manager renews the hold as long as
+    /// the guard exists, even after the manager was dropped.
     ///
-    /// The runtime of the drop sends the release, if it has a connection with room; otherwise a thread of the process
-    /// does. That thread also sends the release if the runtime ends before the answer, or reads no answer for four
-    /// times the usual answer time. This limit is 25 ms at least, and half a response timeout at most. So if a long
-    /// computation follows the drop, others may wait that long.
+    /// The runtime in which the guard is dropped sends the release, if a connection of that runtime can take it at
+    /// once. Otherwise the background thread of the process sends it. The background thread also sends the release if
+    /// the runtime ends, or reads no answer for four times the usual answer time. This limit is at least 25 ms, and at
+    /// most half a response timeout. So if a long computation follows the drop, other processes may wait that long.
     ///
     /// # Examples
     ///
@@ -231,16 +234,16 @@ guard! {
 }
 
 guard! {
-    /// Exclusive hold: while it is valid, no other reader or writer holds the lock.
+    /// Guard of an exclusive hold. While the hold is valid, no other reader or writer holds the lock.
     ///
-    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping it sends the release and
-    /// does not wait for the answer; [`release`](WriteGuard::release) waits. The renewal of the hold continues as long
-    /// as the guard exists, so the guard may outlive its manager.
+    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping the guard sends the release
+    /// and does not wait for the answer; [`release`](WriteGuard::release) waits. The manager renews the hold as long as
+    /// the guard exists, even after the manager was dropped.
     ///
-    /// The runtime of the drop sends the release, if it has a connection with room; otherwise a thread of the process
-    /// does. That thread also sends the release if the runtime ends before the answer, or reads no answer for four
-    /// times the usual answer time. This limit is 25 ms at least, and half a response timeout at most. So if a long
-    /// computation follows the drop, others may wait that long.
+    /// The runtime in which the guard is dropped sends the release, if a connection of that runtime can take it at
+    /// once. Otherwise the background thread of the process sends it. The background thread also sends the release if
+    /// the runtime ends, or reads no answer for four times the usual answer time. This limit is at least 25 ms, and at
+    /// most half a response timeout. So if a long computation follows the drop, other processes may wait that long.
     ///
     /// # Examples
     ///
@@ -260,26 +263,26 @@ guard! {
 }
 
 impl WriteGuard {
-    /// Converts the exclusive hold into a shared one, in one step: no writer can enter in between. Readers that wait,
-    /// in this process or in another, enter with it. The read guard has a token of its own, greater than the token of
-    /// this guard.
+    /// Converts the exclusive hold into a shared hold, in one step: no writer can enter in between. Waiting readers of
+    /// this process and of other processes enter at the same time. The read guard has a token of its own, greater than
+    /// the token of this guard.
     ///
-    /// Nested in another guard of its owner, the call only changes a counter and sends nothing.
+    /// For a guard that is nested in another guard of its owner, the call only changes a counter and sends nothing.
     ///
     /// # Errors
     ///
-    /// A [`DowngradeError`] with the guard in it. The guard still has the exclusive hold, unless its
-    /// [`state`](WriteGuard::state) says otherwise:
+    /// Fails with a [`DowngradeError`], which contains the guard. The guard still has the exclusive hold, except in
+    /// these cases:
     ///
-    /// - with [`Error::Lost`](crate::Error::Lost) the hold had ended before;
-    /// - with [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) the state is
-    ///   `Lost(Expired)` if the server may have executed the conversion, since readers may have entered then. Both
-    ///   holds are released.
+    /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before the conversion.
+    /// - [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum): if the server may have
+    ///   executed the conversion, readers may have entered. Then the [`state`](WriteGuard::state) of the guard is
+    ///   `Lost(Expired)`, and both holds are released.
     ///
     /// # Cancel safety
     ///
-    /// A future that was polled and then dropped gives up both holds in the background; nothing stays longer than one
-    /// lease.
+    /// If the future was polled and is then dropped, the background releases both holds, the old and the new. Neither
+    /// of them stays on the server for longer than one lease.
     ///
     /// # Examples
     ///
@@ -304,27 +307,28 @@ impl WriteGuard {
 }
 
 impl ReadGuard {
-    /// Converts the shared hold into the exclusive one, in one step, if there is no other reader and no writer waits,
-    /// in any process. Asks once. The write guard has a token of its own, greater than the token of this guard.
+    /// Converts the shared hold into an exclusive hold, in one step, if no process has another reader or a waiting
+    /// writer. Asks the server once. The write guard has a token of its own, greater than the token of this guard.
     ///
-    /// The call never waits, since two readers that waited for each other would wait for ever. After
-    /// [`UpgradeConflict`](crate::Error::UpgradeConflict), release the guard and acquire the lock again for writing.
-    /// The data may have changed since the read.
+    /// The call never waits for other readers, since two readers that wait for each other's release would deadlock.
+    /// After [`UpgradeConflict`](crate::Error::UpgradeConflict), release the guard and acquire the lock again for
+    /// writing. Another writer may have changed the data in between.
     ///
     /// # Errors
     ///
-    /// A [`TryUpgradeError`] with the guard in it, which still reads, unless the error is
-    /// [`Error::Lost`](crate::Error::Lost).
+    /// Fails with a [`TryUpgradeError`], which contains the guard. The guard still has the shared hold, unless the
+    /// error is [`Error::Lost`](crate::Error::Lost).
     ///
-    /// After [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) the server may have
+    /// After [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum), the server may have
     /// executed the conversion. Then the guard is [`Unconfirmed`](crate::HoldState::Unconfirmed) until the server
-    /// answers. After the answer it is held as before, or it is `Lost(Gone)` if the server has made the hold exclusive;
-    /// that hold is released. No writer enters before the answer. A second `try_upgrade` asks for the outcome, and
-    /// returns the exclusive hold if the server has it.
+    /// answers the manager's next request. If the server has not executed the conversion, the guard is held as before.
+    /// If the server has executed it, the guard is `Lost(Gone)`, and the manager releases the exclusive hold. No writer
+    /// enters before that answer. A second `try_upgrade` asks for the outcome, and returns the exclusive hold if the
+    /// server has made it.
     ///
     /// # Cancel safety
     ///
-    /// The same as for [`downgrade`](WriteGuard::downgrade).
+    /// As for [`downgrade`](WriteGuard::downgrade).
     ///
     /// # Examples
     ///
@@ -364,29 +368,29 @@ macro_rules! conversion_error {
         }
 
         impl std::error::Error for $name {
-            /// Returns the source of the inner error, whose own text `Display` shows.
+            /// Returns the source of the inner error. The text of the inner error is the `Display` output of this
+            /// error.
             fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
                 std::error::Error::source(&self.error)
             }
         }
 
         impl $name {
-            /// Returns the error of the conversion; [`into_guard`](Self::into_guard) returns the guard. See
-            /// [`try_upgrade`](crate::ReadGuard::try_upgrade).
+            /// Returns the error of the conversion. See [`try_upgrade`](crate::ReadGuard::try_upgrade).
             #[must_use]
             pub fn error(&self) -> &$crate::base::error::Error {
                 &self.error
             }
 
-            /// Returns the guard that the conversion left, as in the example of
-            /// [`try_upgrade`](crate::ReadGuard::try_upgrade). Dropping this error releases the guard.
+            /// Returns the guard that the failed conversion left. [`try_upgrade`](crate::ReadGuard::try_upgrade) has an
+            /// example. Dropping this error releases the guard.
             pub fn into_guard(self) -> $guard {
                 self.guard
             }
         }
 
         impl From<$name> for $crate::base::error::Error {
-            /// Drops the guard, which releases it.
+            /// Drops the guard, which releases its hold.
             fn from(error: $name) -> Self {
                 error.error
             }
@@ -405,7 +409,7 @@ conversion_error! {
     TryUpgradeError, ReadGuard
 }
 
-/// Watches a hold without sharing it.
+/// Watches a hold without keeping it. [`watch`](WriteGuard::watch) of a guard returns it.
 ///
 /// # Examples
 ///
@@ -416,7 +420,7 @@ conversion_error! {
 /// let manager = MemoryManager::new();
 /// let guard = manager.write("cfg").await?;
 /// let watch = guard.watch();
-/// println!("a worker for {} brings token {} along", watch.name(), watch.fencing_token());
+/// println!("a worker for {} sends token {}", watch.name(), watch.fencing_token());
 /// let worker = tokio::spawn(async move { watch.ended().await });
 /// guard.release().await?;
 /// assert_eq!(worker.await.unwrap(), Ended::Released);
@@ -435,14 +439,14 @@ impl HoldWatch {
         self.watch.hold().key().name()
     }
 
-    /// Returns the number to send to the resource behind the lock.
+    /// Returns the fencing token of the hold, for requests to the resource that the lock protects.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.watch.token
     }
 
-    /// Returns the state of the hold by the local clock. A released hold stays [`HoldState::Held`]; see
-    /// [`ended`](HoldWatch::ended).
+    /// Returns the state of the hold by the local clock. The state of a released hold stays [`HoldState::Held`];
+    /// [`ended`](HoldWatch::ended) returns after a release, too.
     #[must_use]
     pub fn state(&self) -> HoldState {
         self.watch.state()
@@ -450,7 +454,7 @@ impl HoldWatch {
 
     /// Waits until the hold is over, by a release or by a loss.
     ///
-    /// A `tokio_util` token connects other tasks with the end of the hold:
+    /// With a `CancellationToken` of `tokio_util`, the end of the hold can stop other tasks:
     ///
     /// ```
     /// # use redis_rwlock::{MemoryManager, RwLockManager};
@@ -464,7 +468,7 @@ impl HoldWatch {
     /// let over = stop.clone().drop_guard();
     /// tokio::spawn(async move { drop((watch.ended().await, over)) });
     /// # guard.release().await?;
-    /// stop.cancelled().await; // in the workers
+    /// stop.cancelled().await; // each worker waits for this
     /// # Ok(())
     /// # }
     /// ```

@@ -1,4 +1,4 @@
-//! The trait that services program against, and the managers that implement it.
+//! Trait that services program against, and the managers that implement it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -36,7 +36,7 @@ mod sealed {
     pub trait Sealed {
         #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn engine(&self) -> &Arc<Engine>;
-        /// Returns the engine for the users of the lock whose name has this hash.
+        /// Returns the handle of the engine for the lock whose name has this hash.
         #[allow(private_interfaces)]
         fn engine_of(&self, _hash: u64) -> &Arc<Engine> {
             self.engine()
@@ -51,7 +51,7 @@ mod sealed {
 use sealed::FromDeployment;
 pub(crate) use sealed::Sealed;
 
-/// Store of a manager's locks.
+/// Place where the locks of a manager are stored.
 #[derive(Clone, Debug)]
 enum Deployment {
     Servers(Topology),
@@ -60,10 +60,11 @@ enum Deployment {
     Memory(Arc<Store>),
 }
 
-/// Manager of read-write locks: one lock per name. All processes whose managers use the same servers and key prefix
-/// share it.
+/// Manager of read-write locks. Each name is one lock. All processes whose managers use the same servers and key prefix
+/// share the locks.
 ///
-/// Object-safe: services take an `Arc<dyn RwLockManager>`, and tests hand them a [`MemoryManager`].
+/// The trait is object-safe. A service can take an `Arc<dyn RwLockManager>`, and its tests can pass a
+/// [`MemoryManager`].
 ///
 /// # Examples
 ///
@@ -73,7 +74,7 @@ enum Deployment {
 ///
 /// async fn reload(locks: &dyn RwLockManager) -> redis_rwlock::Result<()> {
 ///     let guard = locks.read("cfg").await?;
-///     // … read the configuration: nobody writes it now …
+///     // … read the configuration, which no process writes now …
 ///     guard.release().await
 /// }
 ///
@@ -81,7 +82,7 @@ enum Deployment {
 /// # async fn main() -> redis_rwlock::Result<()> {
 /// let locks: Arc<dyn RwLockManager> = Arc::new(MemoryManager::new());
 /// reload(&*locks).await?;
-/// let guard = locks.write("cfg").await?; // alone
+/// let guard = locks.write("cfg").await?; // no other reader or writer
 /// assert!(locks.try_read("cfg").await?.is_none());
 /// assert!(locks.try_write("cfg").await?.is_none());
 /// guard.release().await?;
@@ -91,20 +92,21 @@ enum Deployment {
 pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Acquires the lock `name` for reading, together with other readers.
     ///
-    /// Returns an [`Acquire`], which takes options of this acquisition. Awaiting it returns a [`ReadGuard`]; before
-    /// that, nothing is sent. [Releasing](ReadGuard::release) or dropping the guard frees the lock.
+    /// Returns an [`Acquire`], whose setters change the options of this acquisition. Awaiting the `Acquire` returns a
+    /// [`ReadGuard`]; before that, nothing is sent. [Releasing](ReadGuard::release) or dropping the guard frees the
+    /// lock.
     ///
     /// A reader waits while a writer holds the lock, in this process or in another. With [`RedisManager`] and
-    /// [`MemoryManager`] it also waits behind a writer that waits already. So readers that overlap all the time do not
-    /// keep writers out. When the writer leaves, all waiting readers enter together. For
-    /// [`join_window`](Builder::join_window), 50 ms, a reader can still join the readers of its own process.
-    /// [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    /// [`MemoryManager`], a reader also waits behind a writer that already waits. So readers that overlap all the time
+    /// do not keep writers out. When the writer releases the lock, all waiting readers enter together. For the
+    /// [`join_window`](Builder::join_window) of 50 ms, a reader can still join readers of its own process in spite of a
+    /// waiting writer. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
     ///
-    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer
-    /// from any server it ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. If no server
+    /// answers, the wait ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
     ///
-    /// A task that has a guard and acquires the same lock again can deadlock with itself, behind a writer that waits
-    /// for the first guard. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest.
+    /// A task that has a guard and acquires the same lock again can deadlock. Its second acquisition may wait behind a
+    /// writer, and that writer waits for the first guard. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest.
     ///
     /// # Errors
     ///
@@ -113,14 +115,15 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// - [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`;
     /// - [`Unreachable`](Error::Unreachable) if no server answered;
     /// - [`Refused`](Error::Refused) if a server refused the request;
-    /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count;
+    /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if too few replicas or
+    ///   masters confirmed the grant;
     /// - [`Closed`](Error::Closed) after [`close`](RwLockManager::close);
     /// - [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption), before anything is sent.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses the place in the queue. The background cancels a request that the server may still
-    /// execute. Whatever the request left on the server stays there for one lease at most.
+    /// Dropping the future gives up its place in the queue. The background cancels the request, which the server may
+    /// still execute. A hold or place that the request left on the server stays there for one lease at most.
     ///
     /// # Examples
     ///
@@ -129,9 +132,9 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> redis_rwlock::Result<()> {
     /// let manager = MemoryManager::new();
-    /// let other = manager.peer(); // as another process has it
+    /// let other = manager.peer(); // stands for another process
     /// let ours = manager.read("cfg").await?;
-    /// let theirs = other.read("cfg").await?; // both are inside
+    /// let theirs = other.read("cfg").await?; // two readers at the same time
     /// assert!(manager.try_write("cfg").await?.is_none());
     /// theirs.release().await?;
     /// ours.release().await
@@ -141,22 +144,24 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         acquire(self, name)
     }
 
-    /// Acquires the lock `name` for writing, alone.
+    /// Acquires the lock `name` for writing, which excludes all other readers and writers.
     ///
-    /// Returns an [`Acquire`], which takes options of this acquisition. Awaiting it returns a [`WriteGuard`]; before
-    /// that, nothing is sent. [Releasing](WriteGuard::release) or dropping the guard frees the lock.
+    /// Returns an [`Acquire`], whose setters change the options of this acquisition. Awaiting the `Acquire` returns a
+    /// [`WriteGuard`]; before that, nothing is sent. [Releasing](WriteGuard::release) or dropping the guard frees the
+    /// lock.
     ///
-    /// A writer waits until all readers and writers have left, in this process and in others. With [`RedisManager`] and
-    /// [`MemoryManager`] a waiting writer stops new readers, and writers are served in the order in which their
-    /// processes came. A writer that leaves can hand the lock to the next writer of its process. It does so
-    /// [`max_handoffs`](Builder::max_handoffs) times and for 5 ms at most. [`TwoKeyManager`] and
-    /// [`QuorumManager`] promise no order.
+    /// A writer waits until all readers and writers have released the lock, in this process and in others. With
+    /// [`RedisManager`] and [`MemoryManager`], a waiting writer stops new readers, and processes get the lock for their
+    /// writers in the order in which they asked. A writer that releases the lock can hand it off to the next writer of
+    /// its process. A series of such hand-offs ends after [`max_handoffs`](Builder::max_handoffs) writers, or after 5
+    /// ms. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
     ///
-    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer
-    /// from any server it ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. If no server
+    /// answers, the wait ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
     ///
-    /// A task that has a guard and acquires the same lock for writing deadlocks with itself. [`Acquire::reentrant`] and
-    /// [`Reentry`] let acquisitions nest, and [`ReadGuard::try_upgrade`] makes a reader a writer.
+    /// A task that has a guard and acquires the same lock for writing waits for its own guard, which is a deadlock.
+    /// [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest. [`ReadGuard::try_upgrade`] converts a read hold
+    /// into a write hold.
     ///
     /// # Errors
     ///
@@ -165,15 +170,16 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// - [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`;
     /// - [`Unreachable`](Error::Unreachable) if no server answered;
     /// - [`Refused`](Error::Refused) if a server refused the request;
-    /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count;
+    /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if too few replicas or
+    ///   masters confirmed the grant;
     /// - [`Closed`](Error::Closed) after [`close`](RwLockManager::close);
     /// - [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption), before anything is sent;
-    /// - [`UpgradeConflict`](Error::UpgradeConflict) for a nested write in a read.
+    /// - [`UpgradeConflict`](Error::UpgradeConflict) if acquisitions nest and the owner already reads the lock.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses the place in the queue. The background cancels a request that the server may still
-    /// execute. Whatever the request left on the server stays there for one lease at most.
+    /// Dropping the future gives up its place in the queue. The background cancels the request, which the server may
+    /// still execute. A hold or place that the request left on the server stays there for one lease at most.
     ///
     /// # Examples
     ///
@@ -182,10 +188,10 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> redis_rwlock::Result<()> {
     /// let manager = MemoryManager::new();
-    /// let other = manager.peer(); // as another process has it
+    /// let other = manager.peer(); // stands for another process
     /// let guard = manager.write("cfg").await?;
-    /// assert!(other.try_read("cfg").await?.is_none()); // nobody else is inside
-    /// let token = guard.fencing_token(); // goes along with each write to what the lock protects
+    /// assert!(other.try_read("cfg").await?.is_none()); // a writer excludes all others
+    /// let token = guard.fencing_token(); // send it with each write to the resource that the lock protects
     /// guard.release().await?;
     /// assert!(other.write("cfg").await?.fencing_token() > token);
     /// # Ok(())
@@ -199,8 +205,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The errors of [`read`](RwLockManager::read). If others hold the lock, the answer is `Ok(None)`, which is no
-    /// error.
+    /// The errors of [`read`](RwLockManager::read). `Ok(None)` means that others hold the lock.
     fn try_read(&self, name: &str) -> BoxFuture<'static, Result<Option<ReadGuard>>> {
         Box::pin(self.read(name).try_now())
     }
@@ -209,13 +214,12 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The errors of [`write`](RwLockManager::write). If others hold the lock, the answer is `Ok(None)`, which is no
-    /// error.
+    /// The errors of [`write`](RwLockManager::write). `Ok(None)` means that others hold the lock.
     fn try_write(&self, name: &str) -> BoxFuture<'static, Result<Option<WriteGuard>>> {
         Box::pin(self.write(name).try_now())
     }
 
-    /// Shows which processes hold the lock `name`, as the server sees it. Changes nothing.
+    /// Shows the holders and the waiters of the lock `name` in the server's record. Changes nothing.
     ///
     /// # Errors
     ///
@@ -247,18 +251,18 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Ends every hold of the lock `name`, in all processes. For operators.
+    /// Ends every hold of the lock `name`, in all processes. This call is for operators.
     ///
-    /// The holders are still at work. They learn of the loss as [`LossReason::Forced`](crate::LossReason::Forced) at
-    /// their next renewal. Fencing tokens continue to grow.
+    /// The call does not stop the work of the holders. They learn of the loss as
+    /// [`LossReason::Forced`](crate::LossReason::Forced) at their next renewal. Fencing tokens continue to grow.
     ///
-    /// The call first asks the server for the holders of the lock, and then ends those holds only. A process that is
-    /// granted the lock after that question keeps it, also when a request is repeated after a lost answer, or arrives
-    /// late.
+    /// The call first asks the server for the holders of the lock, and then ends only the holds of that answer. So a
+    /// process that is granted the lock after that answer keeps it. This is also true if the second request arrives
+    /// late, or is repeated after a lost reply.
     ///
-    /// Returns the holds that it ended, as the server showed them before; nothing if the lock was free. The server
-    /// shows at most a hundred readers with their age and remaining time; those values are zero for further readers. If
-    /// an answer was lost on the way, the list includes holders that released by themselves at that moment.
+    /// Returns the ended holds as the server showed them before; the list is empty if the lock was free. The server
+    /// shows the age and the remaining time of at most a hundred readers. For further readers these values are zero. If
+    /// a reply was lost, the list may include holds that were released by their own process in the meantime.
     ///
     /// # Errors
     ///
@@ -295,17 +299,18 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Ends the holds that `view` shows, and none that came later. For operators who look at the holders before they
-    /// decide; [`force_release`](RwLockManager::force_release) does both at once. `view` is from a manager with the
-    /// same servers and key prefix.
+    /// Ends the holds that `view` shows, and no later holds. This call is for operators who look at the holders before
+    /// they decide; [`force_release`](RwLockManager::force_release) looks and ends in one call. `view` must come from a
+    /// manager with the same servers and key prefix.
     ///
-    /// A hold counts as shown for as long as it lasts, renewed or not. Readers share one phase, which ends as a whole.
-    /// So readers that joined the shown readers later end with them, and the returned list has them too. The list does
-    /// not have holds of `view` that ended by themselves. On a free lock nothing ends.
+    /// A hold of `view` stays the same hold when it is renewed, so the call ends it at any later time. All readers that
+    /// are inside together share one phase, which ends as a whole. So the call also ends readers that joined the shown
+    /// readers later, and returns them too. The returned list does not have holds of `view` that were already over. If
+    /// `view` shows a free lock, the call ends nothing.
     ///
     /// # Errors
     ///
-    /// The errors of `force_release`.
+    /// The errors of [`force_release`](RwLockManager::force_release).
     ///
     /// # Cancel safety
     ///
@@ -343,23 +348,23 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Lists the names of all locks that the servers know, in order, each once. For operators:
-    /// [`inspect`](RwLockManager::inspect) tells more of one lock.
+    /// Returns the sorted names of all locks that the servers know. This call is for operators;
+    /// [`inspect`](RwLockManager::inspect) shows the details of one lock.
     ///
-    /// Known are the locks of this manager's [`key_prefix`](Builder::key_prefix), or of its
+    /// The list has only locks with this manager's [`key_prefix`](Builder::key_prefix), or of its
     /// [`timestamp_keys`](Builder::timestamp_keys). A lock is in the list while a process holds it or waits for it, and
     /// for about a minute after that.
     ///
-    /// The call scans all keys of every primary with `SCAN`, five hundred at a time; between these steps the server
-    /// works for others. With many other keys the scan takes about a second for each million. A lock that comes or goes
-    /// during the scan, or whose slot moves, may be missing.
+    /// The call scans all keys of every primary with `SCAN`, five hundred at a time. Between two steps, the server
+    /// serves other requests. The scan takes about a second for each million keys, including keys that are not locks.
+    /// The list may lack a lock that appears or disappears during the scan, or whose slot moves.
     ///
-    /// The user needs the right `+scan`, which shows the user the names of all keys.
+    /// The user of the server needs the right `+scan`. This right lets the user see the names of all keys.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable), also if one of the primaries does not answer: the list never has gaps.
-    /// [`Refused`](Error::Refused) without the right.
+    /// [`Unreachable`](Error::Unreachable) if any primary does not answer, since the list would lack its locks.
+    /// [`Refused`](Error::Refused) if the user lacks the right.
     ///
     /// # Cancel safety
     ///
@@ -385,24 +390,24 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { engine.names().await })
     }
 
-    /// Asks every server of this manager for its health. For health checks and operators.
+    /// Asks every server of this manager for its health. This call is for health checks and operators.
     ///
-    /// The report names each server, its round-trip time, and whether its clock, its memory and its memory policy are
-    /// in order.
+    /// For each server, the report has the address and the round-trip time. It also says whether the clock, the memory
+    /// and the memory policy of the server are in order.
     ///
-    /// Never hangs: a server that has not answered within four [`response_timeout`](Builder::response_timeout)s (2 s by
-    /// default) is not [reachable](crate::NodeHealth::is_reachable). In a cluster, one server names the members. Then
-    /// all members, replicas too, are asked for their health, which costs a connection each. Ask every few seconds, not
-    /// for each request.
+    /// The call never hangs. A server that has not answered within four
+    /// [`response_timeout`](Builder::response_timeout)s (2 s by default) is reported as not
+    /// [reachable](crate::NodeHealth::is_reachable). In a cluster, the call asks one server for the members, and then
+    /// asks all members, including replicas. It opens a connection to each of them. So call it every few seconds at
+    /// most, not for each request of the service.
     ///
-    /// The right `+info` is the only one beyond those that locks need. Without it
-    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each question leaves a line in the server's
-    /// `ACL LOG`.
+    /// In addition to the rights that locks need, the user needs the right `+info`. Without this right,
+    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each call adds a line to the server's `ACL LOG`.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime. Servers that do not answer are no error: the
-    /// report says so.
+    /// [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime. A server that does not answer causes no
+    /// error; the report shows it.
     ///
     /// # Cancel safety
     ///
@@ -428,47 +433,50 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { engine.health().await })
     }
 
-    /// Counts what this manager does at the moment; see [`Stats`]. Sends nothing, and visits each hold once.
+    /// Returns the counters of this manager, such as the numbers of holds, guards and waiters; see [`Stats`]. Sends
+    /// nothing. The cost grows with the number of holds.
     fn stats(&self) -> Stats {
         self.engine().stats()
     }
 
-    /// Closes the manager. New and waiting acquisitions fail with [`Closed`](Error::Closed), and guards are lost with
-    /// [`LossReason::Closed`](crate::LossReason::Closed) *before* their holds are released.
+    /// Closes the manager. New and waiting acquisitions fail with [`Closed`](Error::Closed). Guards are lost with
+    /// [`LossReason::Closed`](crate::LossReason::Closed), and only *after* that their holds are released.
     ///
-    /// Returns when the server has confirmed the releases, at the latest when the last lease is over by the local
-    /// clock. If the future of an acquisition is neither polled nor dropped, `close` waits for it for one response
-    /// timeout. Such an acquisition cancels itself later.
+    /// Returns when the server has confirmed the releases. If a server does not answer, `close` returns when the last
+    /// lease is over by the local clock. An acquisition whose future is neither polled nor dropped delays `close` by a
+    /// few response timeouts at most. Such an acquisition cancels itself when its future is polled or dropped.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if no server confirmed the releases: the holds then end with their leases.
+    /// [`Unreachable`](Error::Unreachable) if no server confirmed the releases. The holds then end with their leases.
     ///
     /// # Cancel safety
     ///
-    /// A future that was polled once and then dropped leaves the manager closed. The background sends the releases.
+    /// If the future was polled once, the manager is closed, even if the future is then dropped. The background sends
+    /// the releases.
     fn close(&self) -> BoxFuture<'static, Result<()>> {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.close().await })
     }
 
-    /// Waits until everything that was dropped is released: guards, and acquisitions whose futures were dropped after
-    /// their request was sent. The manager stays open: guards that exist stay held, and waiting acquisitions continue.
-    /// A [cached hold](Builder::cache_for) stays cached. The call also waits for what is dropped during the call.
+    /// Waits until the server has confirmed the release of each dropped guard. Also waits for the cancellation of each
+    /// acquisition whose future was dropped after its request was sent. The call also waits for guards and futures that
+    /// are dropped during the call. The manager stays open. Existing guards keep their holds, waiting acquisitions
+    /// continue, and a [cached hold](Builder::cache_for) stays cached.
     ///
-    /// The background sends the release of a dropped guard. A program that ends right after the drop may end before
-    /// that. Then the lock stays held for the rest of its lease. A place in the queue that stays behind may be granted,
-    /// for a claim of 3 s. So call this, or [`close`](Self::close), at the end of a program.
+    /// Call `flush` or [`close`](Self::close) at the end of a program. The background sends the release of a dropped
+    /// guard, and a program may end before that. Then the lock stays held for the rest of the lease. The server may
+    /// even grant the lock to a place in the queue that was not cancelled; such a grant lasts 3 s.
     ///
-    /// The server may execute a request whose answer never came for two [response timeouts](Builder::response_timeout).
-    /// If the future of such a request was dropped, this call waits for that long.
+    /// The server may execute an unanswered request up to two [response timeouts](Builder::response_timeout) after it
+    /// was sent. If the future of such a request was dropped, `flush` waits for that long.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if no release finished, by an answer or with its lease, for
-    /// [`unreachable_after`](Builder::unreachable_after). If four response timeouts and the clock skew are longer, the
-    /// limit is those. The background continues to send the releases. [`InvalidOption`](Error::InvalidOption) outside
-    /// of a tokio runtime.
+    /// [`Unreachable`](Error::Unreachable) if no release finishes for
+    /// [`unreachable_after`](Builder::unreachable_after), or for four response timeouts plus the clock skew if these
+    /// are longer. A release finishes by the server's answer or with the end of its lease. The background continues to
+    /// send the releases. [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime.
     ///
     /// # Cancel safety
     ///
@@ -499,7 +507,7 @@ fn log_forced(key: &Key, ended: &[HolderView]) {
     events::forced(key.name(), &holders);
 }
 
-/// Creates an acquisition; nothing is sent before it is awaited.
+/// Creates an acquisition, which sends nothing before it is awaited.
 fn acquire<G: Guard>(manager: &(impl Sealed + ?Sized), name: &str) -> Acquire<G> {
     let name = LockName::new(name);
     Acquire::new(Arc::clone(manager.engine_of(name.hash())), name)
@@ -543,11 +551,13 @@ macro_rules! manager {
     };
 }
 
-/// Manager of the hash scheme: one key per lock, on one node or a cluster. The recommended manager.
+/// Manager of locks on one node, behind Sentinel, or on a cluster. This is the recommended manager. Each lock is one
+/// hash, in one key: the *hash scheme*.
 ///
-/// Its holds exclude the clients of the timestamp scheme on the same key (`<prefix>:{name}:lock`), and these exclude
-/// its holds, within the limits that `lua/README.md` states. With [`timestamp_keys`](Builder::timestamp_keys) a service
-/// that runs that scheme keeps its keys.
+/// The manager can share its locks with clients of the *timestamp scheme*, a published lock that stores the times of
+/// its grants in a hash. Both exclude each other on the same key (`<prefix>:{name}:lock`), within the limits that
+/// `lua/README.md` states. With [`timestamp_keys`](Builder::timestamp_keys), a service that already uses the timestamp
+/// scheme keeps its keys.
 ///
 /// # Examples
 ///
@@ -571,13 +581,13 @@ mod quorum;
 use quorum::Masters;
 pub use quorum::QuorumManager;
 
-/// Manager of the two-key scheme: a read key and a write key per lock, on one node. The server hands no lock over. It
-/// notifies the next waiter, which asks again; if the waiter does not ask within a quarter of a second, the server goes
-/// on to the one after it.
+/// Manager of locks on one node, or behind Sentinel, with a read key and a write key per lock: the *two-key scheme*.
+/// After a release, the server does not grant the lock to the next waiter. It notifies that waiter, which must ask
+/// again. If the waiter does not ask within 250 ms, the server notifies the waiter after it.
 ///
-/// The manager cannot share keys with clients of the article's two-key scheme: all their readers write one value, so
-/// any reader that leaves removes all readers, ours included. Migrate to this manager with new keys, and with the old
-/// clients stopped.
+/// Do not use the keys of clients of the published two-key scheme. All readers of that scheme write the same value, so
+/// each release of a reader removes all readers, including those of this manager. To migrate from these clients, stop
+/// them and use new keys.
 ///
 /// # Examples
 ///
@@ -597,11 +607,11 @@ pub struct TwoKeyManager {
 }
 manager!(TwoKeyManager);
 
-/// Manager of locks in this process's memory: for tests of services, with the same behaviour as on a server.
+/// Manager of locks in the memory of this process, for tests of services. The locks behave as on a server.
 ///
-/// Time is the runtime's, so a test with a paused clock can let leases run out at once.
-/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all) cause faults. With them a test
-/// sees what a service does with [`Unreachable`](Error::Unreachable),
+/// The manager uses the clock of the tokio runtime, so a test with a paused clock can let leases run out at once.
+/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all) cause faults. With these faults,
+/// a test can check how a service handles [`Unreachable`](Error::Unreachable),
 /// [`HoldState::Unconfirmed`](crate::HoldState::Unconfirmed) and [`Lost`](Error::Lost).
 ///
 /// # Examples
@@ -611,7 +621,7 @@ manager!(TwoKeyManager);
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> redis_rwlock::Result<()> {
 /// let here = MemoryManager::new();
-/// let there = here.peer(); // as another process would be
+/// let there = here.peer(); // stands for another process
 /// let guard = here.write("cfg").await?;
 /// assert!(there.try_read("cfg").await?.is_none());
 /// guard.release().await?;
@@ -638,7 +648,7 @@ impl RedisManager {
         Self::builder(topology).connect().await
     }
 
-    /// Returns a [`Builder`] for a manager of these servers.
+    /// Returns a [`Builder`] for a manager on these servers.
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
         Builder::new(Deployment::Servers(topology.into()))
     }
@@ -654,7 +664,7 @@ impl TwoKeyManager {
         Self::builder(topology).connect().await
     }
 
-    /// Returns a [`Builder`] for a manager of these servers.
+    /// Returns a [`Builder`] for a manager on these servers.
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
         Builder::new(Deployment::Servers(topology.into()))
     }
@@ -678,7 +688,7 @@ impl MemoryManager {
         Builder::new(Deployment::Memory(Arc::new(Store::new())))
     }
 
-    /// Creates another manager on the same store and with the same options, as a second process would have.
+    /// Creates another manager on the same store, with the same options. It acts like the manager of a second process.
     #[must_use]
     pub fn peer(&self) -> Self {
         Self::on(Arc::clone(&self.store), self.engine().options().clone())
@@ -694,8 +704,8 @@ impl MemoryManager {
     /// The store executes nothing until [`reconnect`](MemoryManager::reconnect). Acquisitions, releases and `inspect`
     /// end with [`Unreachable`](Error::Unreachable) after [`unreachable_after`](Builder::unreachable_after). Holds
     /// become [`Unconfirmed`](crate::HoldState::Unconfirmed) at their next renewal, after a third of their lease. They
-    /// are lost as [`Expired`](crate::LossReason::Expired) at their local deadline. The source of the errors is an
-    /// [`std::io::Error`]. A second call has no further effect.
+    /// are lost as [`Expired`](crate::LossReason::Expired) when their local validity ends. The source of the errors is
+    /// a [`std::io::Error`]. A second call has no further effect.
     ///
     /// # Examples
     ///
@@ -722,13 +732,15 @@ impl MemoryManager {
         self.store.cut(&self.wire);
     }
 
-    /// Ends a [`disconnect`](MemoryManager::disconnect). Waiting acquisitions continue by themselves. A hold whose
-    /// local deadline has not passed is renewed; a lost hold stays lost.
+    /// Connects this manager and its clones to the store again, after a [`disconnect`](MemoryManager::disconnect).
+    /// Waiting acquisitions continue by themselves. The manager renews a hold that is still valid; a lost hold stays
+    /// lost.
     pub fn reconnect(&self) {
         self.store.mend(&self.wire);
     }
 
-    /// Deletes all locks of the store, of this manager and its peers, like a server that restarts empty, or `FLUSHALL`.
+    /// Deletes all locks of the store, of this manager and its peers. The effect is that of `FLUSHALL`, or of a server
+    /// that restarts without data.
     ///
     /// Others may acquire the locks at once. The holders learn of the loss as
     /// [`LossReason::Gone`](crate::LossReason::Gone) at their next renewal or at their release. Fencing tokens continue
@@ -760,7 +772,7 @@ impl MemoryManager {
     }
 }
 
-/// Managers of this crate, which a [`Builder`] builds.
+/// Manager that a [`Builder`] can build: one of the four managers of this crate.
 pub trait Build: RwLockManager + FromDeployment {}
 impl<M: RwLockManager + FromDeployment> Build for M {}
 
@@ -780,7 +792,7 @@ impl FromDeployment for TwoKeyManager {
         let topology = place.servers();
         topology.check_single()?;
         options.check_not_cached(
-            "the two-key scheme has no queue, so nobody would be told who waits: use `RedisManager`",
+            "`TwoKeyManager` has no recalls, so its holders do not learn of waiters: use `RedisManager`",
         )?;
         let home = options.background_runtime(Clock::System);
         let transport = net::open(&topology, &options, &home)?;
@@ -827,7 +839,8 @@ impl Deployment {
 /// # }
 /// ```
 ///
-/// All options, with their defaults; `docs/OPERATIONS.md` has a table of what smaller and larger values cost:
+/// All options, with their defaults, are in this example. `docs/OPERATIONS.md` has a table that compares smaller and
+/// larger values.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -842,7 +855,7 @@ impl Deployment {
 ///     .max_clock_skew(Duration::from_millis(100))
 ///     .reentry(Reentry::Off)
 ///     .key_prefix("rwlock")
-///     .label("host:4711") // the default has this host and process
+///     .label("host:4711") // the default has the name of this host and the id of this process
 ///     .join_window(Duration::from_millis(50))
 ///     .max_handoffs(64)
 ///     .cache_for(Duration::ZERO)
@@ -850,14 +863,13 @@ impl Deployment {
 ///     .recall_timeout(Duration::from_millis(50))
 ///     .max_waiters(100_000)
 ///     .timestamp_clients(TimestampClients::default())
-///     .durability(Durability::Primary); // not of a `QuorumManager`
+///     .durability(Durability::Primary); // a `QuorumManager` has no such option
 /// let manager = builder.build()?; // `connect` fails unless a server answers
 ///
-/// // Off unless it is called: the keys that clients of the published hash scheme use. Of a `RedisManager`.
+/// // Off by default, for a `RedisManager` only: the keys of clients of the timestamp scheme.
 /// let adopting = RedisManager::builder("redis://127.0.0.1:6379").timestamp_keys("lock:*").build()?;
 ///
-/// // Off unless they are called: masters that restart are kept down for a lease, and a file has their password. Of a
-/// // `QuorumManager`.
+/// // Off by default, for a `QuorumManager` only: an operator delays restarts of masters; a file has their password.
 /// let masters = ["redis://10.0.0.1:6379", "redis://10.0.0.2:6379", "redis://10.0.0.3:6379"];
 /// # let path = std::env::temp_dir().join(format!("redis-rwlock-options-doc-{}", std::process::id()));
 /// # std::fs::write(&path, "secret").expect("written");
@@ -887,25 +899,26 @@ impl<M: Build> fmt::Debug for Builder<M> {
 }
 
 impl Builder<RedisManager> {
-    /// Uses keys that clients of the timestamp scheme use already. So a service can change over to this crate process
-    /// by process, without renaming its keys. No default: without this option, keys are made with
-    /// [`key_prefix`](Builder::key_prefix), which this option replaces.
+    /// Sets a template for the keys of locks, so that this manager uses the keys of clients of the timestamp scheme. So
+    /// a service can migrate to this crate process by process, with the same keys. By default there is no template, and
+    /// the manager builds keys with [`key_prefix`](Builder::key_prefix). The template replaces the prefix.
     ///
-    /// The template is a key with exactly one `*` in the place of the name: `lock:*` for `lock:cfg`, `*` if the key is
-    /// the name, `{shop}:*`, `lock:{*}`. (Patterns of `KEYS` and of ACL rules use `*` in the same way. To the server,
-    /// braces are a hash tag.) The name replaces the `*` unchanged.
+    /// The template is a key with exactly one `*`. The name of the lock replaces the `*`: with `lock:*`, the lock `cfg`
+    /// has the key `lock:cfg`. Further examples are `*` (the key is the name), `{shop}:*` and `lock:{*}`. Braces are a
+    /// hash tag of the server.
     ///
-    /// A name is [`InvalidName`](Error::InvalidName) if it cannot have a channel in the slot of its key, or would share
-    /// a channel with another name. So if the key has no hash tag, a name may have no `}`. With the template `*`, a
-    /// name in braces has the channel of another name. If names come from outside, choose a template that matches
-    /// nothing but locks.
+    /// Each lock needs a channel for notifications, in the slot of its key. A name is
+    /// [`InvalidName`](Error::InvalidName) if there is no such channel, or if another name has the same channel. So if
+    /// the key has no hash tag, a name must not contain `}`. With the template `*`, a name in braces has the channel of
+    /// another name. If names come from outside of the service, choose a template that matches only keys of locks.
     ///
-    /// [`timestamp_clients`](Builder::timestamp_clients) says how the clients of the timestamp scheme are configured. No
-    /// [`lease`](Builder::lease) may be longer than their [`key_ttl`](TimestampClients::key_ttl) (10 s), in the manager
-    /// and per acquisition. Each of their grants sets the key to expire after that time, and our hold with it.
+    /// Describe the configuration of these clients with [`timestamp_clients`](Builder::timestamp_clients). No
+    /// [`lease`](Builder::lease) of the manager or of an acquisition may be longer than their
+    /// [`key_ttl`](TimestampClients::key_ttl) (10 s). Each grant of these clients sets the key to expire after that
+    /// time, and a hold of this manager expires with the key.
     ///
-    /// `lua/README.md` lists the faults against which such clients cannot be protected. Run no more of them than the
-    /// migration needs.
+    /// `lua/README.md` lists the faults against which this manager cannot protect such clients. Run them only as long
+    /// as the migration needs.
     ///
     /// # Examples
     ///
@@ -919,7 +932,7 @@ impl Builder<RedisManager> {
     /// let builder = || RedisManager::builder(Topology::node("redis://127.0.0.1:6379")).timestamp_clients(published);
     ///
     /// let manager = builder().timestamp_keys("lock:*").lease(Duration::from_secs(8)).build()?;
-    /// // manager.write("cfg").await is excluded by the published clients on the key `lock:cfg`, and excludes them.
+    /// // `manager.write("cfg")` and the clients of the timestamp scheme exclude each other on the key `lock:cfg`.
     /// let error = manager.write("}").await.expect_err("no channel is in the slot of the key `lock:}`");
     /// assert!(matches!(error, Error::InvalidName { .. }));
     ///
@@ -937,15 +950,16 @@ impl Builder<RedisManager> {
 macro_rules! durability {
     ($manager:ident) => {
         impl Builder<$manager> {
-            /// Sets what a grant must survive before it counts. Defaults to [`Durability::Primary`].
+            /// Sets how many servers must have received a grant before it counts. Defaults to [`Durability::Primary`].
             ///
-            /// At [`Durability::Replicated`] every grant, claim, conversion and renewal is followed by a `WAIT` on its
-            /// connection. A few connections serve only such requests, so that other requests do not wait behind a
-            /// `WAIT`. Local sharing and hand-off cost nothing more, since the replicas acknowledged the hold before.
-            /// Set the same level in all managers of a lock, and require all replicas that can be promoted.
+            /// At [`Durability::Replicated`], the manager sends the command `WAIT` after every grant, conversion and
+            /// renewal, on the same connection. A few connections serve only such requests, so that other requests do
+            /// not wait behind a `WAIT`. Guards that share a hold within the process, and hand-offs, cost nothing more,
+            /// since the replicas have already acknowledged the hold. Set the same level in all managers of a lock, and
+            /// require all replicas that can be promoted.
             ///
-            /// The user needs the right `+wait`, and `+info` for [`connect`](Builder::connect), which refuses a primary
-            /// with fewer replicas than this option requires.
+            /// The user of the server needs the rights `+wait` and `+info`. [`connect`](Builder::connect) uses `+info`:
+            /// it refuses a primary with fewer replicas than this option requires.
             ///
             /// # Errors
             ///
@@ -964,7 +978,7 @@ macro_rules! durability {
             /// # async fn main() -> redis_rwlock::Result<()> {
             /// let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(100) };
             #[doc = concat!("let manager = ", stringify!($manager), "::builder(\"redis://127.0.0.1:6379\").durability(level).connect().await?;")]
-            /// let guard = manager.write("cfg").await?; // a replica knows that we are inside
+            /// let guard = manager.write("cfg").await?; // a replica has received the grant
             /// guard.release().await
             /// # }
             /// ```
@@ -985,19 +999,19 @@ impl<M: Build> Builder<M> {
 
     /// Sets how long the server keeps a hold without a renewal. Defaults to 10 s.
     ///
-    /// The manager renews a hold after a third of its lease. A shorter lease frees locks sooner after a crash; a longer
-    /// lease survives longer outages.
+    /// The manager renews a hold each time a third of its lease has passed. A shorter lease frees locks sooner after a
+    /// crash. A longer lease survives longer outages of the server.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
     }
 
-    /// Sets the longest time that a hold lasts, renewed or not. Defaults to 1 h, so that a forgotten guard does not
-    /// lock for ever.
+    /// Sets the longest time that a hold lasts, including all renewals. Defaults to 1 h, so that a forgotten guard does
+    /// not keep its lock for ever.
     ///
-    /// A `max_hold` that is no longer than the lease makes a fixed lease, which is never renewed. `Duration::MAX` is no
-    /// limit. Guards are lost 50 ms before the server is asked to release the hold ([`Acquire::max_hold`]). A shorter
-    /// limit ends forgotten holds sooner; a longer limit leaves time for longer work.
+    /// If `max_hold` is not longer than the lease, the manager never renews the hold. `Duration::MAX` is no limit. At
+    /// the limit, the guard is lost at once, and the manager releases the hold 50 ms later ([`Acquire::max_hold`]). A
+    /// shorter limit ends forgotten holds sooner. A longer limit allows longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = max_hold;
         self
@@ -1005,43 +1019,45 @@ impl<M: Build> Builder<M> {
 
     /// Sets how long acquisitions wait for other holders. Defaults to no limit.
     ///
-    /// A shorter limit gives up earlier under contention; a longer limit survives longer holds of others.
-    /// [`WaitTimeout`](Error::WaitTimeout) comes after the place in the queue is cancelled: usually one round trip
-    /// after the limit, at most two [response timeouts](Builder::response_timeout). For a hold that another process
-    /// [caches](Builder::cache_for), acquisitions wait for [`recall_timeout`](Builder::recall_timeout) at least.
+    /// A shorter limit gives up earlier under contention. A longer limit survives longer holds of others. At the limit,
+    /// the acquisition cancels its place in the queue and then fails with [`WaitTimeout`](Error::WaitTimeout). The
+    /// cancellation usually takes one round trip, and at most two [response timeouts](Builder::response_timeout). If
+    /// another process [caches](Builder::cache_for) its hold of the lock, acquisitions wait for at least
+    /// [`recall_timeout`](Builder::recall_timeout).
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);
         self
     }
 
-    /// Sets how long to retry without an answer from any server before [`Error::Unreachable`]. Defaults to 5 s.
+    /// Sets how long a call retries without an answer from any server before it fails with [`Error::Unreachable`].
+    /// Defaults to 5 s.
     ///
-    /// A shorter time reports an outage sooner; a longer time survives longer failovers. The last try may take a
-    /// response timeout more, and up to four if it needs a new connection. `Duration::MAX` never gives up; a
-    /// [`wait_timeout`](Builder::wait_timeout) still counts.
+    /// A shorter time reports an outage sooner. A longer time survives longer failovers. The last try may take one
+    /// response timeout longer, or up to four if it needs a new connection. `Duration::MAX` retries without a limit; a
+    /// [`wait_timeout`](Builder::wait_timeout) still applies.
     pub fn unreachable_after(mut self, unreachable_after: Duration) -> Self {
         self.options.unreachable_after = unreachable_after;
         self
     }
 
-    /// Sets how long one request may take; the manager never trusts a later reply. Defaults to 500 ms.
+    /// Sets how long one request may take. The manager never trusts a later reply. Defaults to 500 ms.
     ///
-    /// The value should be well under half of a cluster's node timeout. A shorter time detects a frozen node sooner; a
-    /// longer time suits slower networks. The maximum is one minute. A hold whose lease is shorter than this cannot
-    /// repeat an unanswered renewal.
+    /// On a cluster, set less than half of `cluster-node-timeout`. A shorter time detects a frozen node sooner. A
+    /// longer time suits slower networks. The maximum is one minute. Choose leases that are longer than this time:
+    /// otherwise an unanswered renewal cannot be repeated before its lease is over.
     ///
-    /// A new connection may take longer: four response timeouts for the name resolution, one for TCP, two for the TLS
-    /// handshake. Each of the two answers of the greeting may take one more. Each step to a Sentinel has the same
-    /// limits. An error names the step that took longer.
+    /// A new connection may take longer. The name resolution may take four response timeouts, TCP one, and the TLS
+    /// handshake two. Each of the first two requests on the connection may take one more. A connection to a Sentinel
+    /// has the same limits. The error names the step that took too long.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.options.response_timeout = response_timeout;
         self
     }
 
-    /// Sets how far the clocks of servers that may serve the same lock can be apart. Defaults to 100 ms.
+    /// Sets the largest difference between the clocks of servers that may serve the same lock. Defaults to 100 ms.
     ///
-    /// The manager subtracts it from every local validity. A smaller value leaves more of a lease; a larger value
-    /// allows worse clocks.
+    /// The manager subtracts this time from the local validity of every hold. A smaller value leaves more of each
+    /// lease. A larger value allows larger differences between clocks.
     pub fn max_clock_skew(mut self, max_clock_skew: Duration) -> Self {
         self.options.max_clock_skew = max_clock_skew;
         self
@@ -1066,29 +1082,29 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Sets the limits with which clients of the timestamp scheme run: how long they may hold a lock, and the ttl of
-    /// its key. The limits must match the configuration of those clients; [`TimestampClients`] has the defaults and the
-    /// trade-off. Only [`RedisManager`] uses them.
+    /// Sets the limits of clients of the timestamp scheme: how long they may hold a lock, and the ttl of its key. The
+    /// limits must match the configuration of those clients. [`TimestampClients`] describes the defaults and the effect
+    /// of other values. Only [`RedisManager`] uses this option.
     pub fn timestamp_clients(mut self, limits: TimestampClients) -> Self {
         self.options.timestamp_clients = limits;
         self
     }
 
-    /// Sets how long further readers of this process join a read hold without a request, counted from the last request
-    /// for it. Defaults to 50 ms; zero sends a request for each reader.
+    /// Sets how long further readers of this process can join a read hold without a request. The time counts from the
+    /// last request for the hold. Defaults to 50 ms. With zero, the manager sends a request for each reader.
     ///
-    /// A longer time saves requests. A writer that waits in another process waits so much longer, and also for the
-    /// readers that joined. A shorter time lets such a writer in sooner.
+    /// A longer time saves requests. But a writer that waits in another process waits longer, by this time and by the
+    /// guards of the readers that joined. A shorter time lets such a writer in sooner.
     pub fn join_window(mut self, join_window: Duration) -> Self {
         self.options.join_window = join_window;
         self
     }
 
-    /// Sets how many writers of this process may have a write hold one after the other before waiters elsewhere are
-    /// served. Accepts 1 to 64; the default is 64. A series of hand-offs lasts 5 ms at most. [`TwoKeyManager`] does not
-    /// use it.
+    /// Sets how many writers of this process may use a write hold one after the other before a waiter of another
+    /// process gets the lock. Accepts 1 to 64. Defaults to 64. A series of hand-offs lasts 5 ms at most.
+    /// [`TwoKeyManager`] and [`QuorumManager`] do not use this option.
     ///
-    /// A larger number saves requests under contention, and lets waiters elsewhere wait longer; a smaller number is
+    /// A larger number saves requests under contention, but waiters of other processes wait longer. A smaller number is
     /// fairer to them.
     pub fn max_handoffs(mut self, hand_overs: u64) -> Self {
         self.options.max_handoffs = hand_overs;
@@ -1098,22 +1114,23 @@ impl<M: Build> Builder<M> {
     /// Sets how long this process caches a hold after its last guard was dropped. Defaults to zero: the process
     /// releases the hold at once.
     ///
-    /// While the hold is cached, the next acquisition of this process in the same mode sends nothing. A waiter
-    /// elsewhere recalls the lock, and gets it two round trips later than a free lock. The manager caches
-    /// only holds of names that it uses again and again. It does not cache a name that others want before each new
-    /// use. It renews cached holds.
+    /// While the hold is cached, the next acquisition of this process in the same mode sends nothing. A waiter of
+    /// another process recalls the lock, and gets it two round trips later than a free lock. The manager renews cached
+    /// holds. It caches only holds of locks that this process uses again and again. It does not cache the hold of a
+    /// lock that other processes want each time before this process uses it again.
     ///
-    /// `docs/GUARANTEES.md` says which guarantees change. The main one: a process that dies, stops or ends without
-    /// [`close`](RwLockManager::close) keeps others out for the rest of its lease, even if it had no guard left.
+    /// `docs/GUARANTEES.md` lists the guarantees that change. The most important change concerns a process that dies,
+    /// hangs or ends without [`close`](RwLockManager::close). It keeps other processes out for the rest of the lease,
+    /// even if it had no guard left.
     ///
-    /// Choose the lease by how long others may wait in that case. Choose this time by how soon the name is used again;
-    /// below one and a half leases it brings little.
+    /// Choose a lease that is as long as other processes may wait in that case. Choose a `cache_for` that is longer
+    /// than the usual time between two uses of the lock. Less than one and a half leases saves few requests.
     ///
     /// # Errors
     ///
-    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) on
-    /// [`timestamp_keys`](Builder::timestamp_keys), whose other clients cannot recall. It also fails for
-    /// [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), in which holders do not learn of waiters.
+    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) together with
+    /// [`timestamp_keys`](Builder::timestamp_keys), since clients of the timestamp scheme cannot recall a lock. It also
+    /// fails for [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), whose holders do not learn of waiters.
     ///
     /// # Examples
     ///
@@ -1136,10 +1153,11 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Sets how many unused holds this manager may [cache](Builder::cache_for). Defaults to 10,000. Beyond that, the
-    /// least recently used holds are released first.
+    /// Sets how many unused holds this manager may [cache](Builder::cache_for). Defaults to 10,000. At the limit, the
+    /// manager releases the least recently used hold to cache another one.
     ///
-    /// A larger number saves more requests; a smaller number renews fewer holds and needs less memory.
+    /// A larger number saves more requests. With a smaller number, the manager renews fewer holds and needs less
+    /// memory.
     pub fn max_cached(mut self, max_cached: usize) -> Self {
         self.options.max_cached = max_cached;
         self
@@ -1147,25 +1165,26 @@ impl<M: Build> Builder<M> {
 
     /// Sets how long `try_read`, `try_write` and `try_upgrade` wait for the recall of a hold that another process
     /// [caches](Builder::cache_for). The other process gives the hold up, or replies that a guard uses it. Defaults to
-    /// 50 ms; the maximum is one minute. If there is no such hold, they do not wait.
+    /// 50 ms. The maximum is one minute. Without such a hold, these calls do not wait.
     ///
-    /// A shorter [`wait_timeout`](crate::Acquire::wait_timeout) counts as this time on a lock that such a process
-    /// holds, from the answer that says so. Waiting acquisitions do not learn that a guard uses the hold. Beside a
-    /// guard, they end with [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
+    /// If another process may cache its hold, this time is also the minimum of a
+    /// [`wait_timeout`](crate::Acquire::wait_timeout). It then counts from the server's answer that reports such a
+    /// hold. A waiting acquisition gets no reply that a guard uses the hold. In that case, it fails with
+    /// [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
     pub fn recall_timeout(mut self, recall_timeout: Duration) -> Self {
         self.options.recall_timeout = recall_timeout;
         self
     }
 
-    /// Limits how many acquisitions of this manager may be in progress at once. Defaults to 100,000; `usize::MAX` is no
+    /// Sets how many acquisitions of this manager may be in progress at once. Defaults to 100,000. `usize::MAX` is no
     /// limit.
     ///
-    /// In progress are the acquisitions that wait, in this process or at a server, and those whose request was just
-    /// sent. Calls of `try_*` count as well. Acquisitions that join or take over a hold of this process without a
+    /// An acquisition is in progress while it waits in this process or at a server, and while its request has no
+    /// answer. Calls of `try_*` count as well. Acquisitions that join or take over a hold of this process without a
     /// request do not count.
     ///
-    /// A further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is sent. A
-    /// smaller limit rejects overload earlier and bounds memory; a larger limit lets more tasks wait.
+    /// At the limit, a further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is
+    /// sent. A smaller limit rejects overload earlier and needs less memory. A larger limit lets more tasks wait.
     ///
     /// # Errors
     ///
@@ -1194,29 +1213,29 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Runs the background of this manager on this runtime, instead of the process's own thread. The background ends
-    /// with the runtime. For tests that let a process die without ending one.
+    /// Runs the background of this manager on `runtime`, instead of the thread `redis-rwlock` of the process. The
+    /// background ends with the runtime. Tests use this option to simulate the death of a process.
     #[doc(hidden)]
     pub fn background_on(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.options.background = Some(runtime);
         self
     }
 
-    /// Builds the manager without network I/O; it connects at first use. It reads only the files of [`Tls`](crate::Tls)
-    /// and of [`password_file`](crate::Topology::password_file).
+    /// Builds the manager without network I/O. The manager connects at its first use. `build` reads the files of
+    /// [`Tls`](crate::Tls) and of [`password_file`](crate::Topology::password_file).
     ///
-    /// The manager needs a tokio runtime in every use; a call awaited outside of one fails with
-    /// [`InvalidOption`](Error::InvalidOption). It works on several runtimes, and continues when one of them ends. A
-    /// thread of the process, named `redis-rwlock`, renews holds and releases dropped guards, also after the end of
-    /// these runtimes. A [`MemoryManager`] uses the time of the runtime, so its background works as long as one runtime
-    /// runs on which it was used.
+    /// Each call must be awaited within a tokio runtime; otherwise it fails with
+    /// [`InvalidOption`](Error::InvalidOption). The manager can be used on several runtimes, and continues when one of
+    /// them ends. A thread named `redis-rwlock` renews holds and releases dropped guards, even after the end of these
+    /// runtimes. A [`MemoryManager`] has no such thread: its background runs only while a runtime exists on which the
+    /// manager was used.
     ///
-    /// The manager belongs to the process that builds it. In a copy of that process by `fork`, every call fails with
-    /// [`Forked`](Error::Forked), and every guard is lost as [`LossReason::Forked`](crate::LossReason::Forked). The
-    /// copy sends nothing. So a worker builds its manager after the fork.
+    /// The manager belongs to the process that builds it. After a `fork`, the child process sends nothing: every call
+    /// fails with [`Forked`](Error::Forked), and every guard is lost as
+    /// [`LossReason::Forked`](crate::LossReason::Forked). So build the manager of a worker process after the fork.
     ///
-    /// A program cannot detect that its virtual machine was restored from a snapshot. In a restored machine, end the
-    /// process before the network comes up, and start it again.
+    /// A program cannot detect that its virtual machine was restored from a snapshot. After a restore, end the process
+    /// before the network is available, and start it again.
     ///
     /// # Errors
     ///
@@ -1226,14 +1245,14 @@ impl<M: Build> Builder<M> {
         M::from_deployment(self.deployment, self.options)
     }
 
-    /// Builds the manager and checks that a server answers with which it can work.
+    /// Builds the manager, connects, and checks that the server can run this manager.
     ///
     /// # Errors
     ///
     /// - [`InvalidOption`](Error::InvalidOption);
     /// - [`Unreachable`](Error::Unreachable) if no server answered within
     ///   [`unreachable_after`](Builder::unreachable_after);
-    /// - [`Refused`](Error::Refused) if a server is too old, has another topology, or refuses this manager.
+    /// - [`Refused`](Error::Refused) if a server is too old, has another topology, or refuses this user.
     ///
     /// # Cancel safety
     ///

@@ -106,7 +106,7 @@ async fn full_memory_is_told_once_and_its_end(user: Option<&str>) {
     assert_eq!((used.is_some(), *maxmemory), (user.is_none(), user.is_none().then_some(1)));
     ask(&node, &["CONFIG", "SET", "maxmemory", "0"]);
     if user.is_none() {
-        until("its end is told", async || count(&recorder, "is mended: memory") == 1).await;
+        until("its end is told", async || count(&recorder, "has recovered: its memory") == 1).await;
         assert!(manager.health().await.expect("asked").is_ready());
     }
     assert_eq!(count(&recorder, "memory is full"), 1, "{:#?}", recorder.lines());
@@ -136,7 +136,7 @@ async fn policy_that_evicts_is_told_at_the_first_connection() {
         assert_eq!(health.nodes[0].findings, [NodeFinding::Evicts { policy: "volatile-lru".to_owned() }]);
         ask(&node, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
         assert!(manager.health().await.expect("asked").nodes[0].findings.is_empty());
-        assert_eq!(count(&recorder, "is mended: policy"), 1);
+        assert_eq!(count(&recorder, "has recovered: its policy"), 1);
     })
     .await;
 }

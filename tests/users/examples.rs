@@ -78,8 +78,8 @@ fn fencing_refuses_the_late_write() {
 #[test]
 fn stop_on_loss_stops() {
     let text = on(&node(), "stop_on_loss");
-    assert_tells(&text, &["run: step 1", "operator: ended", "was released by force"]);
-    assert_tells(&text, &["task: told as soon as it is known: it was released by force"]);
+    assert_tells(&text, &["run: step 1", "operator: ended", "ended the hold by force"]);
+    assert_tells(&text, &["task: told as soon as it is known: an operator ended the hold by force"]);
     assert!(text.contains("thread: stopped"), "{text}");
 }
 
@@ -91,7 +91,7 @@ fn blocking_and_reentrancy_nest_and_exclude() {
     let text = on(&node, "reentrancy");
     assert_tells(
         &text,
-        &["by default: waited", "still held: Held", "two tasks, 2 guards", "cannot write it at the same time"],
+        &["by default: waited", "still held: Held", "two tasks, 2 guards", "cannot get it for writing now"],
     );
 }
 

@@ -1,11 +1,11 @@
-//! Names of one manager's locks from keys on the server.
+//! Names of one manager's locks, derived from keys on the server.
 
 use crate::base::key::{Key, KeyTemplate};
 
-/// Rule that finds a manager's locks among the keys.
+/// Rule that finds the locks of one manager among the keys of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Listing {
-    /// Keys under its prefix.
+    /// Keys under the prefix of the manager.
     Prefix(String),
     /// Keys of the clients of the timestamp scheme.
     Template(KeyTemplate),
@@ -15,7 +15,7 @@ impl Listing {
     /// Returns the pattern for `SCAN`, which matches all keys of locks, and perhaps others.
     pub(crate) fn pattern(&self) -> String {
         match self {
-            // The character after the prefix shows which of its two forms a key has.
+            // The character after the prefix shows the form of the key.
             Self::Prefix(prefix) => [&escape(prefix), "[:#]*"].concat(),
             Self::Template(template) => {
                 let (before, behind) = template.sides();
@@ -24,8 +24,8 @@ impl Listing {
         }
     }
 
-    /// Returns the name of the lock to which this key belongs, if there is one. `parts` are the last parts of the keys
-    /// of the scheme.
+    /// Returns the name of the lock to which this key belongs. `None` if it belongs to no lock. `parts` are the last
+    /// parts of the keys of the scheme.
     pub(crate) fn name_of(&self, key: &str, parts: &[&str]) -> Option<String> {
         match self {
             Self::Prefix(prefix) => parts.iter().find_map(|part| Key::name_of(prefix, key, part)),
@@ -33,7 +33,7 @@ impl Listing {
         }
     }
 
-    /// Returns the name of the lock whose keys begin with `base`, if there is one.
+    /// Returns the name of the lock whose keys have this base. `None` if no name has this base.
     pub(crate) fn name_of_base(&self, base: &str) -> Option<String> {
         match self {
             Self::Prefix(_) => self.name_of(&[base, ":lock"].concat(), &["lock"]),

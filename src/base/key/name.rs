@@ -1,4 +1,4 @@
-//! Name of a lock before the lock is found.
+//! Name of a lock, as used to look the lock up.
 
 use std::str;
 
@@ -7,16 +7,16 @@ use super::hash_of;
 /// Largest length in bytes of a name that is stored inline.
 const SHORT: usize = 24;
 
-/// Name as the user wrote it, and its hash. A short name needs no allocation, so an acquisition that joins a hold of
-/// its process needs none at all.
+/// Name as the user wrote it, and its hash. A short name needs no allocation. So an acquisition that joins a hold of
+/// its process needs no allocation at all.
 ///
-/// A struct with fields for both cases, not an enum. The value is moved several times before it is read, and the bytes
-/// of a variant would be moved one by one.
+/// This is a struct with fields for both cases instead of an enum. The value is moved several times before it is read,
+/// and the bytes of an enum variant would be moved one by one.
 pub(crate) struct LockName {
     hash: u64,
     short: [u8; SHORT],
     len: u8,
-    /// Name that is too long to be inline.
+    /// Name that is too long to be stored inline.
     long: Option<Box<str>>,
 }
 
@@ -49,7 +49,7 @@ impl LockName {
         self.hash
     }
 
-    /// Returns hash and name, as [`Key::hashed_name`](super::Key::hashed_name) does.
+    /// Returns hash and name, like [`Key::hashed_name`](super::Key::hashed_name).
     pub(crate) fn hashed(&self) -> (u64, &[u8]) {
         (self.hash, self.bytes())
     }

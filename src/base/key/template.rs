@@ -1,38 +1,39 @@
-//! Existing keys: those of the timestamp scheme, whose form the operator defines.
+//! Templates for existing keys: the keys of the timestamp scheme, whose form the operator defines.
 //!
-//! The name is part of such a key without encoding, so some names are not usable. If the key has no hash tag, its
-//! channels use the whole key as one. That tag must not end early, and must not belong to another lock.
+//! The name is part of such a key without encoding, so some names cannot be used. If the key has no hash tag, its
+//! channels have the whole key as their hash tag. Such a key must not contain a `}`, which would end this tag early. A
+//! key in braces must not have the same channels as another lock.
 
 use crate::base::error::{Error, Result};
 use crate::base::key::{hash_tag, invalid_name};
 
 /// Longest template in bytes.
 const MAX_TEMPLATE_BYTES: usize = 256;
-/// Placeholder of the name, as in patterns of `ACL SETUSER`, `KEYS` and `SCAN`. Braces are not usable: to the server
-/// they are a hash tag.
+/// Placeholder of the name, as in patterns of `ACL SETUSER`, `KEYS` and `SCAN`. Braces cannot be the placeholder, since
+/// they mean a hash tag to the server.
 const PLACE: char = '*';
 
-/// Form of the keys of the timestamp scheme's clients: the text around the name.
+/// Form of the keys that clients of the timestamp scheme use: the texts before and after the name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KeyTemplate(String);
 
 impl KeyTemplate {
-    /// Stores a template unchecked: a builder reports its defects in `build`.
+    /// Stores a template without a check. The method `build` of a builder reports its defects.
     pub(crate) fn new(text: String) -> Self {
         Self(text)
     }
 
-    /// Refuses texts that are no template, and templates that fit no name.
+    /// Refuses texts that are not a template, and templates that fit no name.
     pub(crate) fn check(&self) -> Result<()> {
         let (before, _) = self.sides();
         let reason = if self.0.matches(PLACE).count() != 1 {
             format!("it must have exactly one '{PLACE}', where the name goes, as in \"lock:{PLACE}\"")
         } else if self.0.len() > MAX_TEMPLATE_BYTES {
-            format!("it has {} bytes, {MAX_TEMPLATE_BYTES} are the most", self.0.len())
+            format!("it has {} bytes; the maximum is {MAX_TEMPLATE_BYTES}", self.0.len())
         } else if self.0.chars().any(char::is_control) {
             "it has control characters".to_owned()
         } else if before.split_once('{').is_some_and(|(_, rest)| rest.starts_with('}')) {
-            // Only the first braces count, so none of its keys has a hash tag.
+            // Only the first pair of braces counts, so no key of this template has a hash tag.
             "its keys would begin with the empty hash tag {}, and have no channel in their slot".to_owned()
         } else {
             return Ok(());
@@ -56,13 +57,13 @@ impl KeyTemplate {
                 return Err(invalid_name(name, reason));
             }
         } else if let Some(other) = whole_tag(&key).and_then(|key| self.name_of(key)) {
-            let reason = format!("its waiters would be told on the channels of lock {other:?}");
+            let reason = format!("its notifications would go to the channels of lock {other:?}");
             return Err(invalid_name(name, reason));
         }
         Ok(key)
     }
 
-    /// Returns the name that has this key, if there is one.
+    /// Returns the name that has this key. `None` if no valid name has it.
     pub(crate) fn name_of<'k>(&self, key: &'k str) -> Option<&'k str> {
         let (before, behind) = self.sides();
         let name = key.strip_prefix(before)?.strip_suffix(behind)?;
@@ -71,8 +72,8 @@ impl KeyTemplate {
     }
 }
 
-/// Returns the text in the braces of a key that consists of a hash tag only. The channels of such a key and of its
-/// inner text begin alike.
+/// Returns the text in the braces of a key that is only a hash tag. The channels of such a key and those of the key
+/// without braces have the same beginning.
 fn whole_tag(key: &str) -> Option<&str> {
     let inner = key.strip_prefix('{')?.strip_suffix('}')?;
     (!inner.contains('}')).then_some(inner)

@@ -57,7 +57,7 @@ impl<T> PerMode<T> {
     }
 }
 
-/// Metrics of one manager; those of several managers add up.
+/// Metrics of one manager. The values of several managers add up.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics(Arc<MetricHandles>);
 
@@ -133,7 +133,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a reader that joins a hold of its process at once.
+    /// Counts a reader that joined a hold of its process at once.
     pub(crate) fn joined(&self) {
         self.0.acquisitions.read[0].increment(1);
     }
@@ -155,7 +155,7 @@ impl Metrics {
         self.0.cached.increment(1.0);
     }
 
-    /// Counts the end of such a hold.
+    /// Counts the end of a hold that may be cached.
     pub(crate) fn cached_no_more(&self) {
         self.0.cached.decrement(1.0);
     }
@@ -175,7 +175,7 @@ impl Metrics {
     }
 }
 
-/// Acquisition in progress.
+/// Acquisition in progress. Dropping this value counts its outcome.
 #[derive(Debug)]
 pub(crate) struct Underway {
     meter: Metrics,
@@ -202,7 +202,7 @@ impl Drop for Underway {
     }
 }
 
-/// Hold, from its grant to its end.
+/// Hold, counted from its grant to its end.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     began: OnceLock<(Metrics, Mode, Clock, Moment)>,
@@ -217,9 +217,9 @@ impl Counted {
         });
     }
 
-    /// Counts the end once; a hold that was never counted has no end.
+    /// Counts the end once. A hold whose grant was not counted is not counted here either.
     pub(crate) fn end(&self) {
-        // A loss, a release and the drop may come from several threads: the swap lets exactly one of them count.
+        // A loss, a release and the drop may come from several threads. The swap lets exactly one of them count.
         if let Some((meter, mode, clock, began)) = self.began.get()
             && !self.is_over.swap(true, Ordering::AcqRel)
         {
@@ -235,7 +235,7 @@ impl Drop for Counted {
     }
 }
 
-/// Counter of connections.
+/// Counter of events on connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Counter(metrics::Counter);
 
@@ -253,7 +253,7 @@ impl Counter {
     }
 }
 
-/// Number of unusable nodes of one fleet; those of several fleets add up.
+/// Number of unusable nodes of one fleet. The values of several fleets add up.
 #[derive(Debug)]
 pub(crate) struct UnusableNodes(Gauge);
 
@@ -273,7 +273,7 @@ impl UnusableNodes {
     }
 }
 
-/// Defects of one manager's nodes; those of several managers add up.
+/// Defects of one manager's nodes. The values of several managers add up.
 #[derive(Debug)]
 pub(crate) struct NodeFindings([Gauge; FindingKind::ALL.len()]);
 

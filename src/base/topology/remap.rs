@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 type Mapping = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
 
-/// Mapping that the user gave. Two are equal if they are copies of the same mapping.
+/// Mapping that the user gave. Two values are equal if they are copies of the same mapping.
 #[derive(Clone)]
 pub(crate) struct Remap(Arc<Mapping>);
 
@@ -27,8 +27,8 @@ impl PartialEq for Remap {
 
 impl Eq for Remap {}
 
-/// Source of a server's address, in [`NodeHealth`](crate::NodeHealth). Its [`Display`](fmt::Display) writes the same
-/// words as errors do.
+/// Source of a server's address, in [`NodeHealth`](crate::NodeHealth). Its [`Display`](fmt::Display) text is the one
+/// that errors contain.
 ///
 /// # Examples
 ///
@@ -56,7 +56,7 @@ pub enum AddressSource {
     /// A member of the cluster announced the address.
     #[non_exhaustive]
     Cluster {
-        /// Address of that member.
+        /// Address of the member that announced it.
         at: String,
         /// Address that the member announced, if [`remap`](crate::Topology::remap) changed it.
         announced: Option<String>,
@@ -64,7 +64,7 @@ pub enum AddressSource {
     /// A Sentinel announced the address.
     #[non_exhaustive]
     Sentinel {
-        /// Address of that Sentinel.
+        /// Address of the Sentinel that announced it.
         at: String,
         /// Address that the Sentinel announced, if [`remap`](crate::Topology::remap) changed it.
         announced: Option<String>,

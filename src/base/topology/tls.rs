@@ -1,34 +1,35 @@
-//! Certificates that a user gives.
+//! Certificates that the user gives.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
 
-/// Trusted authorities of TLS connections, and the client certificate. Needs the cargo feature `tls`, which is a
-/// default one; without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
+/// Trusted authorities of TLS connections, and the client certificate. TLS needs the cargo feature `tls`, which is on
+/// by default. Without it, `build` refuses a `rediss://` URL with [`InvalidOption`](Error::InvalidOption).
 ///
-/// Certificates are always checked. They must be made for the host of the URL, or for the address under which a cluster
-/// or Sentinels list a node; or for one [`server_name`](Tls::server_name). `rediss://…/#insecure` is refused.
+/// Certificates are always checked. A certificate must be made for the host of the URL, or for the address that a
+/// cluster or Sentinels announce, or for one [`server_name`](Tls::server_name). `rediss://…/#insecure` is refused.
 ///
-/// * Bad certificates or keys: `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is sent.
-/// * A server whose certificate is not trusted, or was made for another host:
-///   [`Refusal::Untrusted`](crate::Refusal::Untrusted), at once.
-/// * A server that rejects our certificate, or requires one and gets none:
-///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated), as soon as the server says so.
-/// * TLS to a server without TLS, or no TLS to a server with TLS: [`Unreachable`](Error::Unreachable) after
+/// * If certificates or keys are unusable, `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is
+///   sent.
+/// * If a server's certificate is not trusted or was made for another host, calls fail with
+///   [`Refusal::Untrusted`](crate::Refusal::Untrusted) at once.
+/// * If a server rejects our certificate, or requires one and gets none, calls fail with
+///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated) as soon as the server reports that.
+/// * If only the server or only the client uses TLS, calls fail with [`Unreachable`](Error::Unreachable) after
 ///   [`unreachable_after`](crate::Builder::unreachable_after).
 ///
-/// The cryptography is that of the process: the default `rustls::crypto::CryptoProvider` that the application has
-/// installed before it builds a manager, else `ring`. The crate installs nothing.
+/// TLS uses the default `rustls::crypto::CryptoProvider` of the process, if the application has installed one before it
+/// builds a manager. Otherwise it uses `ring`. This crate installs no provider.
 ///
-/// Defaults to the public authorities that Mozilla trusts and no client certificate.
+/// By default, TLS trusts the public authorities that Mozilla trusts, and shows no client certificate.
 /// [`Topology::tls`](crate::Topology::tls) has an example. `Debug` shows neither certificates nor keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tls {
     ca_pem: Option<Vec<u8>>,
     client_pem: Option<ClientPem>,
-    /// File that is read when the manager is built.
+    /// File that is read when the manager is built, and again for each new connection.
     ca_file: Option<PathBuf>,
     client_files: Option<(PathBuf, PathBuf)>,
     server_name: Option<String>,
@@ -41,14 +42,14 @@ pub(crate) struct ClientPem {
 }
 
 impl Tls {
-    /// Trusts the public authorities, and shows no certificate. For others, see
-    /// [`Topology::tls`](crate::Topology::tls).
+    /// Trusts the public authorities, and shows no client certificate. [`Topology::tls`](crate::Topology::tls) has an
+    /// example with others.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts the authorities in this PEM text, one or more, and no others; see
+    /// Trusts only the authorities in this PEM text, which has at least one. See
     /// [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
@@ -56,7 +57,7 @@ impl Tls {
         self
     }
 
-    /// Shows this client certificate and proves it with its key (PKCS #8, PKCS #1 or SEC 1). Both are PEM text.
+    /// Shows this client certificate, and proves it with its key (PKCS #8, PKCS #1 or SEC 1). Both are PEM texts.
     /// Intermediate certificates follow the client certificate, if there are any. See
     /// [`Topology::tls`](crate::Topology::tls).
     #[must_use]
@@ -65,12 +66,12 @@ impl Tls {
         self
     }
 
-    /// Trusts the authorities in a PEM file, as [`ca_pem`](Tls::ca_pem) does with a text; the file replaces the text.
-    /// `build` reads it, and fails with [`InvalidOption`](Error::InvalidOption) if it cannot.
+    /// Trusts the authorities in a PEM file, as [`ca_pem`](Tls::ca_pem) does with a text. The file replaces the text.
+    /// `build` reads the file, and fails with [`InvalidOption`](Error::InvalidOption) if it cannot.
     ///
-    /// Each new connection reads the file again, so a replaced certificate counts from the next connection on; open
+    /// Each new connection reads the file again. So a new certificate counts from the next connection on, and open
     /// connections stay. The file may be missing, half written, or not match the other files. Until it is valid again,
-    /// new connections use the last valid certificates, and one `warn` line says so. Replace the file by renaming
+    /// new connections use the last valid certificates, and one `warn` line reports that. Replace the file by renaming
     /// another file to its name.
     ///
     /// ```no_run
@@ -88,8 +89,8 @@ impl Tls {
         self
     }
 
-    /// Shows a client certificate and proves it with its key, as [`client_pem`](Tls::client_pem) does. Both are files,
-    /// which are read like that of [`ca_file`](Tls::ca_file).
+    /// Shows a client certificate, and proves it with its key, as [`client_pem`](Tls::client_pem) does. Both are in
+    /// files, which are read like the file of [`ca_file`](Tls::ca_file).
     #[must_use]
     pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.client_files = Some((certificates.into(), key.into()));
@@ -98,11 +99,11 @@ impl Tls {
 
     /// Checks the certificate of every server for this name. Without this call, the certificate must have the host of
     /// the URL, or the address that a cluster or Sentinels announce. The manager also requests the certificate of this
-    /// name (SNI). The name is a DNS name or an IP address; `build` fails with [`InvalidOption`](Error::InvalidOption)
-    /// for anything else.
+    /// name from the server (SNI). The name is a DNS name or an IP address. For anything else, `build` fails with
+    /// [`InvalidOption`](Error::InvalidOption).
     ///
-    /// For servers that are reached by addresses which are not in their certificates: announced IP addresses, a tunnel,
-    /// a bastion. All servers of the topology, Sentinels included, need a certificate with this name. So any server can
+    /// This is for servers whose addresses are not in their certificates: announced IP addresses, a tunnel, a bastion.
+    /// All servers of the topology, including Sentinels, need a certificate with this name. So any server can
     /// impersonate any other. If each server has a name of its own, let the servers announce these names instead.
     ///
     /// ```no_run
@@ -139,9 +140,9 @@ impl Tls {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    // A configuration with only one file of the pair gives an empty path for the other.
+    // If a configuration has only one file of the pair, the path of the other file is empty.
     let refused = |error| match path.as_os_str().is_empty() {
-        true => "a client certificate and its key need each other".to_owned(),
+        true => "set both the client certificate and its key, or neither".to_owned(),
         false => format!("{} cannot be read: {error}", path.display()),
     };
     std::fs::read(path).map_err(|error| Error::InvalidOption { option: "tls", reason: refused(error) })

@@ -1,7 +1,9 @@
-//! Names of the variables that [`Config`](super::Config) reads, and owners of other variables with the same prefix.
+//! Names of the variables that [`Config`](super::Config) reads, and of variables with the same prefix that it must
+//! ignore.
 //!
-//! Kubernetes and Docker write variables into every container, named after the services beside it. A service with the
-//! name `rwlock` must not keep a program from starting.
+//! Kubernetes and Docker set variables in every container, with the names of the services that the container can reach.
+//! So a service named `rwlock` sets variables with the prefix `RWLOCK_`, which must not prevent a program from
+//! starting.
 
 /// Fields of a configuration in the form of variables, without the prefix.
 pub(crate) const FIELDS: [&str; 30] = [
@@ -37,7 +39,8 @@ pub(crate) const FIELDS: [&str; 30] = [
     "WAIT_TIMEOUT",
 ];
 
-/// Variables of the program `redis-rwlock`: two that `run` sets for its command, and one that names a file.
+/// Variables of the program `redis-rwlock`. Its command `run` sets `FENCING_TOKEN` and `NAME` for the child process;
+/// `CONFIG` names the file with the configuration.
 const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
 
 /// Owner of an environment variable: see [`Config::variable_owner`](super::Config::variable_owner).
@@ -48,13 +51,13 @@ pub enum VariableOwner {
     Config,
     /// Kubernetes, Docker, or the program `redis-rwlock`.
     Others,
-    /// User who probably meant this field.
+    /// Configuration, misspelt: the user probably meant this field.
     Misspelt(&'static str),
     /// Owner that has nothing to do with locks, as far as the name shows.
     Unknown,
 }
 
-/// Returns the owner of the variable with this name.
+/// Returns the owner of the variable with this name, which is given without the prefix.
 pub(crate) fn owner_of(name: &str) -> VariableOwner {
     if FIELDS.contains(&name) {
         return VariableOwner::Config;
@@ -69,9 +72,10 @@ pub(crate) fn owner_of(name: &str) -> VariableOwner {
     }
 }
 
-/// Returns true for names that Kubernetes gives to variables for a service, or Docker for a linked container. The forms
-/// are `SERVICE_HOST`, `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT` and `PORT_<number>_<protocol>`, the last also with
-/// `_PROTO`, `_PORT` or `_ADDR`. Each form may follow the rest of the service's name.
+/// Returns true for names of variables that Kubernetes sets for a service, or Docker for a linked container. The forms
+/// are `SERVICE_HOST`, `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT` and `PORT_<number>_<protocol>`. The last form may
+/// end with `_PROTO`, `_PORT` or `_ADDR`. Before each form, there may be a further part of the service's name: with the
+/// prefix `RWLOCK`, the service `rwlock-node` has the variable `NODE_SERVICE_HOST`.
 fn is_link(name: &str) -> bool {
     let words: Vec<&str> = name.split('_').collect();
     let is_number = |word: &str| word.parse::<u16>().is_ok();
@@ -85,16 +89,17 @@ fn is_link(name: &str) -> bool {
     })
 }
 
-/// Returns the number of typing errors with which a name still means this field. Short names resemble words with
-/// another meaning, so fewer are allowed.
+/// Returns the number of typing errors with which a name still counts as this field. Short names allow only one error,
+/// since they resemble other words.
 fn tolerance(field: &str) -> usize {
     if field.len() < 6 { 1 } else { 2 }
 }
 
-/// Counts the characters that are missing, added, replaced or swapped with their neighbour.
+/// Counts the characters that are missing, added, replaced or swapped with their neighbour (the optimal string
+/// alignment distance).
 fn distance(name: &str, field: &str) -> usize {
     let (name, field): (Vec<char>, Vec<char>) = (name.chars().collect(), field.chars().collect());
-    // Optimal string alignment distance. Three rows are enough, because a swap looks two rows back.
+    // Three rows of the matrix are enough, because a swap looks two rows back.
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=field.len()).collect();
     for (row, letter) in name.iter().enumerate() {

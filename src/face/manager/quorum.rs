@@ -18,44 +18,48 @@ use crate::net;
 use crate::store::quorum::{Margins, Quorum, Restarts};
 use crate::store::{Scheme, two_key};
 
-/// Largest useful number of masters: each costs round trips.
+/// Largest number of masters. Each master costs a request per operation.
 const MAX_MASTERS: usize = 9;
 
-/// Manager of a quorum (Redlock) of 3 or 5 independent masters, for both modes. A majority decides, so a minority may
-/// crash, hang or be disconnected.
+/// Manager of locks on 3 or 5 independent masters (as Redlock), for readers and writers. A grant counts if a majority
+/// of the masters makes it, so a minority may crash, hang or be disconnected.
 ///
-/// The masters know nothing of each other: there is no cluster, and there are no replicas. They should run on machines
-/// that do not fail together. Every manager of a lock must name the same masters. On each master a lock has the keys of
-/// the two-key scheme.
+/// The masters know nothing of each other: they are no cluster, and have no replicas. Run them on machines that do not
+/// fail together. Every manager of a lock must name the same masters. On each master, a lock has the keys of
+/// [`TwoKeyManager`](crate::TwoKeyManager).
 ///
-/// * The manager asks all masters in parallel, and the answer of a majority is enough. A slow master delays no
-///   acquisition. A master that does not answer gets only the requests of its probe.
-/// * [`remaining`](crate::WriteGuard::remaining) is what is left at a majority of the masters, minus the time of the
-///   requests and the margins for clocks.
-/// * A grant without a majority is released at once, also at a master that answers late. If a master cannot be reached,
-///   the grant stays there for one lease at most.
-/// * [Fencing tokens](crate::FencingToken) grow per lock, whichever majorities answer: a majority stores each token
-///   before the guard exists.
-/// * There is no queue: a refused acquisition asks again after a pause with jitter, so the order of arrival does not
-///   count. The writers of a process do not hand off to each other.
-/// * A `try_*` is refused as soon as no majority is possible. Its requests to slower masters may arrive later, and such
-///   a master grants one for a round trip at most. Another `try_*` in this time may be refused although the lock is free.
+/// * The manager asks all masters in parallel and needs the answers of a majority, so a slow master delays no
+///   acquisition. To a master that does not answer, the manager sends only probes.
+/// * [`remaining`](crate::WriteGuard::remaining) is the time for which a majority of the masters keeps the hold, minus
+///   the time of the requests and the margins for clocks.
+/// * If no majority grants the lock, the manager releases the single grants at once, also at a master that answers
+///   late. On a master that cannot be reached, a grant stays for one lease at most.
+/// * [Fencing tokens](crate::FencingToken) of a lock grow, even if different majorities answer: a majority stores each
+///   token before the guard exists.
+/// * There is no queue. A refused acquisition asks again after a pause with jitter, so acquisitions do not succeed in
+///   the order in which they came. Writers of a process do not hand off holds to each other.
+/// * `try_read` and `try_write` return as soon as no majority is possible. Their requests to slower masters may arrive
+///   later, and such a master keeps the grant for up to one round trip. During this time, another try may be refused
+///   although the lock is free.
 ///
-/// An operation fails with [`Error::NoQuorum`] if less than a majority answers and may vote. A waiting acquisition
-/// fails after [`unreachable_after`](Builder::unreachable_after), a `try_*` after two [response
+/// An operation fails with [`Error::NoQuorum`] if fewer masters than a majority answer and may vote. A waiting
+/// acquisition fails after [`unreachable_after`](Builder::unreachable_after), and a try after two [response
 /// timeouts](Builder::response_timeout).
 ///
 /// # Masters that restart
 ///
-/// A master that restarts empty has forgotten its grants, and could make a second majority. So a master has no vote
-/// until it has been running for longer than the longest [`lease`](Builder::lease) that this manager has asked for. All
-/// grants that it may have forgotten are over by then.
+/// A master that restarts without its data has forgotten its grants. Its vote could complete a second majority for a
+/// lock that is held. So a master has no vote until it has been running for longer than the longest
+/// [`lease`](Builder::lease) that this manager has requested. By then, all grants that the master may have forgotten
+/// are over.
 ///
-/// The manager reads the uptime of a master, for which the user needs the right `+info`. Without that right the master
-/// votes at once, and the operator must delay restarts. **All managers of a lock should have the same lease.**
+/// The manager reads the uptime of each master, for which the user needs the right `+info`. Without this right the
+/// master votes at once, and the operator must delay restarts by the longest lease. **All managers of a lock should
+/// have the same lease.**
 ///
-/// The uptime does not show every loss of data, so these faults are not survived: `FLUSHALL`, an evicted or deleted
-/// key, data from an old snapshot. Set `noeviction`. `docs/GUARANTEES.md` has the whole list.
+/// The uptime does not show every loss of data. After `FLUSHALL`, an evicted or deleted key, or a restart from an old
+/// snapshot, two holders may overlap. Set the memory policy `noeviction`. `docs/GUARANTEES.md` has the whole list of
+/// faults.
 ///
 /// # Examples
 ///
@@ -96,11 +100,11 @@ impl Masters {
         let refuse = |reason: &str| Err(Error::InvalidOption { option: "masters", reason: reason.to_owned() });
         let count = self.urls.len();
         if count < 3 || count.is_multiple_of(2) || count > MAX_MASTERS {
-            return refuse("a quorum needs 3 or 5 masters: an even number bears no more failures than one less");
+            return refuse("give 3 or 5 masters (an odd number, at most 9): an even number survives no more failures");
         }
         let is_repeated = |(n, url): (usize, &String)| self.urls[..n].contains(url);
         if self.urls.iter().enumerate().any(is_repeated) {
-            return refuse("each master has one vote, and one is named twice");
+            return refuse("one master is named twice, and each master has one vote");
         }
         Ok(())
     }
@@ -111,8 +115,7 @@ impl QuorumManager {
     ///
     /// # Errors
     ///
-    /// The errors of [`Builder::connect`]; [`NoQuorum`](Error::NoQuorum) if less than a majority of the masters
-    /// answered.
+    /// The errors of [`Builder::connect`], and [`NoQuorum`](Error::NoQuorum) if fewer masters than a majority answered.
     pub async fn connect<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Result<Self> {
         Self::builder(masters).connect().await
     }
@@ -155,9 +158,10 @@ impl Builder<QuorumManager> {
         self
     }
 
-    /// Reads the password of all masters from a file, as [`Topology::password_file`](crate::Topology::password_file)
+    /// Sets the file with the password of all masters, as [`Topology::password_file`](crate::Topology::password_file)
     /// does. `build` and each new connection read the file. Defaults to the passwords of the URLs. `build` fails with
-    /// [`InvalidOption`](Error::InvalidOption) if there are both, and if the file cannot be read or is empty.
+    /// [`InvalidOption`](Error::InvalidOption) if the URLs have passwords as well, or if the file cannot be read or is
+    /// empty.
     ///
     /// ```
     /// use redis_rwlock::QuorumManager;
@@ -165,7 +169,7 @@ impl Builder<QuorumManager> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let path = std::env::temp_dir().join(format!("redis-rwlock-quorum-doc-{}", std::process::id()));
     /// # std::fs::write(&path, "secret\n")?;
-    /// // As a container has it: /run/secrets/locks
+    /// // In a container, for example: /run/secrets/locks
     /// let masters = ["redis://locks@10.0.0.1:6379", "redis://locks@10.0.1.1:6379", "redis://locks@10.0.2.1:6379"];
     /// let manager = QuorumManager::builder(masters).password_file(&path).build()?;
     /// # std::fs::remove_file(&path)?;
@@ -179,12 +183,12 @@ impl Builder<QuorumManager> {
         self
     }
 
-    /// Lets masters vote as soon as they answer, however short their uptime. Defaults to off: the manager asks for the
-    /// uptime. For operators who delay restarts by more than the longest lease themselves, or whose masters are all
-    /// new.
+    /// Lets masters vote as soon as they answer, even right after a start. Defaults to off: the manager checks the
+    /// uptime. Use this option if the operator delays each restart by more than the longest lease, or if all masters
+    /// are new.
     ///
-    /// With this option, new masters are usable at once. But without the promised delay, a master that restarts empty
-    /// makes a second majority, and two writers may hold the lock. [`QuorumManager`] explains this.
+    /// With this option, new masters are usable at once. But without the delay, a master that restarts without its data
+    /// may complete a second majority. Then two writers may hold the lock; see [`QuorumManager`].
     pub fn restarts_are_delayed(mut self) -> Self {
         if let Deployment::Masters(masters) = &mut self.deployment {
             masters.restarts = Restarts::Delayed;
@@ -198,7 +202,9 @@ impl FromDeployment for QuorumManager {
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         let Deployment::Masters(masters) = place else { unreachable!("only its own builders build a quorum") };
         masters.check()?;
-        options.check_not_cached("no single master knows who waits: use `RedisManager`, or keep a guard")?;
+        options.check_not_cached(
+            "a quorum has no recalls, so its holders do not learn of waiters: use `RedisManager`, or keep a guard",
+        )?;
         let background_runtime = options.background_runtime(Clock::System);
         let voters = net::open_voters(
             &masters.urls,

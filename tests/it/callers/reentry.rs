@@ -32,7 +32,7 @@ async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() 
     let guard = soon("the first", first).await.expect("granted");
     warned(&recorder, &mut second).await;
     let [warning] = <[String; 1]>::try_from(warnings(&recorder)).expect("one warning");
-    assert!(warning.contains("asked twice at the same time") && !warning.contains("opt in"), "{warning}");
+    assert!(warning.contains("in progress at the same time") && !warning.contains("opt in"), "{warning}");
     // An acquisition that comes now nests. The one in the queue gets the lock when both are gone.
     let nested = soon("a nested one", manager.write("cfg").owner(owner).into_future()).await.expect("nested");
     guard.release().await.expect("still held");

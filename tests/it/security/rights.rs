@@ -383,10 +383,10 @@ async fn missing_right_to_subscribe_is_told_once() {
     let other = place.connect(&topology, "rwlock").await.expect("connected");
     let guard = manager.write("cfg").await.expect("granted");
     let waiting = tokio::spawn(other.write("cfg").into_future());
-    let told = || recorder.lines().iter().filter(|line| line.contains("may not subscribe")).count();
+    let told = || recorder.lines().iter().filter(|line| line.contains("refuses subscriptions")).count();
     until("a warning", async || told() > 0).await;
     // The server refuses again and again meanwhile, which is logged at `debug`.
-    let refusals = || recorder.lines().iter().filter(|line| line.contains("refused to subscribe")).count();
+    let refusals = || recorder.lines().iter().filter(|line| line.contains("refused a subscription")).count();
     until("more refusals", async || refusals() > 1).await;
     assert_eq!(told(), 1);
     guard.release().await.expect("released");

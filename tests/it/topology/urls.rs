@@ -352,6 +352,6 @@ async fn nothing_tells_a_password() {
         taken.release().await.expect("ours to the end");
     }
     let logged = log.0.lock().clone();
-    assert!(logged.contains("released by force"), "events are seen: {logged}");
+    assert!(logged.contains("ended the hold by force"), "events are seen: {logged}");
     assert!(!logged.contains(secret) && !logged.contains("another@"), "{logged}");
 }

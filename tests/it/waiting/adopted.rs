@@ -46,8 +46,8 @@ async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
             task.expect("no panic");
         }
         let told = process.told();
-        let by_notice = told.iter().filter(|told| told.lock == name && told.what == "granted by notice").count();
-        println!("{by_notice} of {WAITERS} that waited to {mode} were granted by notice");
+        let by_notice = told.iter().filter(|told| told.lock == name && told.what == "granted by notification").count();
+        println!("{by_notice} of {WAITERS} that waited to {mode} were granted by notification");
         // A waiter whose heartbeat was under way may be granted by its answer instead.
         assert!(by_notice > WAITERS / 2, "{by_notice}");
     }

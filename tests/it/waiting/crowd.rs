@@ -126,7 +126,7 @@ async fn crowd_on(kind: Kind, server: Server, span: Duration) {
         println!("{server}, {name}: {readers} waits of readers, {writers} of writers in the queue");
         assert!(readers > 0 && writers > 0, "there was a queue");
     }
-    let handed_over = processes.iter().flat_map(Process::told).filter(|told| told.what == "handed over").count();
+    let handed_over = processes.iter().flat_map(Process::told).filter(|told| told.what == "handed off").count();
     println!("{handed_over} times the lock went to the next writer of a process");
 }
 

@@ -32,13 +32,13 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
     until("it has nothing more to ask", has_asked).await;
     held.release().await.expect("ours to the end");
     let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-    assert_eq!(told(&process, &name), ["queued", "granted by notice"]);
+    assert_eq!(told(&process, &name), ["queued", "granted by notification"]);
     until("it is claimed", async || told(&process, &name).len() > 2).await;
     holder.force_release(&name).await.expect("forced");
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
     until("the loss is told", async || told(&process, &name).len() > 3).await;
     let told = told(&process, &name);
-    assert_eq!(told[..3], ["queued", "granted by notice", "claimed"]);
+    assert_eq!(told[..3], ["queued", "granted by notification", "claimed"]);
     assert!(told[3..].len() == 1 && told[3].starts_with("lost the write hold"), "{told:?}");
     let error = guard.release().await.expect_err("it was ended");
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
@@ -55,7 +55,7 @@ async fn turn_within_a_process_is_told(f: &ServerFixture) {
         let (one, other) = join!(turn(), turn());
         one.expect("no panic").expect("ours to the end");
         other.expect("no panic").expect("ours to the end");
-        told(&process, &name).contains(&"handed over".to_owned())
+        told(&process, &name).contains(&"handed off".to_owned())
     };
     until("a turn is handed over", hands_over).await;
 }

@@ -37,7 +37,7 @@ pub(super) struct Told {
 
 impl Told {
     pub(super) fn is_grant(&self) -> bool {
-        matches!(self.what.as_str(), "granted" | "granted by notice")
+        matches!(self.what.as_str(), "granted" | "granted by notification")
     }
 
     pub(super) fn is(&self, mode: Mode) -> bool {

@@ -127,12 +127,12 @@ fn environment_is_told_what_is_wrong_and_no_password() {
     for (vars, part) in [
         (&[][..], "none of L_NODE"),
         (&[("L_NODE", "redis://:s3cret@a"), ("L_CLUSTER", "redis://:s3cret@b")], "more than one"),
-        (&[("L_SENTINEL_URLS", "redis://:s3cret@a")], "need each other"),
+        (&[("L_SENTINEL_URLS", "redis://:s3cret@a")], "or neither"),
         (&[("L_NODE", "a"), ("L_LEASE", "soon")], "L_LEASE"),
         (&[("L_NODE", "a"), ("L_REENTRY", "on")], "L_REENTRY"),
         (&[("L_NODE", "a"), ("L_MAX_HANDOFFS", "-1")], "L_MAX_HANDOFFS"),
         (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "0")], "L_DURABILITY_REPLICAS"),
-        (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "need each other"),
+        (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "or neither"),
     ] {
         let error = from_vars(vars).expect_err(part).to_string();
         assert!(error.contains(part) && !error.contains("s3cret"), "{error}");
