@@ -441,13 +441,13 @@ impl Engine {
         // the loop below waits for it.
         self.renewals.give_back_lost(began);
         loop {
-            let (ended, now) = (self.releases.ended(), self.clock.now());
+            let (ended, now) = (self.releases.ended_count(), self.clock.now());
             tokio::select! {
                 biased;
                 () = self.releases.flushed() => return Ok(()),
                 () = self.clock.sleep_until(now.after(patience)) => {}
             }
-            if self.releases.ended() == ended {
+            if self.releases.ended_count() == ended {
                 return Err(Error::unreachable("".into(), self.clock.now().since(began), None));
             }
         }

@@ -68,7 +68,7 @@ impl Script {
     }
 
     /// Returns the beginning of every call by digest, in RESP, without the number of parts before it.
-    fn named(&self) -> &str {
+    fn call_start(&self) -> &str {
         self.named.get_or_init(|| {
             let digest = self.digest();
             format!("$7\r\nEVALSHA\r\n${}\r\n{digest}\r\n", digest.len())
@@ -169,7 +169,7 @@ impl Call {
     }
 
     /// Returns all keys, and all arguments, in RESP.
-    fn encoded(&self) -> (&[u8], &[u8]) {
+    fn encoded_parts(&self) -> (&[u8], &[u8]) {
         let behind = |key: usize| self.places[key].end as usize + encode::END.len();
         self.encoded.split_at(self.keys.checked_sub(1).map_or(0, behind))
     }
@@ -214,7 +214,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     /// Subscribes only if the channel is confirmed already, so that no notification can be missed. Then no
     /// [`Notification::AskAgain`] comes first. Never waits.
-    fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
+    fn subscribe_if_live(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     /// Passes the recalls of a channel to `calls`, and reports there when the subscription becomes live or breaks. Ends
     /// when `calls` has no owner any more. The background runtime does this work. Never waits; returns `false` if there
     /// is no such runtime.

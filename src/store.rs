@@ -262,14 +262,14 @@ pub(crate) struct ReleaseRequest {
 }
 
 fn no_part_of_a_quorum() -> Failure {
-    refused("this scheme is no part of a quorum")
+    refused_failure("this scheme is no part of a quorum")
 }
 
 pub(crate) fn without_recalls() -> Failure {
-    refused("nobody is called in this scheme")
+    refused_failure("nobody is called in this scheme")
 }
 
-pub(crate) fn refused(why: &str) -> Failure {
+pub(crate) fn refused_failure(why: &str) -> Failure {
     Failure::Refused { refusal: Refusal::Other, node: None, message: why.to_owned() }
 }
 
@@ -357,7 +357,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// Returns a subscription only if it is certain already that no notification will be missed. Never waits. Costs
     /// next to nothing if there is no such subscription.
-    fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
+    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// Passes recalls of the lock, and changes of its subscription, to `calls` as long as `calls` has an owner. Returns
     /// false if the scheme has no recalls.
     fn listen(&self, _key: &Key, _calls: &Arc<Recalls>) -> bool {
@@ -373,7 +373,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     /// Returns the health of each server. Ends in time even if servers do not answer.
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
     /// Returns the number of servers that have to answer, if that is not all of them.
-    fn needed(&self) -> Option<usize> {
+    fn needed_servers(&self) -> Option<usize> {
         None
     }
     /// Returns the numbers of requests in flight, reconnects and map refreshes of this scheme.

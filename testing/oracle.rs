@@ -183,7 +183,7 @@ impl<'a> Setting<'a> {
     }
 
     fn record(&self) -> Record {
-        let record = if self.limited { Record::bounded(2) } else { Record::default() };
+        let record = if self.limited { Record::with_limit(2) } else { Record::default() };
         if self.published.is_some() { record.beside_timestamp_clients(PUBLISHED) } else { record }
     }
 

@@ -301,8 +301,8 @@ impl Scheme for Staged {
         self.memory.subscribe(key, manager)
     }
 
-    fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        self.memory.subscribed(key, manager)
+    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        self.memory.subscribe_if_live(key, manager)
     }
 
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {

@@ -44,7 +44,7 @@ impl AcquisitionId {
         &self.0
     }
 
-    pub(crate) fn shared(&self) -> Arc<str> {
+    pub(crate) fn to_shared(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// logs. Needs the cargo feature `serde`.
 ///
 /// `Display` writes hundredths of a second from one second on, milliseconds from one millisecond on, and exact values
-/// below that. `FromStr` reads a number with
-/// one of the units `ns`, `us`, `ms`, `s`, `m`, `min`, `h` and `d`, or `max` for no limit.
+/// below that. `FromStr` reads a number with one of the units `ns`, `us`, `ms`, `s`, `m`, `min`, `h` and `d`, or `max`
+/// for no limit.
 ///
 /// # Examples
 ///

@@ -51,18 +51,18 @@ pub(crate) fn node_unreachable(
     silent: Duration,
 ) {
     let error = cause.map_or_else(|| "no answer".to_owned(), ToString::to_string);
-    let address_source = announced(address_source);
+    let address_source = announced_source(address_source);
     tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
 }
 
 /// Returns the source of an address. `None` if the user named the address.
-fn announced(source: &AddressSource) -> Option<String> {
+fn announced_source(source: &AddressSource) -> Option<String> {
     (*source != AddressSource::User).then(|| source.to_string())
 }
 
 /// Reports that a node answers but refuses connections.
 pub(crate) fn node_refuses(node: &str, address_source: &AddressSource, refusal: Refusal, words: &str) {
-    let address_source = announced(address_source);
+    let address_source = announced_source(address_source);
     tracing::warn!(target: NODE, node, address_source, error = words, "{node} refuses connections: {refusal}");
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn primary_changed(
     address_source: &AddressSource,
     was: Option<&str>,
 ) {
-    let address_source = announced(address_source);
+    let address_source = announced_source(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
     match (node, was) {
         (Some(node), Some(was)) => {
@@ -129,7 +129,7 @@ pub(crate) fn primary_changed(
 
 /// Reports the first known primary of some slots. Without `slots`, it has all slots.
 pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &AddressSource) {
-    let address_source = announced(address_source);
+    let address_source = announced_source(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
     tracing::debug!(target: TOPOLOGY, node, address_source, slots, "the primary{of} is {node}");
 }
@@ -162,7 +162,7 @@ impl fmt::Display for Waited<'_> {
 }
 
 /// Reports a long wait that ended with a grant.
-pub(crate) fn waited(wait: &Waited<'_>) {
+pub(crate) fn log_wait(wait: &Waited<'_>) {
     let Waited { lock, mode, waited, holder, left_out } = *wait;
     let waited_ms = millis(waited);
     tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited {wait}");
@@ -193,14 +193,14 @@ pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
 }
 
 /// Reports that an acquisition begins to wait in the server's queue.
-pub(crate) fn queued(lock: &str, mode: Mode) {
+pub(crate) fn log_queued(lock: &str, mode: Mode) {
     tracing::debug!(target: LOCK, lock, %mode, "queued");
 }
 
 // Holds.
 
 /// Reports that the server granted a lock in its answer.
-pub(crate) fn granted(lock: &str, mode: Mode, token: FencingToken) {
+pub(crate) fn log_grant(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted");
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn handed_off(lock: &str, token: FencingToken) {
 }
 
 /// Reports that another hold was converted into this one.
-pub(crate) fn converted(lock: &str, mode: Mode, token: FencingToken) {
+pub(crate) fn log_conversion(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
 }
 
@@ -269,7 +269,7 @@ pub(crate) fn cached_lost(lock: &str, loss: &Loss) {
 }
 
 /// Reports that another process recalls a lock which this process caches.
-pub(crate) fn recalled(lock: &str, token: FencingToken, is_used: bool) {
+pub(crate) fn log_recall(lock: &str, token: FencingToken, is_used: bool) {
     tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "a waiter recalls lock {lock:?}");
 }
 
@@ -279,7 +279,7 @@ pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
 }
 
 /// Reports that an operator ended all holds of a lock.
-pub(crate) fn forced(lock: &str, holders: &[&str]) {
+pub(crate) fn log_force(lock: &str, holders: &[&str]) {
     tracing::warn!(target: LOCK, lock, ?holders, "released lock {lock:?} by force");
 }
 
@@ -359,7 +359,7 @@ pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limite
 }
 
 /// Reports the answer to the first renewal of a hold that the server granted by a notification.
-pub(crate) fn claimed(lock: &str, mode: Mode, token: FencingToken) {
+pub(crate) fn log_claim(lock: &str, mode: Mode, token: FencingToken) {
     tracing::trace!(target: ATTEMPT, lock, %mode, token = token.as_u64(), "claimed");
 }
 
@@ -376,7 +376,7 @@ pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
 // The manager.
 
 /// Reports the first connection of a manager.
-pub(crate) fn connected(node: &str, servers: &str, version: &str, durability: &str) {
+pub(crate) fn log_connection(node: &str, servers: &str, version: &str, durability: &str) {
     tracing::info!(
         target: MANAGER, node, servers, version, durability,
         "connected to {node}, {version}, durability {durability}"

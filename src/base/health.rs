@@ -173,7 +173,7 @@ pub struct NodeHealth {
 
 impl NodeHealth {
     /// Creates an entry for a server that has not answered yet.
-    pub(crate) fn unknown(address: &str, role: NodeRole) -> Self {
+    pub(crate) fn new_unknown(address: &str, role: NodeRole) -> Self {
         Self {
             address: address.to_owned(),
             address_source: AddressSource::User,
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     fn node(role: NodeRole, is_reachable: bool, clock_ahead_ms: Option<i64>) -> NodeHealth {
-        NodeHealth { is_reachable, clock_ahead_ms, ..NodeHealth::unknown("h:1", role) }
+        NodeHealth { is_reachable, clock_ahead_ms, ..NodeHealth::new_unknown("h:1", role) }
     }
 
     #[test]

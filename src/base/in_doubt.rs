@@ -111,7 +111,7 @@ mod tests {
         Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value: () })
     }
 
-    fn unknown(until: Moment) -> Attempt<()> {
+    fn unknown_attempt(until: Moment) -> Attempt<()> {
         Err(Failure::Unknown { arrives_until: until, source: None })
     }
 
@@ -120,7 +120,7 @@ mod tests {
         let mut copies = InDoubt::default();
         copies.begin();
         assert_eq!(copies.until(at(7)), Some(at(7)), "it is on its way");
-        copies.resolve(&unknown(at(10)));
+        copies.resolve(&unknown_attempt(at(10)));
         assert_eq!(copies.until(at(99)), Some(at(10)));
         copies.begin();
         copies.resolve(&answer(at(9)));
@@ -147,7 +147,7 @@ mod tests {
         copies.begin();
         copies.resolve(&answer(at(1)));
         assert_eq!(copies.until(at(8)), Some(at(8)));
-        copies.resolve(&unknown(at(4)));
+        copies.resolve(&unknown_attempt(at(4)));
         assert_eq!(copies.until(at(8)), Some(at(4)));
     }
 }

@@ -75,7 +75,7 @@ impl Key {
     }
 
     /// Checks `name` and inserts it into the template, which was checked before. Such a lock has only one key.
-    pub(crate) fn adopted(template: &KeyTemplate, name: &str) -> Result<Self> {
+    pub(crate) fn from_template(template: &KeyTemplate, name: &str) -> Result<Self> {
         check_name(name)?;
         let base = template.key(name)?;
         let name_begin = template.sides().0.len();

@@ -177,7 +177,7 @@ impl Options {
     /// Checks a name and derives its keys.
     pub(crate) fn key(&self, name: &str) -> Result<Key> {
         match &self.timestamp_keys {
-            Some(template) => Key::adopted(template, name),
+            Some(template) => Key::from_template(template, name),
             None => Key::new(&self.key_prefix, name),
         }
     }

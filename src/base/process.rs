@@ -44,11 +44,11 @@ impl Process {
     /// without a lock.
     #[inline]
     pub(crate) fn check(&self, lock: &str) -> Result<()> {
-        if self.is_current() { Ok(()) } else { Err(self.forked(lock)) }
+        if self.is_current() { Ok(()) } else { Err(self.forked_error(lock)) }
     }
 
     #[cold]
-    pub(crate) fn forked(&self, lock: &str) -> Error {
+    pub(crate) fn forked_error(&self, lock: &str) -> Error {
         Error::Forked { lock: Arc::from(lock), process: self.id }
     }
 

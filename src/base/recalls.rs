@@ -138,7 +138,7 @@ impl Recalls {
     }
 
     /// Notes a recall and notifies the holder. The caller must hold no mutex.
-    pub(crate) fn called(&self, call: &Recall, now: Moment) {
+    pub(crate) fn on_recall(&self, call: &Recall, now: Moment) {
         // A try does not wait in the queue. So the holder learns of its recall, but must not count it as a waiter
         // later.
         if call.tries.is_none() {

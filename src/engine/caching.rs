@@ -112,7 +112,7 @@ impl OnRecall for RecallHandler {
             return;
         };
         self.carry_out(due);
-        events::recalled(key.name(), call.token, is_used);
+        events::log_recall(key.name(), call.token, is_used);
         let common = &*self.common;
         let tries = call.tries.clone().filter(|id| !id.starts_with(&*common.manager));
         if let (true, Some(id), Some(scheme)) = (is_used, tries, common.scheme.upgrade())

@@ -156,7 +156,7 @@ impl Converting {
             caches: false,
         };
         let (old, keeping) = (Arc::clone(held.hold()), engine.cache_request_on(held.hold()));
-        let unsettled = engine.releases.unsettled();
+        let unsettled = engine.releases.begin_unsettled();
         Self { engine, old, request, begins: None, keeping, word, copies, settled: false, _unsettled: unsettled }
     }
 
@@ -350,7 +350,7 @@ impl Converting {
         if release.arrives_after(sent).is_some() {
             engine.releases.in_background(release, None);
         }
-        events::converted(hold.key().name(), hold.mode(), hold.token());
+        events::log_conversion(hold.key().name(), hold.mode(), hold.token());
         hold.count();
         Some((hold, share_id))
     }

@@ -50,7 +50,7 @@ impl Engine {
             Ok(self.scheme.health().await)
         });
         let nodes = self.process.here("", asked).await?;
-        Ok(Health::new(nodes, self.scheme.needed(), self.options.max_clock_skew))
+        Ok(Health::new(nodes, self.scheme.needed_servers(), self.options.max_clock_skew))
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -45,7 +45,7 @@ impl Engine {
             }
             return;
         }
-        let _unsettled = self.releases.unsettled();
+        let _unsettled = self.releases.begin_unsettled();
         let removed = self.remove_share(hold, share_id, self.clock.now());
         self.releases.has_changed_hold();
         match removed {
@@ -66,7 +66,7 @@ impl Engine {
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
         let began = self.clock.now();
         // Declared before `goes_on`, so that it is dropped after `goes_on` has handed the release to the background.
-        let _unsettled = self.releases.unsettled();
+        let _unsettled = self.releases.begin_unsettled();
         let removed = self.remove_share(hold, share_id, began);
         self.releases.has_changed_hold();
         match removed {

@@ -303,7 +303,7 @@ impl Releases {
 
     /// Counts an operation as in progress until the returned value is dropped. An operation that ends a hold calls this
     /// before it changes the hold. Otherwise `close` could find neither the hold nor its release.
-    pub(crate) fn unsettled(self: &Arc<Self>) -> Unsettled {
+    pub(crate) fn begin_unsettled(self: &Arc<Self>) -> Unsettled {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         Unsettled(Arc::clone(self))
     }
@@ -333,7 +333,7 @@ impl Releases {
     }
 
     /// Returns the number of releases that have ended so far.
-    pub(crate) fn ended(&self) -> u64 {
+    pub(crate) fn ended_count(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
 
@@ -422,7 +422,7 @@ impl Drop for Unsettled {
 impl UnderwayRelease {
     fn new(releases: &Arc<Releases>, hold: Option<Arc<Hold>>) -> Self {
         releases.departing.fetch_add(1, Ordering::SeqCst);
-        Self { hold, unsettled: releases.unsettled() }
+        Self { hold, unsettled: releases.begin_unsettled() }
     }
 }
 

@@ -174,7 +174,7 @@ impl Renewals {
         if due.is_empty() {
             return due;
         }
-        let _unsettled = self.releases.unsettled();
+        let _unsettled = self.releases.begin_unsettled();
         due.retain(|hold| self.goes_on(hold, now));
         due
     }
@@ -182,7 +182,7 @@ impl Renewals {
     /// Releases the holds that are over and that no driver has released yet. The timer of a guard may find the end of
     /// its hold before a driver does.
     pub(crate) fn give_back_lost(&self, now: Moment) {
-        let _unsettled = self.releases.unsettled();
+        let _unsettled = self.releases.begin_unsettled();
         for hold in self.table.all_holds().iter().filter(|hold| !hold.is_retired()) {
             self.goes_on(hold, now);
         }
@@ -249,7 +249,7 @@ impl Renewals {
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
                     let confirmed = hold.on_renewed(grant, now);
                     if confirmed.is_claim {
-                        events::claimed(hold.key().name(), hold.mode(), hold.token());
+                        events::log_claim(hold.key().name(), hold.mode(), hold.token());
                     }
                     return confirmed.not_converted.map(|open| Release::of_conversion(hold, open, now));
                 }

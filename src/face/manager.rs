@@ -504,7 +504,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
 
 fn log_forced(key: &Key, ended: &[HolderView]) {
     let holders: Vec<&str> = ended.iter().map(|holder| &*holder.label).collect();
-    events::forced(key.name(), &holders);
+    events::log_force(key.name(), &holders);
 }
 
 /// Creates an acquisition, which sends nothing before it is awaited.

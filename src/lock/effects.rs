@@ -67,13 +67,13 @@ impl Signals {
     }
 
     /// Records the end of a share and wakes its watchers.
-    pub(super) fn ended(&mut self, end: Arc<End>, ended: Ended) {
+    pub(super) fn add_end(&mut self, end: Arc<End>, ended: Ended) {
         end.set(ended);
         self.0.push(Signal::End(end));
     }
 
     /// Wakes the watchers of a share, which then read its state again.
-    pub(super) fn changed(&mut self, end: Arc<End>) {
+    pub(super) fn add_change(&mut self, end: Arc<End>) {
         self.0.push(Signal::End(end));
     }
 }

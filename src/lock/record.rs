@@ -269,7 +269,7 @@ impl HoldRecord {
             self.granted_until = sent;
             self.asked_until = sent;
         }
-        let trusted = self.trusted(&grant);
+        let trusted = self.trusted_time(&grant);
         self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, rules.max_clock_skew));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;
@@ -342,7 +342,7 @@ impl HoldRecord {
     /// The limit is the longest lease and not the lease of the answered request. The answer to a renewal with a short
     /// lease may report the rest of a longer lease. A grant by notification needs no limit here: its waiter limits it,
     /// and it counts from an earlier answer.
-    fn trusted(&self, grant: &Grant) -> Duration {
+    fn trusted_time(&self, grant: &Grant) -> Duration {
         let most = self.copies.longest_lease().max(grant.asked);
         if self.is_claim { grant.remaining } else { grant.remaining.min(most) }
     }
@@ -412,9 +412,9 @@ impl HoldRecord {
             signals.lost(Loss { mode, token, reason, held });
         }
         self.tell_awaiting(signals);
-        for (share, end) in self.shares.watched() {
+        for (share, end) in self.shares.watched_shares() {
             if let HoldState::Lost(reason) = self.state_of(share, now) {
-                signals.ended(Arc::clone(end), Ended::Lost(reason));
+                signals.add_end(Arc::clone(end), Ended::Lost(reason));
             }
         }
     }
@@ -482,7 +482,7 @@ impl HoldRecord {
     pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         self.look(now, signals);
         let may = self.suits_next(&share, now);
-        may.then(|| self.admit(share.unclaimed(now)))
+        may.then(|| self.admit(share.as_unclaimed(now)))
     }
 
     /// Adds a guard for an owner that has one already. The new guard has a lease and an end of its own.
@@ -527,7 +527,7 @@ impl HoldRecord {
             HoldState::Held | HoldState::Unconfirmed => None,
         };
         if let Some(end) = end {
-            signals.ended(end, lost.map_or(Ended::Released, Ended::Lost));
+            signals.add_end(end, lost.map_or(Ended::Released, Ended::Lost));
         }
         if !self.shares.is_empty() || !self.phase.is_live() {
             return lost.map_or(ShareRemoved::Shared, ShareRemoved::Lost);
@@ -554,7 +554,7 @@ impl HoldRecord {
         if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) {
             return None;
         }
-        Some(self.admit_writer(next.unclaimed(now)))
+        Some(self.admit_writer(next.as_unclaimed(now)))
     }
 
     /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal

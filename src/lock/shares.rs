@@ -32,7 +32,7 @@ pub(crate) struct Share {
 
 impl Share {
     /// Returns the unclaimed share, which a waiter has until it takes the share.
-    pub(super) fn unclaimed(self, now: Moment) -> Self {
+    pub(super) fn as_unclaimed(self, now: Moment) -> Self {
         Self { ends: self.ends.min(now.after(UNCLAIMED_FOR)), ..self }
     }
 
@@ -251,7 +251,7 @@ impl Shares {
     }
 
     /// Returns the watched shares that `take_over` has not returned.
-    pub(super) fn watched(&self) -> impl Iterator<Item = (&Share, &Arc<End>)> {
+    pub(super) fn watched_shares(&self) -> impl Iterator<Item = (&Share, &Arc<End>)> {
         self.watched.iter().filter_map(|(_, slot)| {
             let shared = &self.all[*slot];
             Some((&shared.share, shared.end.as_ref()?))

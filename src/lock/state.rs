@@ -144,18 +144,18 @@ impl<H: OnAgenda> State<H> {
         self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
     }
 
-    fn listed(&self) -> impl Iterator<Item = &Entry<H>> {
+    fn listed_holds(&self) -> impl Iterator<Item = &Entry<H>> {
         self.holds.iter().filter(|entry| entry.is_listed)
     }
 
     /// Returns the holds that a guard uses or is about to use. A hold that is being released does not count, since the
     /// server may have ended it already.
-    fn used(&self) -> impl Iterator<Item = &Entry<H>> {
-        self.listed().filter(|entry| entry.record.is_live() && !entry.record.is_cached())
+    fn used_holds(&self) -> impl Iterator<Item = &Entry<H>> {
+        self.listed_holds().filter(|entry| entry.record.is_live() && !entry.record.is_cached())
     }
 
     fn holds_write(&self) -> bool {
-        self.listed().any(|entry| entry.record.mode() == Mode::Write)
+        self.listed_holds().any(|entry| entry.record.mode() == Mode::Write)
     }
 
     /// Returns true if the first waiter of this side may ask the server. While this process has a write hold, a writer
@@ -165,7 +165,7 @@ impl<H: OnAgenda> State<H> {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.listed().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
+        self.listed_holds().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
     }
 
     /// Lets the next waiters ask the server.

@@ -50,7 +50,7 @@ impl Announced {
     /// host, the host of the announcer is used.
     pub(super) fn hear(&self, address: &str, announcer: Announcer<'_>) -> String {
         let announced = complete(address, announcer.address());
-        let Some(reached) = self.remapped(&announced) else {
+        let Some(reached) = self.remapped_address(&announced) else {
             self.note(&announced, || announcer.source(None));
             return announced;
         };
@@ -60,7 +60,7 @@ impl Announced {
 
     /// Returns the mapped address. `None` if it is unchanged. A mapping that panics counts as unchanged, and the panic
     /// hook has reported the panic.
-    fn remapped(&self, announced: &str) -> Option<String> {
+    fn remapped_address(&self, announced: &str) -> Option<String> {
         let remap = self.remap.as_ref()?;
         let (host, port) = announced.rsplit_once(':')?;
         let port = port.parse().ok()?;

@@ -98,7 +98,7 @@ impl Conditions {
     pub(super) fn note_connected(&self, node: &str, server: &str, version: &str) {
         if !self.has_connected.swap(true, Ordering::Relaxed) {
             let ConditionsOf { servers, durability } = &self.place;
-            catch_panic(|| events::connected(node, servers, &format!("{server} {version}"), durability));
+            catch_panic(|| events::log_connection(node, servers, &format!("{server} {version}"), durability));
         }
     }
 
@@ -149,7 +149,7 @@ impl Conditions {
     }
 
     /// Returns the servers with findings.
-    pub(super) fn concerned(&self) -> Vec<String> {
+    pub(super) fn servers_with_findings(&self) -> Vec<String> {
         let nodes = self.nodes.lock();
         nodes.iter().filter(|(_, known)| !known.findings.is_empty()).map(|(node, _)| node.clone()).collect()
     }

@@ -267,7 +267,7 @@ impl Fleet {
     }
 
     /// Notes that a slot has moved, as `member` announced. Refreshes the map, since other slots may have moved too.
-    pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
+    pub(super) fn on_moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
         let address = self.hear(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
         self.look_in_background();
@@ -661,7 +661,7 @@ impl Fleet {
                         Some((address, Ok(map))) => {
                             let mut members = members.lock();
                             if members.believes(&address, &map) {
-                                members.answered(&address, &map);
+                                members.on_map(&address, &map);
                                 return Ok(map);
                             }
                             fault = Fault::NotSent(Some(Arc::new(Answer(format!(

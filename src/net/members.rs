@@ -83,11 +83,11 @@ impl Members {
     /// others. Suspects are asked only if no other member has answered in this cycle, since an old primary that is cut
     /// off would name itself. Members that the newest map does not name come last.
     pub(super) fn next(&mut self, standing: impl Fn(&str) -> Standing) -> Vec<Arc<str>> {
-        let mut candidates = self.unasked(&standing);
+        let mut candidates = self.unasked_members(&standing);
         let has_answer = self.answered_in == self.cycle;
         if candidates.first().is_none_or(|(best, _, _)| has_answer && *best >= Standing::Suspect) {
             self.cycle += 1;
-            candidates = self.unasked(&standing);
+            candidates = self.unasked_members(&standing);
         }
         candidates.truncate(MAX_ASKED);
         if let Some((best, _, _)) = candidates.first() {
@@ -104,7 +104,7 @@ impl Members {
     }
 
     /// Returns the members that were not asked in this cycle, best first.
-    fn unasked(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
+    fn unasked_members(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
         let unasked = self.roll.iter().filter(|(_, member)| member.asked < self.cycle);
         let standing = |address: &str, member: &Member| match self.is_listed(member) {
             true => standing(address),
@@ -138,7 +138,7 @@ impl Members {
     }
 
     /// Notes a map that a member sent.
-    pub(super) fn answered(&mut self, address: &Arc<str>, map: &SlotMap) {
+    pub(super) fn on_map(&mut self, address: &Arc<str>, map: &SlotMap) {
         self.maps += 1;
         self.ids.clone_from(map.ids());
         for listed in map.everybody().chain([address]) {
@@ -204,7 +204,7 @@ mod tests {
         assert!(!second.contains(&"h:1".to_owned()));
         assert_eq!(next(&mut members), ["h:1"], "nobody has answered");
         next(&mut members);
-        members.answered(&"h:3".into(), &SlotMap::whole("h:3"));
+        members.on_map(&"h:3".into(), &SlotMap::whole("h:3"));
         next(&mut members);
         assert_eq!(next(&mut members), ["h:3"], "a suspect is not asked when another one has answered");
         members.begin_again();
@@ -222,8 +222,8 @@ mod tests {
     #[test]
     fn member_that_left_is_asked_last_and_not_believed_in_another_cluster() {
         let mut members = seeds(1);
-        members.answered(&"h:0".into(), &told(&["a", "b", "gone"]));
-        members.answered(&"h:0".into(), &told(&["a", "b"]));
+        members.on_map(&"h:0".into(), &told(&["a", "b", "gone"]));
+        members.on_map(&"h:0".into(), &told(&["a", "b"]));
         members.begin_again();
         let standing = |address: &str| if address == "a:1" { Standing::Suspect } else { Standing::Unconnected };
         let mut asked: Vec<_> = std::iter::repeat_with(|| members.next(standing)).take(3).flatten().collect();
@@ -240,7 +240,7 @@ mod tests {
         let mut members = seeds(1);
         let odd: Arc<str> = "odd:1".into();
         for n in 0..3000 {
-            members.answered(&odd, &SlotMap::whole(&format!("node:{n}")));
+            members.on_map(&odd, &SlotMap::whole(&format!("node:{n}")));
         }
         assert!(members.len() <= MAX_UNLISTED + 3, "{}", members.len());
         assert!(members.has("node:2999") && members.has("node:2998") && !members.has("node:0"));

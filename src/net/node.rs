@@ -214,7 +214,7 @@ impl Node {
     }
 
     pub(super) fn hearing(&self) -> ServerContact {
-        ServerContact { served: self.lines.served(), is_silent: self.lines.silence.is() }
+        ServerContact { served: self.lines.last_served(), is_silent: self.lines.silence.is() }
     }
 
     /// Returns true if the node is not silent and this runtime has a connection with a free permit.
@@ -344,7 +344,7 @@ impl Node {
         let requests: Vec<_> = requests.collect();
         let values = self.ask_all(live, &requests, sent).await?;
         let pairs = calls.iter().zip(values);
-        Ok(pairs.map(|(call, value)| self.lines.answered(live, call, sent, value)).collect())
+        Ok(pairs.map(|(call, value)| self.lines.on_answer(live, call, sent, value)).collect())
     }
 
     /// Sends a question that changes nothing. Does not wait for a prober, since callers of this function pause on their
@@ -404,10 +404,10 @@ impl Node {
                 let requests = [Request::Command(&asking), request];
                 let mut replies = Box::pin(self.ask_all(live, &requests, sent)).await?.into_iter();
                 let mut next = || replies.next().unwrap_or_default();
-                admitted(next(), next())?
+                reply_if_admitted(next(), next())?
             }
         };
-        self.lines.answered(live, call, sent, value)
+        self.lines.on_answer(live, call, sent, value)
     }
 
     async fn ask_all(
@@ -442,7 +442,7 @@ impl Connections {
                 live.has_answered(now);
                 live.space.is_back(sent, now);
                 self.silence.ends(now);
-                if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered(arrives_until)) }
+                if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered_fault(arrives_until)) }
             }
             Ok(Err(error)) => {
                 let fault = Fault::of_request(error, arrives_until);
@@ -452,7 +452,7 @@ impl Connections {
                 Err(fault)
             }
             Err(_) => {
-                let fault = self.unanswered(arrives_until);
+                let fault = self.unanswered_fault(arrives_until);
                 live.space.is_back(sent, now);
                 // An answer from the first half of the wait does not prove that the connection still works.
                 let of_late = sent.after(response_timeout / 2);
@@ -480,12 +480,12 @@ impl Connections {
         }
     }
 
-    fn unanswered(&self, arrives_until: Moment) -> Fault {
+    fn unanswered_fault(&self, arrives_until: Moment) -> Fault {
         let silence = format!("no answer within {:?}", self.limits.response_timeout);
         Fault::Unknown { arrives_until, source: Some(Arc::new(Answer(silence))) }
     }
 
-    fn answered(
+    fn on_answer(
         self: &Arc<Self>,
         live: &Arc<OpenConnection>,
         call: &Call,
@@ -543,7 +543,7 @@ impl Connections {
 /// A node that refuses `ASKING` redirects the call to the slot's owner, which redirects it to this node again. The
 /// refusal of `ASKING` ends this circle. A node that owns the slot by then, or is no cluster member, executes the call
 /// in spite of the refusal.
-fn admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
+fn reply_if_admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
     match (fault::reply(asking), &reply) {
         (Err(refusal), Value::ServerError(error)) if !matches!(Fault::of_server(error), Fault::Broken { .. }) => {
             Err(refusal)

@@ -364,14 +364,14 @@ impl Push {
 
     /// Subscribes a waiter only if the channel is confirmed on its owner link now and the node of the link is not
     /// suspect.
-    pub(super) fn subscribed(&self, channel: &str) -> Option<Subscription> {
+    pub(super) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
         if !self.is_in_use() {
             return None;
         }
         let id = Handle::try_current().ok()?.id();
         let of = self.of.lock();
         let (_, shared) = of.iter().find(|(of, _)| *of == id)?;
-        shared.subscribed(channel)
+        shared.subscribe_if_live(channel)
     }
 }
 
@@ -419,7 +419,7 @@ impl PushShared {
         (place, is_kept)
     }
 
-    fn subscribed(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
+    fn subscribe_if_live(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
         let mut subscriptions = self.subscriptions.lock();
         let (name, entry) = subscriptions.channels.get_key_value(channel)?;
         let home = subscriptions.links.get(&entry.home.filter(|_| entry.is_confirmed)?)?;

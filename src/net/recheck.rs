@@ -66,10 +66,10 @@ impl Recheck {
     }
 
     /// Returns the nodes to check. `None` if their owner was dropped.
-    fn concerned(&self) -> Option<Vec<Arc<Node>>> {
+    fn nodes_to_check(&self) -> Option<Vec<Arc<Node>>> {
         let outages = self.outages.upgrade()?;
         let mut addresses = outages.addresses();
-        addresses.extend(self.conditions.concerned());
+        addresses.extend(self.conditions.servers_with_findings());
         addresses.sort();
         addresses.dedup();
         fastrand::shuffle(&mut addresses);
@@ -97,11 +97,11 @@ impl RecheckRun {
     async fn run(mut self) {
         loop {
             tokio::time::sleep(PAUSE).await;
-            let Some(nodes) = self.recheck.concerned() else { return };
+            let Some(nodes) = self.recheck.nodes_to_check() else { return };
             if nodes.is_empty() {
                 self.recheck.is_running.store(false, Ordering::SeqCst);
                 // Trouble that began meanwhile started no task, since this task was still marked as running.
-                let is_idle = self.recheck.concerned().is_none_or(|nodes| nodes.is_empty());
+                let is_idle = self.recheck.nodes_to_check().is_none_or(|nodes| nodes.is_empty());
                 if is_idle || self.recheck.is_running.swap(true, Ordering::SeqCst) {
                     self.has_ended = true;
                     return;

@@ -229,7 +229,7 @@ impl Router {
         tokio::select! {
             biased;
             word = node.word() => word?,
-            () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced()))),
+            () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced_error()))),
         }
         tokio::select! {
             // If an answer has arrived, it wins over a known successor.
@@ -267,7 +267,7 @@ impl Router {
     /// Returns the next node for a call after a fault that proves that nothing ran.
     async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
         let next = match (fault, &self.slot_owners) {
-            (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.moved(slot, &address, from.address()),
+            (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.on_moved(slot, &address, from.address()),
             (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
                 fleet.migrates(slot);
                 let node = fleet.node(&fleet.hear(&address, from.address()));
@@ -311,7 +311,7 @@ impl Router {
     /// just now. So its time in doubt begins now.
     fn was_replaced(&self) -> Fault {
         let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
-        Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced()) }
+        Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced_error()) }
     }
 
     /// Sends calls, such as renewals, in one pipeline.
@@ -353,7 +353,7 @@ impl Router {
         let fault = match (&self.slot_owners, fault) {
             (SlotOwners::Many(fleet), Fault::Moved { address }) => {
                 // An invalid address only causes another request for the slot map.
-                drop(fleet.moved(slot, &address, node.address()));
+                drop(fleet.on_moved(slot, &address, node.address()));
                 Fault::Moved { address }
             }
             (SlotOwners::Many(fleet), Fault::Ask { address }) => {
@@ -384,7 +384,7 @@ fn is_of_cluster() -> Fault {
     }
 }
 
-fn replaced() -> Source {
+fn replaced_error() -> Source {
     Arc::new(Answer("it was replaced".to_owned()))
 }
 
@@ -495,8 +495,8 @@ impl Transport for Router {
         Some(self.push.subscribe(slot, channel, read))
     }
 
-    fn subscribed(&self, _: u16, channel: &str, _: ReadNotice) -> Option<Subscription> {
-        self.push.subscribed(channel)
+    fn subscribe_if_live(&self, _: u16, channel: &str, _: ReadNotice) -> Option<Subscription> {
+        self.push.subscribe_if_live(channel)
     }
 
     fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {

@@ -55,10 +55,10 @@ impl SlotOwners {
     }
 
     /// Notes that the node `by` named another node as the owner of the slot.
-    pub(super) fn moved(&self, slot: u16, address: &str, by: &Node) {
+    pub(super) fn on_moved(&self, slot: u16, address: &str, by: &Node) {
         if let Self::Many(fleet) = self {
             // An invalid address only causes another request for the slot map.
-            drop(fleet.moved(slot, address, by.address()));
+            drop(fleet.on_moved(slot, address, by.address()));
         }
     }
 

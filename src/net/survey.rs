@@ -164,7 +164,7 @@ fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
         .map(|address| subject(address, fleet.address_source(address), role(address), fleet.passing_node(address)));
     let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
     let sentinels = sentinels.map(|(address, asking)| {
-        let health = NodeHealth::unknown(&address, NodeRole::Sentinel);
+        let health = NodeHealth::new_unknown(&address, NodeRole::Sentinel);
         let known = health.clone();
         let probe = async move { asking.await.map(|_| NodeHealth { is_reachable: true, ..known }) };
         Subject { health, probe: Box::pin(probe) }
@@ -178,7 +178,7 @@ fn subject(
     role: NodeRole,
     node: Result<Arc<Node>, Fault>,
 ) -> Subject<'static> {
-    let health = NodeHealth { address_source, ..NodeHealth::unknown(address, role) };
+    let health = NodeHealth { address_source, ..NodeHealth::new_unknown(address, role) };
     let known = health.clone();
     Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
 }

@@ -24,7 +24,7 @@ use crate::net::{Call, Expiry, NO_ID, Script, Transport, Words};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Holder, IfTaken, Mode, Notification, QueuedWaiter, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed,
-    Route, Scheme, ServerContact, Subscription, View, refused, scripts, without_recalls,
+    Route, Scheme, ServerContact, Subscription, View, refused_failure, scripts, without_recalls,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -440,11 +440,11 @@ impl Scheme for LuaScheme {
         self.transport.subscribe(key.slot(), &self.channel(key, manager), read_notification)
     }
 
-    fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
+    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
         if !self.transport.is_subscribing() {
             return None;
         }
-        self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notification)
+        self.transport.subscribe_if_live(key.slot(), &self.channel(key, manager), read_notification)
     }
 
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
@@ -455,7 +455,7 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             let script = self.scripts.used.as_ref().ok_or_else(without_recalls)?;
             if !AcquisitionId::is_one(id) {
-                return Err(refused("this is no id"));
+                return Err(refused_failure("this is no id"));
             }
             let reply = self.transport.call_ahead(self.in_use_call(script, key, id)).await?;
             read_reply(reply, id, |code, _| (code == "told").then_some(()))

@@ -144,7 +144,7 @@ impl StoredLock {
     fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Recalls>, Recall)> {
         for GrantNotification { id, granted } in self.record.take_notifications() {
             let answer = Answered { sent, server, node: NodeId::default(), value: granted };
-            self.deliver(id.as_str(), &Notification::Granted { id: id.shared(), at: server, answer });
+            self.deliver(id.as_str(), &Notification::Granted { id: id.to_shared(), at: server, answer });
         }
         if let Some(id) = self.record.take_next_to_ask() {
             self.deliver(id.as_str(), &Notification::AskAgain);
@@ -152,7 +152,7 @@ impl StoredLock {
         let Some(PendingRecall { token, id }) = self.record.take_recall() else {
             return Vec::new();
         };
-        let call = Recall { token, tries: id.map(|id| id.shared()) };
+        let call = Recall { token, tries: id.map(|id| id.to_shared()) };
         self.recall_listeners().into_iter().map(|calls| (calls, call.clone())).collect()
     }
 
@@ -198,7 +198,7 @@ impl Store {
         let calls = lock.publish(sent, server);
         drop(locks);
         // Delivered without the mutex, since a handler of recalls may use the store again.
-        calls.into_iter().for_each(|(keeper, call)| keeper.called(&call, self.clock.now()));
+        calls.into_iter().for_each(|(keeper, call)| keeper.on_recall(&call, self.clock.now()));
         Answered { sent, server, node: NodeId::default(), value }
     }
 
@@ -274,7 +274,7 @@ impl Store {
         let keepers = &locks.get(key, self.server_time()).recall_listeners;
         let keepers: Vec<_> = keepers.iter().filter_map(|keeper| keeper.recalls.upgrade()).collect();
         drop(locks);
-        keepers.iter().for_each(|calls| calls.called(call, now));
+        keepers.iter().for_each(|calls| calls.on_recall(call, now));
     }
 
     /// Cuts the connection of a manager.
@@ -427,7 +427,7 @@ impl Scheme for MemoryScheme {
         })
     }
 
-    fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
         None
     }
 
@@ -444,7 +444,7 @@ impl Scheme for MemoryScheme {
     }
 
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
-        let mut node = NodeHealth::unknown("memory", NodeRole::Primary);
+        let mut node = NodeHealth::new_unknown("memory", NodeRole::Primary);
         node.is_reachable = !self.connection.is_cut();
         if node.is_reachable {
             (node.round_trip, node.clock_ahead_ms, node.noeviction) = (Some(Duration::ZERO), Some(0), Some(true));

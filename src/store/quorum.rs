@@ -402,7 +402,7 @@ impl Scheme for Quorum {
         None
     }
 
-    fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
         None
     }
 
@@ -430,7 +430,7 @@ impl Scheme for Quorum {
         })
     }
 
-    fn needed(&self) -> Option<usize> {
+    fn needed_servers(&self) -> Option<usize> {
         Some(majority(self.masters.len()))
     }
 

@@ -328,7 +328,7 @@ impl Link {
                     // These values look like a grant of this moment.
                     let at = at.after(Duration::from_millis(550));
                     answer.value.token = answer.value.token.plus(550_000);
-                    to.try_send(Notification::Granted { id: id.shared(), at, answer }).ok();
+                    to.try_send(Notification::Granted { id: id.to_shared(), at, answer }).ok();
                 }
             }
         }));
@@ -501,7 +501,7 @@ impl Scheme for Link {
         Some(self.listening(key, self.world.subscribe(self.address.process, key)))
     }
 
-    fn subscribed(&self, key: &Key, _: &str) -> Option<Subscription> {
+    fn subscribe_if_live(&self, key: &Key, _: &str) -> Option<Subscription> {
         if self.world.mutant == Some(Mutant::NeverSubscribes) {
             return None;
         }

@@ -263,6 +263,48 @@ fn each_type_has_a_name_of_its_own() {
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
+/// Participles that do not end in `ed`, and verbs in the third person that the code had as names.
+const BARE_VERBS: [&str; 24] = [
+    "lost", "told", "sent", "held", "kept", "given", "known", "found", "gone", "done", "taken", "begun", "left",
+    "heard", "seen", "said", "made", "hears", "says", "asks", "knows", "waits", "keeps", "gives",
+];
+
+/// Returns the names of the functions in a text that return no future. A future may have the name of the event at which
+/// it resolves, as `closed` of a channel.
+fn functions_without_futures(text: &str) -> Vec<&str> {
+    let pieces: Vec<&str> = text.split("fn ").collect();
+    let functions = pieces.windows(2).filter(|pair| pair[0].ends_with(' ') || pair[0].ends_with('\n'));
+    let functions = functions.filter(|pair| !pair[0].ends_with("async ")).filter(|pair| {
+        let signature = pair[1].split(['{', ';']).next().unwrap_or_default();
+        !signature.contains("Future")
+    });
+    let name = |rest: &'_ str| rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    functions.filter_map(|pair| Some(&pair[1][..name(pair[1])?])).collect()
+}
+
+#[test]
+fn functions_are_not_named_by_a_participle() {
+    // A thread waits in this one for the event.
+    let blocking = ("src/face/blocking.rs", "confirmed");
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for (path, text) in sources(&[("src", "rs")]) {
+        for name in functions_without_futures(&text) {
+            count += 1;
+            let is_participle = name.ends_with("ed") && !name.ends_with("eed") || BARE_VERBS.contains(&name);
+            if is_participle && !name.contains('_') && (path.as_str(), name) != blocking {
+                wrong.push(format!("{path}: {name}"));
+            }
+        }
+    }
+    assert!(count > 1500, "{count} functions");
+    assert!(
+        wrong.is_empty(),
+        "a question is `is_`, an input is `on_`, a command is an imperative:\n{}",
+        wrong.join("\n")
+    );
+}
+
 #[test]
 fn limits_begin_with_max_and_min() {
     let mut wrong = Vec::new();

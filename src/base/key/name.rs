@@ -50,7 +50,7 @@ impl LockName {
     }
 
     /// Returns hash and name, like [`Key::hashed_name`](super::Key::hashed_name).
-    pub(crate) fn hashed(&self) -> (u64, &[u8]) {
+    pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
         (self.hash, self.bytes())
     }
 }
@@ -65,7 +65,7 @@ mod tests {
             for name in ["a".repeat(len), "ä".repeat(len)] {
                 let kept = LockName::new(&name);
                 assert_eq!(kept.as_str(), name);
-                assert_eq!(kept.hashed(), (hash_of(&name), name.as_bytes()));
+                assert_eq!(kept.hashed_name(), (hash_of(&name), name.as_bytes()));
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::base::mode::Mode;
 pub(crate) struct Metrics {}
 
 impl Metrics {
-    pub(crate) fn joined(self) {}
+    pub(crate) fn count_join(self) {}
 
     pub(crate) fn begin(self, _: Mode, _: Clock) -> Underway {
         Underway
@@ -18,7 +18,7 @@ impl Metrics {
 
     pub(crate) fn lost(self, _: Mode, _: LossReason) {}
 
-    pub(crate) fn cached(self) {}
+    pub(crate) fn count_cached(self) {}
 
     pub(crate) fn cached_no_more(self) {}
 

@@ -134,7 +134,7 @@ impl Metrics {
     }
 
     /// Counts a reader that joined a hold of its process at once.
-    pub(crate) fn joined(&self) {
+    pub(crate) fn count_join(&self) {
         self.0.acquisitions.read[0].increment(1);
     }
 
@@ -151,7 +151,7 @@ impl Metrics {
     }
 
     /// Counts one more hold that may be cached.
-    pub(crate) fn cached(&self) {
+    pub(crate) fn count_cached(&self) {
         self.0.cached.increment(1.0);
     }
 

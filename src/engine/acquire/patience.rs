@@ -56,7 +56,7 @@ impl Acquisition<'_> {
         let (lock, waited) = (self.key.name(), now.since(self.began));
         let wait = Waited { lock, mode: self.mode, waited, holder: holder.get().map(String::as_str), left_out };
         match ends {
-            WaitEnds::Granted => events::waited(&wait),
+            WaitEnds::Granted => events::log_wait(&wait),
             WaitEnds::InVain => events::waited_in_vain(&wait),
         }
     }

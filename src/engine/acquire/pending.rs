@@ -91,7 +91,7 @@ impl Acquisition<'_> {
                 Acquired::Queued { retry_in, .. } => {
                     self.note_wait(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
-                        events::queued(self.key.name(), self.mode);
+                        events::log_queued(self.key.name(), self.mode);
                     }
                     match Box::pin(self.recall_reply(&request, retry_in, patience, now)).await {
                         RecallReply::Granted(answer) => match self.on_notification(&request, answer) {
@@ -145,7 +145,7 @@ impl Acquisition<'_> {
         // A process that keeps holds knows that others may, too. It asks and calls at once.
         let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
         if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
-            let warm = engine.scheme.subscribed(&self.key, &engine.manager_id);
+            let warm = engine.scheme.subscribe_if_live(&self.key, &engine.manager_id);
             self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
         let now = engine.clock.now();
@@ -291,7 +291,7 @@ impl Acquisition<'_> {
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::granted(self.key.name(), self.mode, held.share_id().token);
+            events::log_grant(self.key.name(), self.mode, held.share_id().token);
         }
         taken
     }

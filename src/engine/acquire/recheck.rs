@@ -107,7 +107,7 @@ impl Acquisition<'_> {
                 let ((is_held, claims), due) = hold.on_rechecked(grant, share_until, now);
                 engine.carry_out(due, now);
                 if claims {
-                    events::claimed(hold.key().name(), hold.mode(), hold.token());
+                    events::log_claim(hold.key().name(), hold.mode(), hold.token());
                 }
                 // A writer waits: this one must not be let in, though it has extended the hold of the others.
                 Ok(if is_held && !is_waited_for { RecheckOutcome::Joined(held) } else { RecheckOutcome::Closed })

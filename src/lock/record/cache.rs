@@ -60,7 +60,7 @@ pub(crate) struct CachedPermit(Arc<CachedCount>);
 impl CachedPermit {
     pub(crate) fn among(count: &Arc<CachedCount>) -> Self {
         count.holds.fetch_add(1, Ordering::Relaxed);
-        count.meter.cached();
+        count.meter.count_cached();
         Self(Arc::clone(count))
     }
 }

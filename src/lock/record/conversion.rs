@@ -80,8 +80,8 @@ impl HoldRecord {
         }
         self.renew_in_doubt(now);
         // The deadline may be earlier now.
-        for (_, end) in self.shares.watched() {
-            signals.changed(Arc::clone(end));
+        for (_, end) in self.shares.watched_shares() {
+            signals.add_change(Arc::clone(end));
         }
     }
 
@@ -153,11 +153,11 @@ impl HoldRecord {
     }
 
     /// Applies a conversion that the server has carried out. The old hold needs no release.
-    pub(in crate::lock) fn converted(&mut self, share_id: ShareId, signals: &mut Signals) {
+    pub(in crate::lock) fn on_converted(&mut self, share_id: ShareId, signals: &mut Signals) {
         self.phase = Phase::Released;
         let (_, end) = self.shares.remove(share_id.slot);
         if let Some(end) = end {
-            signals.ended(end, Ended::Released);
+            signals.add_end(end, Ended::Released);
         }
     }
 }

@@ -67,7 +67,7 @@ impl HoldRecord {
         self.look(now, signals);
         if self.phase.is_live() {
             for end in self.shares.take_over(now) {
-                signals.ended(end, Ended::Lost(LossReason::MaxHold));
+                signals.add_end(end, Ended::Lost(LossReason::MaxHold));
             }
             if self.has_to_give_up(now) {
                 return self.give_up(signals);
@@ -175,13 +175,13 @@ impl HoldRecord {
         let is_claim = std::mem::take(&mut self.is_claim);
         self.apply(grant, now, rules);
         if self.deadline() < deadline {
-            self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
+            self.shares.watched_shares().for_each(|(_, end)| signals.add_change(Arc::clone(end)));
         }
         let not_converted = self.resolve_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
         if is_claim {
-            self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
+            self.shares.watched_shares().for_each(|(_, end)| signals.add_change(Arc::clone(end)));
         }
         // The answer may show that the server lost an earlier grant. Then the deadline may have passed already.
         self.look(now, signals);
@@ -215,7 +215,7 @@ impl HoldRecord {
     /// may not be polled any more.
     pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
         if since == now {
-            self.shares.replace(share_id.slot, share.unclaimed(now));
+            self.shares.replace(share_id.slot, share.as_unclaimed(now));
         }
         self.renew_at_once(now);
         let awaited = self.awaited.get_or_insert_default();

@@ -51,7 +51,7 @@ impl<H: OnAgenda> State<H> {
         }
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
-            let share_id = entry.record.take_cached(wants.from(now).unclaimed(now), wants.cache_for, now)?;
+            let share_id = entry.record.take_cached(wants.from(now).as_unclaimed(now), wants.cache_for, now)?;
             entry.due_if_sooner(effects);
             Some((handle, share_id))
         })?;
@@ -70,7 +70,7 @@ impl<H: OnAgenda> State<H> {
         effects: &mut Effects<H>,
     ) -> Option<(Arc<H>, ShareId)> {
         let asks_anew = matches!(self.pending(mode, waiter_id), Some(None));
-        let may = asks_anew && self.listed().take(2).count() == 1;
+        let may = asks_anew && self.listed_holds().take(2).count() == 1;
         let taken = self.holds.find_map(|entry| {
             let is_to_turn = may && entry.is_listed && entry.record.may_convert_cached(mode, now);
             let handle = entry.handle.clone().filter(|_| is_to_turn)?;
@@ -113,6 +113,6 @@ impl<H: OnAgenda> State<H> {
 
     /// The idle holds, and until when each may stay.
     pub(in crate::lock) fn cached(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
-        self.listed().filter_map(|entry| Some((entry.record.cached_until()?, entry.handle.clone()?)))
+        self.listed_holds().filter_map(|entry| Some((entry.record.cached_until()?, entry.handle.clone()?)))
     }
 }

@@ -36,7 +36,7 @@ impl<H: OnAgenda> State<H> {
 
     /// Returns a read hold that a reader may join with the server's consent.
     pub(in crate::lock) fn to_recheck(&self) -> Option<Arc<H>> {
-        let found = self.listed().find(|entry| entry.record.is_recheckable());
+        let found = self.listed_holds().find(|entry| entry.record.is_recheckable());
         found.filter(|_| !self.writer_waits())?.handle.clone()
     }
 
@@ -50,7 +50,7 @@ impl<H: OnAgenda> State<H> {
     }
 
     pub(in crate::lock) fn handles(&self) -> impl Iterator<Item = Arc<H>> {
-        self.listed().filter_map(|entry| entry.handle.clone())
+        self.listed_holds().filter_map(|entry| entry.handle.clone())
     }
 
     /// Makes a grant a hold, unless the grant is over. No other function makes a hold.
@@ -222,7 +222,7 @@ impl<H: OnAgenda> State<H> {
     /// Removes the guard's share from a converted hold. The guard has a share of the new hold.
     pub(in crate::lock) fn note_share_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
         let entry = self.entry(number);
-        entry.record.converted(share_id, &mut effects.signals);
+        entry.record.on_converted(share_id, &mut effects.signals);
         entry.release_handle(effects);
     }
 }

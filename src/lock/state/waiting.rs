@@ -65,8 +65,8 @@ impl<H: OnAgenda> State<H> {
         let has_waiters =
             || self.wait_queue.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
         let is_in_the_way = match mode {
-            Mode::Read => self.used().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
-            Mode::Write => self.used().next().is_some() || has_waiters(),
+            Mode::Read => self.used_holds().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
+            Mode::Write => self.used_holds().next().is_some() || has_waiters(),
         };
         if is_in_the_way {
             return None;

@@ -94,7 +94,7 @@ impl Node {
         let now = self.clock.now();
         match dialed {
             Ok(live) => {
-                lines.silence.greeted(now);
+                lines.silence.note_greeting(now);
                 lines.ask_for_memory(&live).await;
             }
             Err(DialFault::Refused(refusal, words)) => lines.silence.refuses(refusal, &words, now),

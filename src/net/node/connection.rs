@@ -79,11 +79,11 @@ fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTi
     // Two parts name the script, and one part is the number of keys.
     head(bytes, b'*', call.parts + 3 + usize::from(expires));
     match load {
-        Load::Digest => bytes.extend_from_slice(call.script.named().as_bytes()),
+        Load::Digest => bytes.extend_from_slice(call.script.call_start().as_bytes()),
         Load::Text => ["EVAL", call.script.text].iter().for_each(|word| part(bytes, word.as_bytes())),
     }
     part(bytes, Digits::of(call.keys as u64).as_bytes());
-    let (keys, args) = call.encoded();
+    let (keys, args) = call.encoded_parts();
     bytes.extend_from_slice(keys);
     if expires {
         part(bytes, Digits::of(not_after.as_millis_up()).as_bytes());

@@ -191,7 +191,7 @@ impl Connections {
         self.silence.is_over();
     }
 
-    pub(super) fn served(&self) -> Option<Moment> {
+    pub(super) fn last_served(&self) -> Option<Moment> {
         let nanos = self.served.load(Ordering::Relaxed);
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
@@ -302,7 +302,7 @@ impl Connections {
         match &dialed {
             Ok(live) => {
                 self.begins(live);
-                self.silence.greeted(now);
+                self.silence.note_greeting(now);
                 self.check_up_in_background(live);
             }
             // A refusal is an answer, so the node is not silent.

@@ -19,7 +19,7 @@ use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, unreadable};
 use super::push_handler::PushHandler;
-use super::steps::unknown;
+use super::steps::unsupported_address;
 use super::wire::Stream;
 use super::{Node, OnLoss, Role};
 use crate::base::backoff::Backoff;
@@ -190,7 +190,7 @@ impl Connections {
                 Ok(Reached { stream, peer: Some(peer), others: addresses.len() - 1 })
             }
             ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
-            other => Err(not_sent(Fault::of_dial(unknown(other).into()))),
+            other => Err(not_sent(Fault::of_dial(unsupported_address(other).into()))),
         }
     }
 

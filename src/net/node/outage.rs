@@ -117,13 +117,13 @@ impl Outage {
     /// Notes an answer of the node to any caller.
     pub(super) fn ends(&self, now: Moment) {
         if self.is() {
-            self.greeted(now);
+            self.note_greeting(now);
         }
     }
 
     /// Notes that the server has accepted a new connection. Ends the outage in the log even if this value has none: the
     /// fleet may have forgotten the node during the outage, and created this value later.
-    pub(super) fn greeted(&self, now: Moment) {
+    pub(super) fn note_greeting(&self, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
         let since = self.outages.ends(&self.node);

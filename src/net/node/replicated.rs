@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use super::connection::{Load, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing};
 use super::in_flight::Precedence;
-use super::{Admission, admitted};
+use super::{Admission, reply_if_admitted};
 use crate::base::attempt::Answered;
 use crate::base::durability::Durability;
 use crate::base::error::Refusal;
@@ -67,7 +67,7 @@ impl ReplicatedConnections {
             drop(process::spawn(lane.run()));
         }
         // The sender was dropped, so the runtime that drove the connection has ended.
-        answer.await.unwrap_or_else(|_| Err(depot.unknown(depot.lines.clock.now())))
+        answer.await.unwrap_or_else(|_| Err(depot.unknown_fault(depot.lines.clock.now())))
     }
 
     /// Returns the connections of this runtime. If this runtime is new, removes the runtimes without a busy connection,
@@ -168,7 +168,7 @@ impl ReplicatedPool {
     }
 
     /// Returns the fault of calls that were sent and not answered.
-    fn unknown(&self, sent: Moment) -> Fault {
+    fn unknown_fault(&self, sent: Moment) -> Fault {
         let span = lease::max_delay(self.lines.limits.response_timeout, self.lines.limits.max_clock_skew);
         Fault::Unknown { arrives_until: sent.after(span), source: None }
     }
@@ -180,7 +180,7 @@ impl ReplicatedPool {
                 Fault::Unknown { arrives_until: *arrives_until, source: source.clone() }
             }
             Fault::Broken { refusal, message } => Fault::Broken { refusal: *refusal, message: message.clone() },
-            _ => self.unknown(sent),
+            _ => self.unknown_fault(sent),
         }
     }
 
@@ -226,7 +226,7 @@ impl ReplicatedPool {
             if is_demoted(&reply) {
                 self.lines.leave(live);
             }
-            acknowledged(reply, sent)
+            read_acknowledged(reply, sent)
         });
         let is_well = answered.is_ok() && waited.is_ok();
         match answered {
@@ -259,9 +259,9 @@ impl ReplicatedPool {
                 let mut next = || values.next().unwrap_or_default();
                 let value = match batch.admission {
                     Admission::Owner => Ok(next()),
-                    Admission::Asking => admitted(next(), next()),
+                    Admission::Asking => reply_if_admitted(next(), next()),
                 };
-                said.push(value.and_then(|value| self.lines.answered(live, call, sent, value)));
+                said.push(value.and_then(|value| self.lines.on_answer(live, call, sent, value)));
             }
             if said.iter().any(is_hold) { held_back.push((answers, said)) } else { tell(answers, Ok(said)) }
         }
@@ -301,7 +301,7 @@ fn is_demoted(reply: &Value) -> bool {
 }
 
 /// Reads the answer to `WAIT`: the number of replicas that have all earlier writes of this connection.
-fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
+fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     let words = match reply {
         Value::Int(replicas) => return Ok(u64::try_from(replicas).unwrap_or(0)),
         Value::ServerError(error) => error,

@@ -175,7 +175,7 @@ pub(in crate::net) async fn ask_once(
             steps.encrypt(stream, address, secrets).await?
         }
         ConnectionAddr::Unix(path) => steps.connect_path(path).await?,
-        other => return Err(Fault::of_dial(unknown(other).into())),
+        other => return Err(Fault::of_dial(unsupported_address(other).into())),
     };
     let admits = |hello| match fault::reply(hello) {
         Err(Fault::Refused { refusal: crate::Refusal::Other, .. }) | Ok(_) => Ok(()),
@@ -222,6 +222,6 @@ fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the host has no address")
 }
 
-pub(super) fn unknown(address: &ConnectionAddr) -> io::Error {
+pub(super) fn unsupported_address(address: &ConnectionAddr) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, address.to_string())
 }

@@ -325,7 +325,7 @@ impl WireShared {
         askers: [Requester; N],
     ) -> Result<(), RedisError> {
         if !self.process.is_current() {
-            return Err(closed());
+            return Err(closed_error());
         }
         let mut state = self.state.lock();
         if let Some(end) = &state.end {
@@ -388,11 +388,11 @@ impl WireShared {
     }
 
     fn why(&self) -> RedisError {
-        self.state.lock().end.clone().unwrap_or_else(closed)
+        self.state.lock().end.clone().unwrap_or_else(closed_error)
     }
 }
 
-fn closed() -> RedisError {
+fn closed_error() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
 }
 
@@ -533,7 +533,7 @@ impl WireDriver {
 impl Drop for WireDriver {
     /// Ends the wire. Runs also when the runtime ends, or when the last owner drops the connection.
     fn drop(&mut self) {
-        self.end(closed());
+        self.end(closed_error());
     }
 }
 
@@ -575,7 +575,7 @@ impl Inbox {
             begin += length;
             take(frame, self.scan.weight(), self.reservation.hand_over())?;
         }
-        self.reservation.change(self.scan.announced())?;
+        self.reservation.change(self.scan.announced_bytes())?;
         // Moves nothing while an answer arrives in pieces: each piece would move all bytes that came before it.
         if begin > 0 {
             self.bytes.copy_within(begin..self.filled, 0);

@@ -133,7 +133,7 @@ impl Listener {
             (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
             (Self::Keeper(_), Notification::Called { token, id }) => {
                 if let Some(calls) = self.keeper() {
-                    calls.called(&Recall { token: *token, tries: id.clone() }, now);
+                    calls.on_recall(&Recall { token: *token, tries: id.clone() }, now);
                 }
             }
             (Self::Keeper(_), _) => {}

@@ -15,7 +15,7 @@ impl PushShared {
         match pushed {
             Pushed::Message { channel, message } => self.deliver(from, channel, message),
             Pushed::Subscribed { channel } => self.confirm(from, channel),
-            Pushed::Unsubscribed { channel } => self.unsubscribed(from, channel),
+            Pushed::Unsubscribed { channel } => self.on_unsubscribed(from, channel),
         }
     }
 
@@ -60,9 +60,9 @@ impl PushShared {
     }
 
     /// Handles the end of a subscription. If this process did not request that end, the slot has most likely moved.
-    fn unsubscribed(&self, from: Origin, channel: &str) {
+    fn on_unsubscribed(&self, from: Origin, channel: &str) {
         let now = self.clock.now();
-        let is_wanted = self.subscriptions.lock().unsubscribed(from, channel, now);
+        let is_wanted = self.subscriptions.lock().note_unsubscribed(from, channel, now);
         if is_wanted {
             self.notify_break();
             self.slot_owners.look_for_news();
@@ -102,7 +102,7 @@ impl Subscriptions {
     }
 
     /// Notes the end of a subscription. Returns true if the channel is still wanted on this link.
-    fn unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
+    fn note_unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
         let Some(link) = self.current(from) else {
             return false;
         };

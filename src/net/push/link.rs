@@ -303,7 +303,7 @@ impl LinkRun {
         for (verb, channel, error) in refusals {
             let details = error.details().unwrap_or_default().to_owned();
             match (verb, fault::reply(Value::ServerError(error))) {
-                (Verb::Subscribe, Err(fault)) => self.refused(channel, fault, &details)?,
+                (Verb::Subscribe, Err(fault)) => self.on_refusal(channel, fault, &details)?,
                 // The slot has moved, and the server has ended the subscription.
                 (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
                 (Verb::Subscribe, Ok(_)) => {}
@@ -313,7 +313,7 @@ impl LinkRun {
     }
 
     /// Handles the refusal of a channel. Tries again at the owner that is known then, with growing pauses.
-    fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
+    fn on_refusal(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
         let (first, longest) = match fault {
             Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => {
                 (AGAIN_FIRST, MAX_AGAIN)
@@ -339,7 +339,7 @@ impl LinkRun {
         refused.not_before = pause.map(|pause| Instant::now() + pause);
         drop(subscriptions);
         match fault {
-            Fault::Moved { address } => self.shared.slot_owners.moved(slot, &address, &self.node),
+            Fault::Moved { address } => self.shared.slot_owners.on_moved(slot, &address, &self.node),
             Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => self.shared.slot_owners.look(),
             Fault::Refused { message, .. } => self.tell_refusal(&message),
             _ => {}

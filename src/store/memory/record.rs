@@ -406,7 +406,7 @@ impl Record {
         } else {
             let known = |token: u64| FencingToken::from_wire(token).filter(|_| token > 0 && !intruded);
             let (last, first) = (known(self.token), known(self.first_token));
-            ReleaseReply::None(Absence { forced: self.forced(), last, first })
+            ReleaseReply::None(Absence { forced: self.forced_token(), last, first })
         }
     }
 
@@ -424,7 +424,7 @@ impl Record {
     /// behind a writer that died in the queue could, and these ask for themselves.
     pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
         let now_ms = now.as_micros() / 1000;
-        let forced = self.forced();
+        let forced = self.forced_token();
         if !self.is_sound(now_ms, id) {
             self.note_intruder(now_ms, id);
             self.expire_hold(id);
@@ -478,7 +478,7 @@ impl Record {
                 self.cancel(step.now_ms, &request.id);
                 self.begin_write(step.now_us, request, request.lease);
             }
-            Mode::Read | Mode::Write => return Converted::Lost { forced: self.forced() },
+            Mode::Read | Mode::Write => return Converted::Lost { forced: self.forced_token() },
         }
         Converted::Granted(self.answer_granted(step, request))
     }

@@ -334,7 +334,7 @@ impl Scheme for Link {
         None
     }
 
-    fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
         None
     }
 

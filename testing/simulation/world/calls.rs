@@ -209,7 +209,7 @@ impl World {
 
     /// Passes a recall on to all keepers that are subscribed at that server.
     pub(super) fn publish_call(self: &Arc<Self>, lock: Lock, PendingRecall { token, id }: PendingRecall, server: u32) {
-        let call = Recall { token, tries: id.map(|id| id.shared()) };
+        let call = Recall { token, tries: id.map(|id| id.to_shared()) };
         let keepers: Vec<_> = {
             let state = self.state.lock();
             let there = state.keepers.values().filter(|keeper| keeper.lock == lock);
@@ -261,9 +261,9 @@ impl World {
             let here = state.keepers.values().filter(|keeper| (keeper.process, keeper.lock) == (process, lock));
             here.filter_map(|keeper| keeper.calls.upgrade()).collect()
         };
-        calls.called(call, self.clock.now());
+        calls.on_recall(call, self.clock.now());
         for other in all.iter().filter(|other| !std::ptr::eq(Arc::as_ptr(other), calls)) {
-            other.called(call, self.clock.now());
+            other.on_recall(call, self.clock.now());
         }
     }
 

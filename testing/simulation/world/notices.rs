@@ -168,7 +168,7 @@ impl World {
             Some((anchor, remaining)) => {
                 let value = Granted { remaining, ..message.granted };
                 let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
-                Notification::Granted { id: message.id.shared(), at: message.at, answer }
+                Notification::Granted { id: message.id.to_shared(), at: message.at, answer }
             }
         };
         self.tell(process, lock, &notice);

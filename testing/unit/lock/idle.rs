@@ -107,7 +107,7 @@ impl Keeper {
     }
 
     fn called(&self, n: u64) {
-        self.calls.called(&Recall { token: token(n), tries: None }, now());
+        self.calls.on_recall(&Recall { token: token(n), tries: None }, now());
     }
 
     fn is_given_up(&self) -> bool {
@@ -279,7 +279,7 @@ fn used_hold_stays_until_its_last_guard_leaves_and_lets_nobody_in_beside_it() {
 #[test]
 fn who_tries_closes_nothing_where_a_guard_is_inside() {
     let keeper = kept(Mode::Read, 1);
-    keeper.calls.called(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
+    keeper.calls.on_recall(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
     assert!(keeper.join().is_some(), "the door is open");
     assert!(!keeper.is_given_up());
 }
@@ -287,7 +287,7 @@ fn who_tries_closes_nothing_where_a_guard_is_inside() {
 #[test]
 fn who_tries_has_an_idle_hold_given_up() {
     let keeper = idle(Mode::Write, 8);
-    keeper.calls.called(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
+    keeper.calls.on_recall(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
     assert!(keeper.is_given_up());
 }
 
@@ -330,7 +330,7 @@ fn hold_stays_only_on_a_word_that_is_to_be_relied_on() {
     };
     assert_eq!(leaves(&broken), ShareRemoved::Last, "a call may have been missed in between");
     let called = |calls: &Recalls, sent| {
-        calls.called(&Recall { token: token(FIRST), tries: None }, now());
+        calls.on_recall(&Recall { token: token(FIRST), tries: None }, now());
         Some(word(calls, sent))
     };
     assert_eq!(leaves(&called), ShareRemoved::Last, "the call came before the grant");

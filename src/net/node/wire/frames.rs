@@ -98,7 +98,7 @@ impl Scan {
     }
 
     /// Returns the approximate memory of the present, incomplete answer.
-    pub(super) fn announced(&self) -> usize {
+    pub(super) fn announced_bytes(&self) -> usize {
         self.announced
     }
 
@@ -174,7 +174,7 @@ fn frame(bytes: &[u8], end: usize) -> io::Result<(Frame<'_>, usize)> {
     let bytes = &bytes[..end];
     let frame = match (bytes.first(), text(bytes)) {
         (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
-        (Some(b'>'), None) => match pushed(bytes)? {
+        (Some(b'>'), None) => match read_push(bytes)? {
             Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
             Some(pushed) => Frame::Pushed(pushed, Some(read(bytes)?)),
             None => Frame::Other,
@@ -189,7 +189,7 @@ fn read(frame: &[u8]) -> io::Result<Value> {
 }
 
 /// Reads a complete push. `None` if it is not about a channel.
-fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
+fn read_push(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     let mut begin = 1 + frame.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let mut texts = [None; 3];
     for part in &mut texts {

@@ -95,7 +95,7 @@ impl Record {
         self.force_seen(now, &View { token, ..View::default() })
     }
 
-    pub(super) fn forced(&self) -> Option<FencingToken> {
+    pub(super) fn forced_token(&self) -> Option<FencingToken> {
         FencingToken::from_wire(self.forced).filter(|_| self.forced > 0)
     }
 }

@@ -116,7 +116,7 @@ impl Record {
         max_tokens: u64,
     ) -> Renewed {
         let Renewed::Renewed { remaining, .. } = self.renew(now, id, lease) else {
-            return Renewed::Lost { forced: self.forced() };
+            return Renewed::Lost { forced: self.forced_token() };
         };
         let is_waited_for = self.may_be_waited_for(now.as_micros() / 1000);
         let was_marked = self.is_recallable();

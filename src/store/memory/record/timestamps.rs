@@ -126,7 +126,7 @@ impl Record {
     }
 
     /// Creates a lock whose operations touch at most this number of records.
-    pub(crate) fn bounded(records: usize) -> Self {
+    pub(crate) fn with_limit(records: usize) -> Self {
         Self { limits: super::RecordLimits { records }, ..Self::default() }
     }
 

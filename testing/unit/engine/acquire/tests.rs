@@ -500,7 +500,7 @@ fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<
         let value = Granted { token, tokens: 1, remaining: Duration::from_secs(1), is_waited_for: true };
         let at = store.server_time();
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
-        let forged = Notification::Granted { id: id.shared(), at, answer };
+        let forged = Notification::Granted { id: id.to_shared(), at, answer };
         store.publish_notification(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
         // It hears the message, asks, and waits again.
         (0..3).for_each(|_| start(waiter));

@@ -164,7 +164,7 @@ async fn thousand_nodes_are_asked_by_three() {
     assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
     // One slot moves: the connected members are asked, once.
     let moved = format!("{}:{}", address(7), crowd.port);
-    assert!(fleet.moved(0, &moved, &moved).is_ok());
+    assert!(fleet.on_moved(0, &moved, &moved).is_ok());
     let ended = async {
         while fleet.looking.load(Ordering::SeqCst) {
             tokio::time::sleep(LOOK_AGAIN).await;

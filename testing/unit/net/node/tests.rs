@@ -83,10 +83,10 @@ async fn answer_behind_a_refused_asking_counts() {
     let fake = Fake::start(AT_ONCE).await;
     let answer = node(&fake).call(&Call::new(&SCRIPT, 0), Admission::Asking, Precedence::InTurn).await;
     assert!(answer.is_ok(), "it was carried out: {answer:?}");
-    let refused = admitted(error("NOPERM no"), error("MOVED 1 h:1"));
+    let refused = reply_if_admitted(error("NOPERM no"), error("MOVED 1 h:1"));
     assert!(matches!(refused, Err(Fault::Refused { refusal: Refusal::Forbidden, .. })), "{refused:?}");
     let broken = "ERR The user executing the script can't run this command script: d7be, on @user_script:3.";
-    assert!(admitted(error("NOPERM no"), error(broken)).is_ok(), "it may have begun");
+    assert!(reply_if_admitted(error("NOPERM no"), error(broken)).is_ok(), "it may have begun");
 }
 
 fn error(line: &str) -> Value {

@@ -291,7 +291,7 @@ async fn a_channel_that_its_server_gave_up_is_subscribed_again_when_it_is_taken_
     let order = |verb: &str| owner.command(&["CLUSTER", verb, &slot.to_string()]).expect("it answers").is_ok();
     assert!(order("DELSLOTS"));
     // No node owns the slot, so the subscription is refused.
-    until("the loss is noticed", || push.subscribed(&channel).is_none()).await;
+    until("the loss is noticed", || push.subscribe_if_live(&channel).is_none()).await;
     assert_silent(&mut subscription);
     assert!(order("ADDSLOTS"));
     told_to_ask(&mut subscription).await;
@@ -390,17 +390,17 @@ async fn a_frozen_node_delays_no_channel_of_another() {
 async fn a_channel_under_steady_contention_is_subscribed_once() {
     let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
     let (push, _node) = single(&server.proxy().url());
-    assert!(push.subscribed("a").is_none(), "nothing is subscribed");
+    assert!(push.subscribe_if_live("a").is_none(), "nothing is subscribed");
     let hold = server.proxy().hold_reply(Matcher::command("SSUBSCRIBE"));
     let mut first = push.subscribe(0, "a", read);
     hold.wait_applied(BOUND).expect("it is asked for");
-    assert!(push.subscribed("a").is_none(), "it is not confirmed");
+    assert!(push.subscribe_if_live("a").is_none(), "it is not confirmed");
     assert_silent(&mut first);
     hold.release();
     told_to_ask(&mut first).await;
     drop(first);
     for round in 0..20 {
-        let mut next = push.subscribed("a").expect("it is confirmed");
+        let mut next = push.subscribe_if_live("a").expect("it is confirmed");
         let text = round.to_string();
         assert_eq!(publish(&server, "a", &text), 1);
         let first = notice(&mut next).await;
@@ -414,7 +414,7 @@ async fn a_channel_under_steady_contention_is_subscribed_once() {
     assert_eq!(server.proxy().requests_seen(Matcher::command("SUNSUBSCRIBE")), 0);
     server.proxy().refuse();
     server.proxy().cut();
-    until("the loss is noticed", || push.subscribed("a").is_none()).await;
+    until("the loss is noticed", || push.subscribe_if_live("a").is_none()).await;
 }
 
 #[tokio::test]
@@ -429,10 +429,10 @@ async fn the_oldest_of_too_many_channels_without_a_waiter_goes() {
     drop(b);
     drop(a);
     // Used in between, so it is not the oldest any more.
-    drop(push.subscribed("b").expect("it is confirmed"));
+    drop(push.subscribe_if_live("b").expect("it is confirmed"));
     drop(c);
     until("the oldest is gone", || shard_channels(&server) == ["b", "c", "d"]).await;
-    assert!(push.subscribed("a").is_none());
+    assert!(push.subscribe_if_live("a").is_none());
     assert_silent(&mut d);
     // Removed or not, the channel can be subscribed again.
     told_to_ask(&mut push.subscribe(0, "a", read)).await;
@@ -519,13 +519,13 @@ fn subscription_ends_with_the_runtime_that_serves_it_and_no_other_does() {
     };
     let (mut ended, mut other, _not_driven) = (subscribed(&ends), subscribed(&stays), subscribed(&stands));
     drop(ends);
-    assert!(push.subscribed("a").is_none(), "nobody reads a connection here");
+    assert!(push.subscribe_if_live("a").is_none(), "nobody reads a connection here");
     stays.block_on(async {
         let last = tokio::time::timeout(BOUND, ended.notices.recv()).await.expect("it ends at once");
         assert!(last.is_none(), "{last:?}");
         until("the server has noticed", || publish(&server, "a", "now") == 2).await;
         message(&mut other, "now").await;
-        assert!(push.subscribed("a").is_some());
+        assert!(push.subscribe_if_live("a").is_some());
     });
     // A later runtime that reuses the number must not find the ended subscriptions.
     drop(subscribed(&runtime()));
@@ -556,7 +556,7 @@ async fn everything_is_confirmed_again_at_times() {
     }
     // A connection that has died unnoticed is found out.
     server.proxy().black_hole();
-    until("the loss is noticed", || push.subscribed("a").is_none()).await;
+    until("the loss is noticed", || push.subscribe_if_live("a").is_none()).await;
     while subscription.notices.try_recv().is_ok() {}
     server.proxy().heal();
     told_to_ask(&mut subscription).await;
@@ -829,12 +829,12 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     // The node stays suspect until this is answered.
     let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
     fleet.suspect(&node, SuspectReason::Silent);
-    assert!(push.subscribed(&channel).is_none());
+    assert!(push.subscribe_if_live(&channel).is_none());
     assert_eq!(publish(owner, &channel, "suspect"), 1);
     assert_eq!(message(&mut subscription, "suspect").await, None);
     until("it is asked", || doubt.wait_held(Duration::from_millis(1)).is_ok()).await;
     doubt.release();
-    until("it is trusted", || push.subscribed(&channel).is_some()).await;
+    until("it is trusted", || push.subscribe_if_live(&channel).is_some()).await;
     assert_eq!(publish(owner, &channel, "trusted"), 1);
     assert!(message(&mut subscription, "trusted").await.is_some());
 }

@@ -10,7 +10,7 @@ fn template(text: &str) -> KeyTemplate {
 }
 
 fn key(text: &str, name: &str) -> Result<String> {
-    Key::adopted(&template(text), name).map(|key| key.part("lock"))
+    Key::from_template(&template(text), name).map(|key| key.part("lock"))
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn names_stand_in_their_keys_as_they_are() {
 #[test]
 fn channels_of_a_key_without_a_tag_wrap_it_in_one() {
     let channel = |text: &str, name: &str| {
-        let key = Key::adopted(&template(text), name).expect("a key");
+        let key = Key::from_template(&template(text), name).expect("a key");
         assert_eq!(slot_of(key.channels("lock").as_bytes()), key.slot());
         key.channels("lock")
     };
@@ -89,7 +89,7 @@ proptest! {
         before in "[{}:ab]{0,4}", behind in "[{}:ab]{0,4}", name in "[{}:%*ab]{1,6}|\\PC{1,8}",
     ) {
         let template = KeyTemplate::new([&*before, "*", &behind].concat());
-        if template.check().is_ok() && let Ok(key) = Key::adopted(&template, &name) {
+        if template.check().is_ok() && let Ok(key) = Key::from_template(&template, &name) {
             prop_assert_eq!(slot_of(key.part("lock").as_bytes()), key.slot());
             let channel = key.channels("lock") + ":wake:0123456789abcdef0123456789abcdef";
             prop_assert_eq!(slot_of(channel.as_bytes()), key.slot());
@@ -106,7 +106,7 @@ proptest! {
         prop_assume!(template.check().is_ok());
         let mut found = BTreeMap::new();
         for name in names {
-            if let Ok(key) = Key::adopted(&template, &name) {
+            if let Ok(key) = Key::from_template(&template, &name) {
                 for text in [key.part("lock"), key.channels("lock") + ":wake:m"] {
                     let other = found.insert(text, name.clone());
                     prop_assert!(other.is_none(), "{name} and {other:?} in {template:?}");
@@ -119,7 +119,7 @@ proptest! {
     fn keys_of_others_are_nobodys(before in "[{}:ab]{0,3}", behind in "[{}:ab]{0,3}", key in "[{}:ab]{0,8}") {
         let template = KeyTemplate::new([&*before, "*", &behind].concat());
         if let Some(name) = template.name_of(&key) {
-            prop_assert_eq!(Key::adopted(&template, name).expect("a name").part("lock"), key);
+            prop_assert_eq!(Key::from_template(&template, name).expect("a name").part("lock"), key);
         }
     }
 }
