@@ -421,7 +421,7 @@ impl<G: Guard> Future for Acquiring<G> {
         {
             // Borrows the request, since moving it would cost time on the fastest path.
             if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
-                engine.table.meter().count_join();
+                engine.table.meter().count_join(G::MODE);
                 return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
             }
             self.set_out(engine)?;

@@ -10,7 +10,7 @@ use crate::base::mode::Mode;
 pub(crate) struct Metrics {}
 
 impl Metrics {
-    pub(crate) fn count_join(self) {}
+    pub(crate) fn count_join(self, _: Mode) {}
 
     pub(crate) fn begin(self, _: Mode, _: Clock) -> Underway {
         Underway

@@ -133,9 +133,9 @@ impl Metrics {
         }
     }
 
-    /// Counts a reader that joined a hold of its process at once.
-    pub(crate) fn count_join(&self) {
-        self.0.acquisitions.read[0].increment(1);
+    /// Counts an acquisition that joined a hold of its process at once.
+    pub(crate) fn count_join(&self, mode: Mode) {
+        self.0.acquisitions.of(mode)[0].increment(1);
     }
 
     /// Counts an acquisition that does not finish at once.

@@ -58,6 +58,20 @@ async fn each_event_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reuse_of_a_cached_hold_counts_in_its_mode() {
+    let recording = Recording::default();
+    let builder = MemoryManager::builder().cache_for(Duration::from_secs(10));
+    let manager = metrics::with_local_recorder(&recording, || builder.build()).expect("valid");
+    while manager.stats().cached_holds == 0 {
+        manager.write("cfg").await.expect("granted").release().await.expect("released");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    manager.write("cfg").await.expect("granted").release().await.expect("released");
+    let joined = |mode: &str| recording.told(&format!("rwlock_acquisitions_total mode={mode} outcome=joined")).0;
+    assert!(joined("write") > 0 && joined("read") == 0, "{} and {}", joined("write"), joined("read"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn conversion_ends_one_hold_and_begins_another() {
     let (recording, manager) = recorded();
     let writer = manager.write("cfg").await.expect("granted");
