@@ -92,7 +92,7 @@ fn is_packaged(path: &Path, patterns: &[String]) -> bool {
 }
 
 /// Folders of pictures and tables of measurements, which are in the repository only.
-const MEASUREMENTS: [&str; 2] = ["docs/PERFORMANCE", "docs/BENCHES"];
+const MEASUREMENTS: [&str; 3] = ["docs/PERFORMANCE", "docs/BENCHES", "docs/RELIABILITY"];
 
 #[test]
 fn links_lead_somewhere_in_the_repository_and_in_the_package() {
