@@ -39,7 +39,7 @@ impl fmt::Display for DurationText {
     }
 }
 
-/// Text that is not a [`DurationText`]: it has no number, no unit, or a unit that does not exist.
+/// Text that is not a [`DurationText`], because its number or its unit is missing or unknown.
 #[cfg(feature = "serde")]
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is no duration: write it as 10s, 500ms, 1.5h or max")]

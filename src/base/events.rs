@@ -242,7 +242,7 @@ pub(crate) fn word_for(reason: LossReason) -> &'static str {
 
 /// Reports a hold that ended before its release. This is no warning if the manager was closed, since the loss is
 /// expected then.
-pub(crate) fn lost(lock: &str, loss: &Loss) {
+pub(crate) fn log_loss(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
     if reason == LossReason::Closed {

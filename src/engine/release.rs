@@ -117,8 +117,8 @@ impl Engine {
     /// Counts and logs a loss that only the release has found.
     fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
         let held = self.clock.now().since(hold.began());
-        self.table.meter().lost(hold.mode(), reason);
-        events::lost(hold.key().name(), &Loss { mode: hold.mode(), token: share_id.token, reason, held });
+        self.table.meter().count_loss(hold.mode(), reason);
+        events::log_loss(hold.key().name(), &Loss { mode: hold.mode(), token: share_id.token, reason, held });
         reason
     }
 

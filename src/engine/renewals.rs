@@ -61,13 +61,13 @@ impl RenewalQueue {
     fn remove(&mut self, hold: &Hold) {
         let at = Moment::from_nanos(hold.agenda_moment.load(Ordering::Relaxed));
         let slot = hold.agenda_slot.load(Ordering::Relaxed);
-        taken(hold);
+        clear_slot(hold);
         self.due.remove(&(at, slot));
     }
 }
 
 /// Marks a hold as out of the queue. Until the hold is back, each change of the hold must schedule it.
-fn taken(hold: &Hold) {
+fn clear_slot(hold: &Hold) {
     hold.agenda_slot.store(0, Ordering::Relaxed);
     hold.agenda_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
 }
@@ -207,7 +207,7 @@ impl Renewals {
         }
         let later = agenda.due.split_off(&(now.after(BATCH_WINDOW), u64::MAX));
         let due: Vec<_> = std::mem::replace(&mut agenda.due, later).into_values().collect();
-        due.iter().for_each(|hold| taken(hold));
+        due.iter().for_each(|hold| clear_slot(hold));
         due
     }
 

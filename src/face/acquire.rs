@@ -279,7 +279,7 @@ impl<G: Guard> Acquire<G> {
     pub async fn run<T>(self, work: impl AsyncFnOnce(&G) -> T) -> Result<T> {
         let guard = self.into_future().await?;
         let outcome = {
-            let lost = guard.held().lost();
+            let lost = guard.as_held().lost();
             let work = work(&guard);
             tokio::select! {
                 // The loss has priority: work that ended after the loss may have run while others held the lock.
@@ -288,7 +288,7 @@ impl<G: Guard> Acquire<G> {
                 done = work => Ok(done),
             }
         };
-        let lock = guard.held().hold().key().shared_name();
+        let lock = guard.as_held().hold().key().shared_name();
         match outcome {
             Ok(done) => match guard.into_held().release().await {
                 Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
@@ -349,7 +349,7 @@ async fn observed<G: Guard>(
     let underway = engine.table.meter().begin(G::MODE, engine.clock);
     let outcome = events::within(name, G::MODE, acquiring, Option::is_some).await;
     if let Ok(Some(guard)) = &outcome {
-        guard.held().hold().begin_span();
+        guard.as_held().hold().begin_span();
     }
     underway.end(events::word_for_outcome(&outcome, Option::is_some));
     outcome

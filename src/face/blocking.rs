@@ -591,7 +591,7 @@ impl<G: AsyncGuard> Guard<G> {
     /// # }
     /// ```
     pub fn confirmed(&self) -> Result<()> {
-        self.background.block_on(self.guard.held().confirmed())
+        self.background.block_on(self.guard.as_held().confirmed())
     }
 
     /// Releases the lock and returns when the server has confirmed it.

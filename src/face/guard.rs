@@ -21,7 +21,7 @@ mod sealed {
         #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn new(held: Held) -> Self;
         #[allow(private_interfaces)]
-        fn held(&self) -> &Held;
+        fn as_held(&self) -> &Held;
         #[allow(private_interfaces)]
         fn into_held(self) -> Held;
     }
@@ -46,7 +46,7 @@ macro_rules! guard {
             }
 
             #[allow(private_interfaces)]
-            fn held(&self) -> &Held {
+            fn as_held(&self) -> &Held {
                 &self.0
             }
 

@@ -57,7 +57,7 @@ impl Signals {
     }
 
     /// Reports a lost hold. Each loss gets a line in the log, whatever the cause.
-    pub(super) fn lost(&mut self, loss: Loss) {
+    pub(super) fn add_loss(&mut self, loss: Loss) {
         self.0.push(Signal::Lost(Box::new(loss)));
     }
 
@@ -85,8 +85,8 @@ impl Signal {
             Self::Heard(heard) => heard.notify_waiters(),
             Self::End(end) => end.tell(),
             Self::Lost(loss) => {
-                rules.meter.lost(loss.mode, loss.reason);
-                events::lost(key.name(), loss);
+                rules.meter.count_loss(loss.mode, loss.reason);
+                events::log_loss(key.name(), loss);
             }
             Self::IdleLost(loss) => {
                 rules.meter.cached_lost();

@@ -409,7 +409,7 @@ impl HoldRecord {
         if was_idle {
             signals.cached_lost(Loss { mode, token, reason, held });
         } else if let Next::Lost(reason) = self.due() {
-            signals.lost(Loss { mode, token, reason, held });
+            signals.add_loss(Loss { mode, token, reason, held });
         }
         self.tell_awaiting(signals);
         for (share, end) in self.shares.watched_shares() {

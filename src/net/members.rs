@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(next(&mut members), ["h:3"]);
     }
 
-    fn told(hosts: &[&str]) -> SlotMap {
+    fn map_of(hosts: &[&str]) -> SlotMap {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let node = |host: &&str| Value::Array(vec![text(host), Value::Int(1), text(&format!("id of {host}"))]);
         let nodes = hosts.iter().map(node);
@@ -222,16 +222,16 @@ mod tests {
     #[test]
     fn member_that_left_is_asked_last_and_not_believed_in_another_cluster() {
         let mut members = seeds(1);
-        members.on_map(&"h:0".into(), &told(&["a", "b", "gone"]));
-        members.on_map(&"h:0".into(), &told(&["a", "b"]));
+        members.on_map(&"h:0".into(), &map_of(&["a", "b", "gone"]));
+        members.on_map(&"h:0".into(), &map_of(&["a", "b"]));
         members.begin_again();
         let standing = |address: &str| if address == "a:1" { Standing::Suspect } else { Standing::Unconnected };
         let mut asked: Vec<_> = std::iter::repeat_with(|| members.next(standing)).take(3).flatten().collect();
         assert_eq!(asked.split_off(2).iter().map(|a| &**a).collect::<Vec<_>>(), ["a:1", "gone:1"]);
-        assert!(members.believes("gone:1", &told(&["gone", "b"])), "it is back");
-        assert!(members.believes("a:1", &told(&["x", "y"])), "all were replaced in place");
-        assert!(members.believes("h:0", &told(&["x", "y"])), "the user says so");
-        assert!(!members.believes("gone:1", &told(&["gone", "y"])), "it is one of others now");
+        assert!(members.believes("gone:1", &map_of(&["gone", "b"])), "it is back");
+        assert!(members.believes("a:1", &map_of(&["x", "y"])), "all were replaced in place");
+        assert!(members.believes("h:0", &map_of(&["x", "y"])), "the user says so");
+        assert!(!members.believes("gone:1", &map_of(&["gone", "y"])), "it is one of others now");
         assert!(!members.has("gone:1"));
     }
 

@@ -39,7 +39,7 @@ impl<'a> Subject<'a> {
         Box::pin(async move {
             match tokio::time::timeout_at(deadline, probe).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(fault)) => NodeHealth { problem: Some(said(fault)), ..health },
+                Ok(Err(fault)) => NodeHealth { problem: Some(reason_text(fault)), ..health },
                 Err(_) => NodeHealth { problem: Some(format!("no answer within {late:?}")), ..health },
             }
         })
@@ -251,7 +251,7 @@ fn info_field(info: &Value, name: &str) -> Option<String> {
 }
 
 /// Returns the reason of a fault, as the server or the operating system reported it.
-fn said(fault: Fault) -> String {
+fn reason_text(fault: Fault) -> String {
     match fault.into_failure() {
         Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,
         Failure::Unreplicated { .. } => unreachable!("a look changes nothing"),

@@ -263,8 +263,8 @@ impl Lock {
     /// A lock on a server of its own, where one script of the two-key scheme looks at two who wait, dead or not.
     pub(crate) fn limited(scheme: Scheme, server: Server) -> Self {
         let two = [
-            ("looks_left = 100", "looks_left = 2"),
-            ("local FEW, HEARD, RESERVED_MS = 4,", "local FEW, HEARD, RESERVED_MS = 1,"),
+            ("touches_left = 100", "touches_left = 2"),
+            ("local FEW, ALIVE_OFFSET, RESERVED_MS = 4,", "local FEW, ALIVE_OFFSET, RESERVED_MS = 1,"),
             UNHURRIED,
         ];
         Lab::start_with(server, &two).lock(scheme)

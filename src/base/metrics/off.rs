@@ -16,7 +16,7 @@ impl Metrics {
         Underway
     }
 
-    pub(crate) fn lost(self, _: Mode, _: LossReason) {}
+    pub(crate) fn count_loss(self, _: Mode, _: LossReason) {}
 
     pub(crate) fn count_cached(self) {}
 

@@ -144,7 +144,7 @@ impl Metrics {
         Underway { meter: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
     }
 
-    pub(crate) fn lost(&self, mode: Mode, reason: LossReason) {
+    pub(crate) fn count_loss(&self, mode: Mode, reason: LossReason) {
         if let Some(place) = REASONS.iter().position(|known| *known == reason) {
             self.0.losses.of(mode)[place].increment(1);
         }

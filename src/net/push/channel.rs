@@ -123,7 +123,7 @@ impl Listener {
         }
     }
 
-    fn keeps(&self) -> bool {
+    fn has_cached_hold(&self) -> bool {
         matches!(self, Self::Keeper(calls) if calls.strong_count() > 0)
     }
 
@@ -142,7 +142,7 @@ impl Listener {
 
     /// Returns true if the cached hold is gone. A waiter unsubscribes itself instead.
     fn has_left(&self) -> bool {
-        matches!(self, Self::Keeper(_)) && !self.keeps()
+        matches!(self, Self::Keeper(_)) && !self.has_cached_hold()
     }
 }
 
@@ -179,7 +179,7 @@ impl Channel {
     }
 
     pub(super) fn is_kept(&self) -> bool {
-        self.listeners.iter().any(|(_, listener)| listener.keeps())
+        self.listeners.iter().any(|(_, listener)| listener.has_cached_hold())
     }
 
     pub(super) fn news(&self, notice: Notification) -> News {

@@ -26,12 +26,12 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
             rows.entry(holder.id.clone()).or_default().push(Holder { since_ms, ..holder });
         }
     }
-    view.holders = rows.into_values().filter_map(|rows| held(majority(masters), rows)).collect();
+    view.holders = rows.into_values().filter_map(|rows| held_by_majority(majority(masters), rows)).collect();
     (server, view)
 }
 
 /// Returns the hold, if a majority has it. It begins with its first record and ends when less than a majority keeps it.
-fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
+fn held_by_majority(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     let mut remaining: Vec<Duration> = rows.iter().map(|row| row.remaining).collect();
     remaining.sort_unstable();
     let remaining = remaining[remaining.len().checked_sub(needed)?];

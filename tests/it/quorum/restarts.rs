@@ -85,7 +85,7 @@ async fn masters_that_may_not_vote_yet_are_not_ready_and_a_try_says_so_soon() {
         // Two response timeouts are 1 s, and `unreachable_after` is 5 s.
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         assert!(matches!(error, Error::NoQuorum { masters: 3, restarted: 3, .. }), "{error:?}");
-        assert!(error.to_string().contains("3 answered and may not vote"), "{error}");
+        assert!(error.to_string().contains("3 answered, but may vote only after"), "{error}");
 
         let delayed = manager_of(&field, |builder| builder.lease(LONG_LEASE).restarts_are_delayed()).await;
         assert!(delayed.health().await.expect("asked").is_ready(), "they vote at once");
