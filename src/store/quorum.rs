@@ -40,6 +40,7 @@ use crate::store::{
 
 mod acquire;
 mod convert;
+mod leftovers;
 mod master;
 mod outstanding;
 mod release;

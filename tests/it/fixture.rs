@@ -78,8 +78,6 @@ impl Default for Settings {
 
 /// Recall timeout in cases, because a busy machine gives cached holds up late.
 pub(crate) const RECALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Limit for taking a lock that is free. It is less than a lease, so that no lease runs out within it.
-const FREED: Duration = Duration::from_secs(5);
 
 impl Settings {
     pub(crate) fn lease(lease: Duration) -> Self {
@@ -344,19 +342,8 @@ impl Fixture {
         })
         .await;
         // A try asks each master once, and of three live masters each vote counts. So this waits.
-        let guard = other.write(name).wait_timeout(FREED).await.expect("a free lock can be taken");
-        guard.release().await.expect("released");
-    }
-
-    /// Takes a lock that its last holder has released, and releases it: at once, or at a quorum soon. There a copy of an
-    /// earlier refused try may reach the slower masters after that release. They grant it for a moment, and of three
-    /// live masters each vote counts.
-    pub(crate) async fn take_freed(&self, manager: &Manager, name: &str) {
-        let guard = if self.is_quorum() {
-            manager.write(name).wait_timeout(FREED).await.expect("a free lock can be taken")
-        } else {
-            manager.try_write(name).await.expect("answered").expect("free at once")
-        };
+        let limit = Duration::from_secs(5);
+        let guard = other.write(name).wait_timeout(limit).await.expect("a free lock can be taken");
         guard.release().await.expect("released");
     }
 }

@@ -39,8 +39,8 @@ const MAX_MASTERS: usize = 9;
 /// * There is no queue. A refused acquisition asks again after a pause with jitter, so acquisitions do not succeed in
 ///   the order in which they came. Writers of a process do not hand off holds to each other.
 /// * `try_read` and `try_write` return as soon as no majority is possible. Their requests to slower masters may arrive
-///   later, and such a master keeps the grant for up to one round trip. During this time, another try may be refused
-///   although the lock is free.
+///   later, and such a master keeps the grant for up to one round trip. During this time the master refuses other
+///   managers. The same manager does not count such a refusal, and asks again.
 ///
 /// An operation fails with [`Error::NoQuorum`] if fewer masters than a majority answer and may vote. A waiting
 /// acquisition fails after [`unreachable_after`](Builder::unreachable_after), and a try after two [response

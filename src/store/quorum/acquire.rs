@@ -32,6 +32,7 @@ impl Quorum {
         copy: RequestInFlight,
     ) -> BoxFuture<'static, MasterAnswer<Acquired>> {
         let (master, key, request) = (Arc::clone(&self.masters[place]), Arc::clone(key), Arc::clone(request));
+        let has_leftover = self.outstanding.has_leftover(&key, place);
         Box::pin(async move {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
             copy.resolve(&attempt, |acquired| match acquired {
@@ -39,6 +40,8 @@ impl Quorum {
                 Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Some(false),
                 Acquired::Late => None,
             });
+            // The master may have refused the request because of an earlier one of this manager.
+            let attempt = if has_leftover { attempt.map(without_refusal) } else { attempt };
             (place, attempt)
         })
     }
@@ -210,6 +213,15 @@ impl Quorum {
             },
         ))
     }
+}
+
+/// Turns a refusal into an answer that decides nothing.
+fn without_refusal(answer: Answered<Acquired>) -> Answered<Acquired> {
+    let value = match answer.value {
+        Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Acquired::Late,
+        decided @ (Acquired::Granted(_) | Acquired::Late) => decided,
+    };
+    Answered { value, ..answer }
 }
 
 /// Returns the latest of these clocks that is right. Right clocks differ by at most `max_skew`, and at most `minority`

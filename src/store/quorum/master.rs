@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::leftovers::Leftover;
 use crate::base::attempt::{AcquisitionId, Attempt};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::backoff::Backoff;
@@ -51,6 +52,8 @@ pub(super) struct PendingRelease {
     pub(super) arrives_until: Option<Moment>,
     /// By then it has forgotten it.
     pub(super) until: Moment,
+    /// Counts while the release is pending, if the acquisition failed.
+    pub(super) _leftover: Option<Leftover>,
 }
 
 impl fmt::Debug for Master {

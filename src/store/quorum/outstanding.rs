@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::leftovers::{Leftover, Leftovers};
 use super::master::{Master, PendingRelease};
 use crate::base::attempt::{AcquisitionId, Attempt, Failure};
 use crate::base::clock::Clock;
@@ -28,6 +29,7 @@ pub(super) struct Outstanding {
     clock: Clock,
     max_clock_skew: Duration,
     max_delay: Duration,
+    leftovers: Arc<Leftovers>,
     table: Mutex<OutstandingTable>,
 }
 
@@ -75,6 +77,8 @@ struct PerMaster {
     is_release_in_doubt: bool,
     /// It is told again and again until it does.
     has_pending_release: bool,
+    /// Counts until the master has nothing of this failed acquisition, and no copy of its request can arrive.
+    leftover: Option<Leftover>,
 }
 
 /// What a release finds at one master.
@@ -89,9 +93,16 @@ pub(super) enum ReleaseState {
 }
 
 impl OutstandingAcquisition {
-    fn pending_release(&self, id: &AcquisitionId, arrives_until: Option<Moment>, now: Moment) -> PendingRelease {
+    fn pending_release(
+        &self,
+        id: &AcquisitionId,
+        master: usize,
+        arrives_until: Option<Moment>,
+        now: Moment,
+    ) -> PendingRelease {
+        let leftover = self.per_master[master].leftover.clone();
         let until = arrives_until.unwrap_or(now).max(now).after(self.held_for).max(self.until);
-        PendingRelease { key: Arc::clone(&self.key), id: id.clone(), arrives_until, until }
+        PendingRelease { key: Arc::clone(&self.key), id: id.clone(), arrives_until, until, _leftover: leftover }
     }
 
     fn is_over(&self) -> bool {
@@ -108,7 +119,7 @@ impl Outstanding {
         max_clock_skew: Duration,
         max_delay: Duration,
     ) -> Arc<Self> {
-        Arc::new(Self { masters, clock, max_clock_skew, max_delay, table: Mutex::default() })
+        Arc::new(Self { masters, clock, max_clock_skew, max_delay, leftovers: Arc::default(), table: Mutex::default() })
     }
 
     /// The token of a hold that a majority has granted.
@@ -211,6 +222,11 @@ impl Outstanding {
         self.table.lock().by_id.get(id)?.forced
     }
 
+    /// Returns true if a master may have, or may still grant, an earlier failed acquisition of the lock.
+    pub(super) fn has_leftover(&self, key: &Key, master: usize) -> bool {
+        self.leftovers.contains(key, master)
+    }
+
     pub(super) fn master(&self, place: usize) -> &dyn Scheme {
         &*self.masters[place].scheme
     }
@@ -232,11 +248,16 @@ impl Outstanding {
         };
         (acquisition.is_released, acquisition.is_release_answered) = (true, true);
         acquisition.token = None;
-        for (master, at) in acquisition.per_master.iter().enumerate() {
-            let arrives_until = at.in_doubt_requests.arrives_until();
-            if at.may_hold || arrives_until.is_some() {
-                owed.push((master, acquisition.pending_release(id, arrives_until, now)));
+        for master in 0..acquisition.per_master.len() {
+            let at = &mut acquisition.per_master[master];
+            let (arrives_until, may_hold) = (at.in_doubt_requests.arrives_until(), at.may_hold);
+            if may_hold || !at.in_doubt_requests.is_none() {
+                at.leftover = Some(self.leftovers.add(&acquisition.key, master));
             }
+            if may_hold || arrives_until.is_some() {
+                owed.push((master, acquisition.pending_release(id, master, arrives_until, now)));
+            }
+            acquisition.per_master[master].end_leftover();
         }
         Self::tidy(&mut table, id);
         drop(table);
@@ -261,7 +282,8 @@ impl Outstanding {
         settles(&mut at.in_doubt_requests);
         let arrives_until = at.in_doubt_requests.arrives_until();
         let owes = at.on_request_result(has) && acquisition.is_released;
-        let release = owes.then(|| acquisition.pending_release(id, arrives_until, now));
+        let release = owes.then(|| acquisition.pending_release(id, master, arrives_until, now));
+        acquisition.per_master[master].end_leftover();
         Self::tidy(&mut table, id);
         drop(table);
         if let Some(release) = release {
@@ -313,7 +335,7 @@ impl Outstanding {
         (at.release_answer, at.may_hold) = (Some(was_held), false);
         let arrives_until = at.in_doubt_requests.arrives_until().filter(|until| *until > sent);
         let release =
-            (overtaken || arrives_until.is_some()).then(|| acquisition.pending_release(id, arrives_until, now));
+            (overtaken || arrives_until.is_some()).then(|| acquisition.pending_release(id, master, arrives_until, now));
         Self::tidy(&mut table, id);
         drop(table);
         if let Some(release) = release {
@@ -335,7 +357,7 @@ impl Outstanding {
         let (is_owed, arrives_until) =
             (std::mem::replace(&mut at.has_pending_release, true), at.in_doubt_requests.arrives_until());
         let is_late = std::mem::take(&mut at.is_granted_late);
-        let release = (!is_owed || is_late).then(|| acquisition.pending_release(id, arrives_until, now));
+        let release = (!is_owed || is_late).then(|| acquisition.pending_release(id, master, arrives_until, now));
         Self::tidy(&mut table, id);
         drop(table);
         if let Some(release) = release {
@@ -358,6 +380,14 @@ fn has_known(absence: &Absence, token: FencingToken) -> bool {
 }
 
 impl PerMaster {
+    /// Ends the count of a failed acquisition, unless a copy of its request can still arrive. A pending release counts
+    /// for itself.
+    fn end_leftover(&mut self) {
+        if self.in_doubt_requests.is_none() {
+            self.leftover = None;
+        }
+    }
+
     /// Whoever began when nothing was known of it has not been counted.
     fn end_release(&mut self) {
         self.releases_in_flight = self.releases_in_flight.saturating_sub(1);

@@ -46,6 +46,29 @@ async fn grant_that_comes_after_the_decision_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn try_is_not_refused_because_of_an_earlier_try_of_its_manager() {
+    bounded(async {
+        let nodes = proxied(3);
+        let (holder, manager) = (manager(&urls(&nodes), LEASE).await, manager(&urls(&nodes), LEASE).await);
+        let guard = holder.write("cfg").await.expect("free");
+        // Both of the other masters have to say yes.
+        nodes[0].kill();
+        let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
+        assert!(manager.try_write("cfg").await.expect("answered").is_none(), "one of two says no");
+        late.wait_held(BOUND).expect("it was sent");
+        guard.release().await.expect("two of three know");
+        let second = tokio::spawn(manager.try_write("cfg"));
+        let there = at(&nodes[1].url()).await;
+        until("the second try is asked for", async || !is_free(&there, "cfg").await).await;
+        // The master grants the first try, which has failed. So it refuses the second one.
+        late.release_and_wait(BOUND).expect("it is carried out");
+        let guard = second.await.expect("no panic").expect("answered").expect("nobody holds the lock");
+        guard.release().await.expect("ours to the end");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_grant_of_a_hold_that_was_released_is_given_back() {
     bounded(async {
         let nodes = proxied(3);

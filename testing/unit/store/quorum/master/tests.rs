@@ -21,7 +21,13 @@ fn indebted(runtime: &tokio::runtime::Runtime) -> (Arc<Master>, [PendingRelease;
         };
         let granted = runtime.block_on(master.scheme.acquire(&key, &request)).expect("answered").value;
         assert!(matches!(granted, Acquired::Granted(_)));
-        PendingRelease { key: Arc::new(key), id, arrives_until: None, until: master.clock.now().after(lease) }
+        PendingRelease {
+            key: Arc::new(key),
+            id,
+            arrives_until: None,
+            until: master.clock.now().after(lease),
+            _leftover: None,
+        }
     });
     (master, debts)
 }

@@ -77,6 +77,36 @@ fn not_done<T>() -> Attempt<T> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failed_acquisition_counts_until_a_master_can_have_nothing_of_it() {
+    let stage = Stage::new();
+    let leftovers = || [0, 1, 2].map(|master| stage.traces.has_leftover(&stage.key, master));
+    let (granted, refused, late) = (stage.sends(0), stage.sends(1), stage.sends(2));
+    stage.is_granted(granted);
+    assert_eq!(leftovers(), [false; 3], "it has not failed yet");
+    stage.traces.give_back(&stage.id);
+    assert_eq!(leftovers(), [true; 3]);
+    stage.is_refused(refused);
+    assert_eq!(leftovers(), [true, false, true]);
+    stage.is_granted(late);
+    assert_eq!((leftovers(), stage.known()), ([true, false, true], 0), "the releases are pending");
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!((leftovers(), stage.debts()), ([false; 3], vec![0; 3]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn abandoned_copy_of_a_failed_acquisition_counts_until_it_cannot_arrive() {
+    let stage = Stage::new();
+    drop(stage.sends(0));
+    stage.traces.give_back(&stage.id);
+    tokio::time::sleep(STRAY / 2).await;
+    assert!(stage.traces.has_leftover(&stage.key, 0), "it may arrive behind the first release");
+    tokio::time::sleep(STRAY).await;
+    assert!(!stage.traces.has_leftover(&stage.key, 0));
+    let other = Key::new("quorum", "other").expect("a name");
+    assert!(!stage.traces.has_leftover(&other, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_came_to_nothing_is_owed_by_those_that_have_it_or_may_get_it() {
     let stage = Stage::new();
     let (first, second, third) = (stage.sends(0), stage.sends(1), stage.sends(2));

@@ -1,0 +1,55 @@
+//! Failed acquisitions of this manager that a master may still have, or may still grant.
+//!
+//! A quorum gives a failed acquisition back, and does not wait for that. Until a master has done so, it refuses the next
+//! acquisition of this manager because of the failed one. Such a refusal does not show that anybody holds the lock. So
+//! it counts as no answer, and the next attempt asks again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::base::key::Key;
+
+/// Number of failed acquisitions that a master may have of a lock, by the hash of the lock's name and the index of the
+/// master. Two names with the same hash only cost an attempt.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    counts: Mutex<HashMap<(u64, usize), u32>>,
+}
+
+/// Failed acquisition that one master may have. It counts until the last copy is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Leftover {
+    _counted: Arc<CountedLeftover>,
+}
+
+#[derive(Debug)]
+struct CountedLeftover {
+    leftovers: Arc<Leftovers>,
+    place: (u64, usize),
+}
+
+impl Leftovers {
+    pub(super) fn add(self: &Arc<Self>, key: &Key, master: usize) -> Leftover {
+        let place = (key.hashed_name().0, master);
+        *self.counts.lock().entry(place).or_default() += 1;
+        Leftover { _counted: Arc::new(CountedLeftover { leftovers: Arc::clone(self), place }) }
+    }
+
+    pub(super) fn contains(&self, key: &Key, master: usize) -> bool {
+        self.counts.lock().contains_key(&(key.hashed_name().0, master))
+    }
+}
+
+impl Drop for CountedLeftover {
+    fn drop(&mut self) {
+        let mut counts = self.leftovers.counts.lock();
+        if let Some(count) = counts.get_mut(&self.place) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.place);
+            }
+        }
+    }
+}
