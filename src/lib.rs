@@ -106,7 +106,6 @@ mod testing;
 
 pub use base::attempt::BoxFuture;
 pub use base::durability::Durability;
-#[cfg(feature = "serde")]
 pub use base::duration_text::{DurationText, InvalidDuration};
 pub use base::error::{Error, LossReason, Refusal, Result, Source};
 pub use base::health::{Health, NodeFinding, NodeHealth, NodeRole, Stats};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// Duration as people write and read it. It is the format of the durations of a `Config`, and of those in errors and
-/// logs. Needs the cargo feature `serde`.
+/// logs.
 ///
 /// `Display` writes hundredths of a second from one second on, milliseconds from one millisecond on, and exact values
 /// below that. `FromStr` reads a number with one of the units `ns`, `us`, `ms`, `s`, `m`, `min`, `h` and `d`, or `max`
@@ -40,12 +40,10 @@ impl fmt::Display for DurationText {
 }
 
 /// Text that is not a [`DurationText`], because its number or its unit is missing or unknown.
-#[cfg(feature = "serde")]
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is no duration: write it as 10s, 500ms, 1.5h or max")]
 pub struct InvalidDuration(String);
 
-#[cfg(feature = "serde")]
 impl std::str::FromStr for DurationText {
     type Err = InvalidDuration;
 
@@ -151,7 +149,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "serde")]
     #[test]
     fn periods_are_read_as_they_are_written() {
         for (text, nanos) in [
