@@ -234,9 +234,7 @@ impl TryFrom<i64> for FencingToken {
 
 /// Number that is not a [`FencingToken`], because it is negative or above 2^53.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "{0} is no fencing token: tokens are numbers from 0 to 2^53; find the program that wrote it where tokens are stored"
-)]
+#[error("{0} is no fencing token, a number from 0 to 2^53: find the program that wrote it in place of a token")]
 pub struct InvalidToken(i128);
 
 #[cfg(test)]

@@ -222,7 +222,7 @@ impl MemoryManager {
         self.manager.disconnect();
     }
 
-    /// Connects to the store again, after a `disconnect`; see
+    /// Connects to the store again, after a [`disconnect`](crate::MemoryManager::disconnect); see
     /// [`MemoryManager::reconnect`](crate::MemoryManager::reconnect).
     pub fn reconnect(&self) {
         self.manager.reconnect();
