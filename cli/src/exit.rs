@@ -8,7 +8,7 @@ use redis_rwlock::Error;
 
 /// Words of the library for programmers, each with the words for users of the program. `tests/cli` compares the first
 /// ones with all texts of the library.
-const WORDS: [(&str, &str); 7] = [
+const WORDS: [(&str, &str); 9] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
     ("`Topology::sentinel`", "--sentinel or RWLOCK_SENTINEL_PRIMARY"),
@@ -16,6 +16,8 @@ const WORDS: [(&str, &str); 7] = [
     ("`Tls::server_name`", "RWLOCK_TLS_SERVER_NAME"),
     ("`key_prefix`", "--key-prefix"),
     ("`response_timeout`", "RWLOCK_RESPONSE_TIMEOUT"),
+    ("`wait_timeout`", "--wait"),
+    ("`durability`", "RWLOCK_DURABILITY_REPLICAS"),
 ];
 
 /// Exit code of the program.

@@ -200,6 +200,7 @@ fn options_of_flock_are_known() {
             refused.code == Some(75) && refused.out.is_empty() && refused.err.contains(&name),
             "{options:?}: {refused:?}"
         );
+        assert!(!refused.err.contains("wait_timeout"), "that name is for programmers: {refused:?}");
     }
     reader.release().expect("ours to the end");
     for options in [&["-w", "5"][..], &["--wait", "5", "--lease", "9", "--grace", "2.5", "--max-hold", "60"]] {
