@@ -97,8 +97,8 @@ pub(crate) struct Core {
     pub(crate) renewals: Arc<Renewals>,
     /// Record of the locks that this process uses again and again. Present if the options allow cached holds.
     uses: Option<Arc<CachePolicy>>,
-    ears: Arc<RecallContext>,
-    outbox: Background,
+    recall_context: Arc<RecallContext>,
+    background: Background,
     pub(crate) closing: Closing,
     /// Limits on log lines about unanswered attempts, and about long waits.
     attempt_lines: Limiter,
@@ -262,7 +262,7 @@ impl std::fmt::Debug for Held {
 impl Engine {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
         let (clock, manager_id, process) = (scheme.clock(), random_id(), scheme.process());
-        let home = options.background_runtime(clock);
+        let background_runtime = options.background_runtime(clock);
         let wake = Arc::new(Wake::default());
         let table = Arc::new(Table::new(rules(&options, clock, process.clone())));
         let releases =
@@ -271,8 +271,14 @@ impl Engine {
         let uses = options.may_cache().then(|| CachePolicy::of(options.max_cached));
         let renewals =
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
-        let ears = RecallContext::new(&manager_id, &scheme, home.clone(), &renewals);
-        let outbox = Background::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
+        let recall_context = RecallContext::new(&manager_id, &scheme, background_runtime.clone(), &renewals);
+        let background = Background::new(
+            Arc::clone(&scheme),
+            background_runtime,
+            Arc::clone(&renewals),
+            Arc::clone(&releases),
+            wake,
+        );
         let waiters = WaiterLimit::new(options.max_waiters);
         let core = Core {
             clock,
@@ -287,8 +293,8 @@ impl Engine {
             releases,
             renewals,
             uses,
-            ears,
-            outbox,
+            recall_context,
+            background,
             closing: Closing::default(),
             attempt_lines: Limiter::default(),
             wait_lines: Limiter::default(),
@@ -327,7 +333,7 @@ impl Engine {
 
     /// Starts the background if it does not run.
     pub(crate) fn keep_running(&self) {
-        self.outbox.keep_running();
+        self.background.keep_running();
     }
 
     pub(crate) fn next_id(&self) -> AcquisitionId {
@@ -436,7 +442,7 @@ impl Engine {
         // A release of an in-doubt acquisition stays open for this long, since the server may still execute the
         // acquisition.
         let late = self.max_delay() + self.options.response_timeout * 2;
-        let patience = self.options.unreachable_after.max(late);
+        let retry_for = self.options.unreachable_after.max(late);
         // A hold may be over before a driver of the background has started its release. This call starts it, so that
         // the loop below waits for it.
         self.renewals.give_back_lost(began);
@@ -445,7 +451,7 @@ impl Engine {
             tokio::select! {
                 biased;
                 () = self.releases.flushed() => return Ok(()),
-                () = self.clock.sleep_until(now.after(patience)) => {}
+                () = self.clock.sleep_until(now.after(retry_for)) => {}
             }
             if self.releases.ended_count() == ended {
                 return Err(Error::unreachable("".into(), self.clock.now().since(began), None));
@@ -503,7 +509,7 @@ impl Drop for Core {
             self.releases.unblock(&hold);
             self.releases.give_back(&hold, None, self.clock.now());
         }
-        self.outbox.stop();
+        self.background.stop();
     }
 }
 
@@ -515,7 +521,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         max_delay: request_delay(options),
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
-        meter: Metrics::default(),
+        metrics: Metrics::default(),
     }
 }
 

@@ -177,7 +177,7 @@ impl Call {
 
 /// Function that turns a published message into a notification. The clock sample is of the node that published the
 /// message; `None` if there is no sample to trust.
-pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<ClockSample>) -> Notification;
+pub(crate) type ReadNotification = fn(message: &[u8], clock_sample: Option<ClockSample>) -> Notification;
 
 /// Sends script calls to servers. An answer always belongs to the copy of the call that was sent last.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
@@ -198,7 +198,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     /// Returns true if this runtime has a connection that can take a call for `slot` without a wait.
     fn can_send_inline(&self, slot: u16) -> bool;
     /// Returns the last contact with the owner of `slot`, as far as the owner is known.
-    fn hearing(&self, slot: u16) -> ServerContact;
+    fn server_contact(&self, slot: u16) -> ServerContact;
     /// Returns the newest clock sample of this runtime's connection, if there is only one server.
     fn clock_sample(&self) -> Option<ClockSample>;
     /// Returns a moment at or after the start of the server. `None` with several servers, or if no connection asked for
@@ -211,14 +211,14 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     ///
     /// The first notification is [`Notification::AskAgain`]. It comes as soon as no later notification can be missed.
     /// Another one comes whenever notifications may have been missed.
-    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
+    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription>;
     /// Subscribes only if the channel is confirmed already, so that no notification can be missed. Then no
     /// [`Notification::AskAgain`] comes first. Never waits.
-    fn subscribe_if_live(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
+    fn subscribe_if_live(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription>;
     /// Passes the recalls of a channel to `calls`, and reports there when the subscription becomes live or breaks. Ends
     /// when `calls` has no owner any more. The background runtime does this work. Never waits; returns `false` if there
     /// is no such runtime.
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool;
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool;
     /// Returns true if any channel is subscribed. If none is, the caller need not build a channel name.
     fn is_subscribing(&self) -> bool;
     /// Passes each key that matches `pattern`, on every primary, to `found`. A key may come twice.
@@ -235,8 +235,12 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Opens a transport to these servers. Connects at first use.
-pub(crate) fn open(topology: &Topology, options: &Options, home: &BackgroundRuntime) -> Result<Arc<dyn Transport>> {
-    Ok(Arc::new(router::Router::new(topology, options, home)?))
+pub(crate) fn open(
+    topology: &Topology,
+    options: &Options,
+    background_runtime: &BackgroundRuntime,
+) -> Result<Arc<dyn Transport>> {
+    Ok(Arc::new(router::Router::new(topology, options, background_runtime)?))
 }
 
 /// Opens one transport to each of several independent servers.
@@ -245,9 +249,9 @@ pub(crate) fn open_voters(
     tls: &Tls,
     password_file: Option<&Path>,
     options: &Options,
-    home: &BackgroundRuntime,
+    background_runtime: &BackgroundRuntime,
 ) -> Result<Vec<Arc<dyn Transport>>> {
-    let voters = router::Router::voters(urls, Secrets::new(tls, password_file)?, options, home)?;
+    let voters = router::Router::voters(urls, Secrets::new(tls, password_file)?, options, background_runtime)?;
     Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())
 }
 

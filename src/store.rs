@@ -92,7 +92,7 @@ impl AcquireRequest {
     pub(crate) fn claim(&self) -> Duration {
         match self.if_taken {
             IfTaken::Leave => self.lease,
-            IfTaken::Queue { waiter_ttl: patience } | IfTaken::Try { waiter_ttl: patience } => self.lease.min(patience),
+            IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl } => self.lease.min(waiter_ttl),
         }
     }
 }

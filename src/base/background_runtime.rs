@@ -71,11 +71,11 @@ struct ProcessRuntime {
 impl ProcessRuntime {
     fn current() -> &'static Self {
         static FIRST: OnceBox<ProcessRuntime> = OnceBox::new();
-        let mut home = FIRST.get_or_init(Self::new);
-        while !home.process.is_current() {
-            home = home.next.get_or_init(Self::new);
+        let mut runtime = FIRST.get_or_init(Self::new);
+        while !runtime.process.is_current() {
+            runtime = runtime.next.get_or_init(Self::new);
         }
-        home
+        runtime
     }
 
     fn new() -> Box<Self> {
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_has_one_home_that_goes_on_without_any_runtime() {
+    fn process_has_one_background_runtime_that_goes_on_without_any_other() {
         let runs_on = || {
             let (tell, told) = oneshot::channel();
             BackgroundRuntime::Process.spawn(async move {

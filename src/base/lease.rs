@@ -262,11 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn anchor_runs_with_the_local_clock() {
-        let anchor = ClockSample { sent: Moment::from_nanos(1_000_000), server: ServerTime::from_micros(5_000_001) };
+    fn clock_sample_runs_with_the_local_clock() {
+        let clock_sample =
+            ClockSample { sent: Moment::from_nanos(1_000_000), server: ServerTime::from_micros(5_000_001) };
         let later = Moment::from_nanos(3_000_000);
-        assert_eq!(anchor.server_time_at(later).as_micros(), 5_002_001);
-        assert_eq!(anchor.server_time_at(later).as_millis_up(), 5_003);
+        assert_eq!(clock_sample.server_time_at(later).as_micros(), 5_002_001);
+        assert_eq!(clock_sample.server_time_at(later).as_millis_up(), 5_003);
     }
 
     #[test]

@@ -101,9 +101,9 @@ struct RecallState {
 }
 
 impl Recalls {
-    pub(crate) fn new(on_call: Box<dyn OnRecall>) -> Self {
-        let heard = RecallState { subscription: None, token: FencingToken::ZERO, recalled_at: Moment::from_nanos(0) };
-        Self { state: Mutex::new(heard), on_recall: on_call }
+    pub(crate) fn new(on_recall: Box<dyn OnRecall>) -> Self {
+        let state = RecallState { subscription: None, token: FencingToken::ZERO, recalled_at: Moment::from_nanos(0) };
+        Self { state: Mutex::new(state), on_recall }
     }
 
     /// Returns the subscription if it is confirmed.
@@ -111,20 +111,20 @@ impl Recalls {
         self.state.lock().subscription.clone()
     }
 
-    /// Returns true if `standing` is still the present subscription, so that it has not broken.
-    pub(crate) fn is_still(&self, standing: &LiveSubscription) -> bool {
-        self.state.lock().subscription.as_ref().is_some_and(|now| now.epoch == standing.epoch)
+    /// Returns true if `subscription` is still the present subscription, so that it has not broken.
+    pub(crate) fn is_still(&self, subscription: &LiveSubscription) -> bool {
+        self.state.lock().subscription.as_ref().is_some_and(|now| now.epoch == subscription.epoch)
     }
 
     /// Returns the time of the last recall, if a recall had this token or a higher one.
     pub(crate) fn last_recall_of(&self, token: FencingToken) -> Option<Moment> {
-        let heard = self.state.lock();
-        (heard.token != FencingToken::ZERO && heard.token >= token).then_some(heard.recalled_at)
+        let state = self.state.lock();
+        (state.token != FencingToken::ZERO && state.token >= token).then_some(state.recalled_at)
     }
 
     /// Notes that the subscription is confirmed.
-    pub(crate) fn on_confirmed(&self, standing: LiveSubscription) {
-        self.state.lock().subscription = Some(standing);
+    pub(crate) fn on_confirmed(&self, subscription: LiveSubscription) {
+        self.state.lock().subscription = Some(subscription);
     }
 
     /// Notes that the subscription is broken. Returns true if it was confirmed. The caller must then call
@@ -142,9 +142,9 @@ impl Recalls {
         // A try does not wait in the queue. So the holder learns of its recall, but must not count it as a waiter
         // later.
         if call.tries.is_none() {
-            let heard = &mut *self.state.lock();
-            heard.token = heard.token.max(call.token);
-            heard.recalled_at = now;
+            let state = &mut *self.state.lock();
+            state.token = state.token.max(call.token);
+            state.recalled_at = now;
         }
         self.on_recall.on_recall(call);
     }

@@ -62,7 +62,7 @@ const MAX_RELEASING: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Background {
     work: Arc<BackgroundWork>,
-    home: BackgroundRuntime,
+    background_runtime: BackgroundRuntime,
     /// Drivers on the runtimes that use the manager.
     drivers: Mutex<Vec<(Id, AbortHandle)>>,
 }
@@ -143,7 +143,7 @@ fn batch_size(due: usize) -> usize {
 impl Background {
     pub(crate) fn new(
         scheme: Arc<dyn Scheme>,
-        home: BackgroundRuntime,
+        background_runtime: BackgroundRuntime,
         renewals: Arc<Renewals>,
         releases: Arc<Releases>,
         wake: Arc<Wake>,
@@ -158,19 +158,19 @@ impl Background {
             is_driven: AtomicBool::new(false),
             drivers: AtomicUsize::new(0),
         };
-        Self { work: Arc::new(work), home, drivers: Mutex::default() }
+        Self { work: Arc::new(work), background_runtime, drivers: Mutex::default() }
     }
 
     /// Starts a driver if there is none, in the background runtime or on this runtime. Callers that create work must
     /// call it.
     pub(crate) fn keep_running(&self) {
-        match &self.home {
+        match &self.background_runtime {
             BackgroundRuntime::Process | BackgroundRuntime::On(_) => {
                 let is_driven = &self.work.is_driven;
                 // The load comes first, since there usually is a driver, and a swap would write to a cache line that
                 // all callers read.
                 if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
-                    self.home.spawn(Driven::new(&self.work).run());
+                    self.background_runtime.spawn(Driven::new(&self.work).run());
                 }
             }
             BackgroundRuntime::Callers => {
@@ -421,11 +421,11 @@ impl BackgroundWork {
     }
 
     /// Notes whether a route answers. If it does not, local waiters stop waiting for the releases in its queue.
-    fn has_answered(&self, route: &Route, is_heard: bool) {
+    fn has_answered(&self, route: &Route, is_answered: bool) {
         let mut holds = Vec::new();
         if let Some(queue) = self.queues.lock().get_mut(route) {
-            queue.is_silent = !is_heard;
-            if !is_heard {
+            queue.is_silent = !is_answered;
+            if !is_answered {
                 holds.extend(queue.releases.iter_mut().filter_map(ReleaseTask::take_hold));
             }
         }

@@ -186,7 +186,8 @@ impl Engine {
     }
 
     fn listen(&self, key: &Arc<Key>, cell: CachedCell) -> Option<Arc<Recalls>> {
-        let ear = RecallHandler { cell, common: Arc::clone(&self.ears), answers: Mutex::new(Throttle::new()) };
+        let ear =
+            RecallHandler { cell, common: Arc::clone(&self.recall_context), answers: Mutex::new(Throttle::new()) };
         let calls = Arc::new(Recalls::new(Box::new(ear)));
         self.scheme.listen(key, &calls).then_some(calls)
     }

@@ -84,8 +84,8 @@ impl Engine {
         // If this future is dropped or gets no answer, the background continues the release.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold), conversion };
         // The retries end when the lease on the server is surely over, since nothing is then left to release.
-        let patience = self.options().unreachable_after.min(release.server_until.since(began));
-        let mut tries = Tries::new(began, patience);
+        let retry_for = self.options().unreachable_after.min(release.server_until.since(began));
+        let mut tries = Tries::new(began, retry_for);
         let told = self.told(hold, &release, &mut tries).await?;
         if release.arrives_after(told.answer.sent).is_none() {
             goes_on.hold = None;
@@ -117,7 +117,7 @@ impl Engine {
     /// Counts and logs a loss that only the release has found.
     fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
         let held = self.clock.now().since(hold.began());
-        self.table.meter().count_loss(hold.mode(), reason);
+        self.table.metrics().count_loss(hold.mode(), reason);
         events::log_loss(hold.key().name(), &Loss { mode: hold.mode(), token: share_id.token, reason, held });
         reason
     }

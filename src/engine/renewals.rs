@@ -36,7 +36,7 @@ pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
 pub(crate) struct Renewals {
     table: Arc<Table>,
     releases: Arc<Releases>,
-    agenda: Mutex<RenewalQueue>,
+    queue: Mutex<RenewalQueue>,
     wake: Arc<Wake>,
     /// Policy that learns from the results of cached holds.
     uses: Option<Arc<CachePolicy>>,
@@ -53,14 +53,14 @@ struct RenewalQueue {
 impl RenewalQueue {
     fn insert(&mut self, hold: Arc<Hold>, at: Moment) {
         self.next += 1;
-        hold.agenda_slot.store(self.next, Ordering::Relaxed);
-        hold.agenda_moment.store(at.as_nanos(), Ordering::Relaxed);
+        hold.queue_slot.store(self.next, Ordering::Relaxed);
+        hold.queue_moment.store(at.as_nanos(), Ordering::Relaxed);
         self.due.insert((at, self.next), hold);
     }
 
     fn remove(&mut self, hold: &Hold) {
-        let at = Moment::from_nanos(hold.agenda_moment.load(Ordering::Relaxed));
-        let slot = hold.agenda_slot.load(Ordering::Relaxed);
+        let at = Moment::from_nanos(hold.queue_moment.load(Ordering::Relaxed));
+        let slot = hold.queue_slot.load(Ordering::Relaxed);
         clear_slot(hold);
         self.due.remove(&(at, slot));
     }
@@ -68,8 +68,8 @@ impl RenewalQueue {
 
 /// Marks a hold as out of the queue. Until the hold is back, each change of the hold must schedule it.
 fn clear_slot(hold: &Hold) {
-    hold.agenda_slot.store(0, Ordering::Relaxed);
-    hold.agenda_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
+    hold.queue_slot.store(0, Ordering::Relaxed);
+    hold.queue_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
 }
 
 /// Hold to renew, and the lease to request.
@@ -105,7 +105,7 @@ impl Renewals {
         wake: Arc<Wake>,
         uses: Option<Arc<CachePolicy>>,
     ) -> Self {
-        Self { table, releases, agenda: Mutex::default(), wake, uses, lines: Limiter::default() }
+        Self { table, releases, queue: Mutex::default(), wake, uses, lines: Limiter::default() }
     }
 
     pub(super) fn now(&self) -> Moment {
@@ -115,10 +115,10 @@ impl Renewals {
     /// Schedules a hold for its next deadline, by its present state. Callers that may have made the deadline earlier
     /// must call it, until the hold is over or [forgotten](Renewals::forget).
     pub(crate) fn schedule(&self, hold: &Arc<Hold>, now: Moment) {
-        let mut agenda = self.agenda.lock();
+        let mut queue = self.queue.lock();
         // The hold leaves the queue before its state is read. A task that changes the hold after that finds it out of
         // the queue, and so schedules it again.
-        agenda.remove(hold);
+        queue.remove(hold);
         let at = match hold.due() {
             Next::At(at) => at,
             // A driver finds the lost hold at once, and reports the loss.
@@ -128,8 +128,8 @@ impl Renewals {
         if hold.is_retired() {
             return;
         }
-        agenda.insert(Arc::clone(hold), at);
-        drop(agenda);
+        queue.insert(Arc::clone(hold), at);
+        drop(queue);
         self.wake.at(at);
     }
 
@@ -154,17 +154,17 @@ impl Renewals {
     pub(crate) fn forget(&self, hold: &Hold) {
         // A driver may have taken the hold out of the queue. It sees this flag when it schedules the hold again.
         hold.retire();
-        self.agenda.lock().remove(hold);
+        self.queue.lock().remove(hold);
     }
 
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_idle(&self) -> bool {
-        self.agenda.lock().due.is_empty()
+        self.queue.lock().due.is_empty()
     }
 
     /// Returns the earliest deadline.
     pub(super) fn next(&self) -> Moment {
-        self.agenda.lock().due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
+        self.queue.lock().due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
     }
 
     /// Takes the holds whose deadline has come. Releases the holds that are over, and returns the others, which the
@@ -201,12 +201,12 @@ impl Renewals {
     }
 
     fn pop_due(&self, now: Moment) -> Vec<Arc<Hold>> {
-        let mut agenda = self.agenda.lock();
-        if agenda.due.first_key_value().is_none_or(|((at, _), _)| *at > now) {
+        let mut queue = self.queue.lock();
+        if queue.due.first_key_value().is_none_or(|((at, _), _)| *at > now) {
             return Vec::new();
         }
-        let later = agenda.due.split_off(&(now.after(BATCH_WINDOW), u64::MAX));
-        let due: Vec<_> = std::mem::replace(&mut agenda.due, later).into_values().collect();
+        let later = queue.due.split_off(&(now.after(BATCH_WINDOW), u64::MAX));
+        let due: Vec<_> = std::mem::replace(&mut queue.due, later).into_values().collect();
         due.iter().for_each(|hold| clear_slot(hold));
         due
     }
@@ -234,17 +234,17 @@ impl Renewals {
         attempt: Attempt<Renewed>,
         now: Moment,
     ) -> Option<Release> {
-        let meter = self.table.meter();
+        let metrics = self.table.metrics();
         match attempt {
             Ok(answer) => match answer.value {
                 Renewed::Renewed { remaining, is_waited_for, tokens } => {
-                    meter.renewal(RenewalOutcome::Renewed);
-                    if let Some(standing) = said {
-                        let said = Some(standing.clone());
-                        let word =
+                    metrics.renewal(RenewalOutcome::Renewed);
+                    if let Some(subscription) = said {
+                        let said = Some(subscription.clone());
+                        let cache_answer =
                             CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
                         // The returned deadlines are not needed: the caller schedules the hold anyway.
-                        drop(hold.on_cache_answer(word, tokens, now));
+                        drop(hold.on_cache_answer(cache_answer, tokens, now));
                     }
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
                     let confirmed = hold.on_renewed(grant, now);
@@ -254,12 +254,12 @@ impl Renewals {
                     return confirmed.not_converted.map(|open| Release::of_conversion(hold, open, now));
                 }
                 Renewed::Lost { forced } => {
-                    meter.renewal(RenewalOutcome::Lost);
+                    metrics.renewal(RenewalOutcome::Lost);
                     hold.on_unknown(loss_reason(hold.token(), forced));
                 }
             },
             Err(failure) => {
-                meter.renewal(RenewalOutcome::Unanswered);
+                metrics.renewal(RenewalOutcome::Unanswered);
                 hold.on_no_answer(now);
                 events::renewal_unanswered(hold.key().name(), &failure, &self.lines, now);
             }

@@ -346,7 +346,7 @@ async fn observed<G: Guard>(
     name: &str,
     acquiring: impl Future<Output = Result<Option<G>>> + Send,
 ) -> Result<Option<G>> {
-    let underway = engine.table.meter().begin(G::MODE, engine.clock);
+    let underway = engine.table.metrics().begin(G::MODE, engine.clock);
     let outcome = events::within(name, G::MODE, acquiring, Option::is_some).await;
     if let Ok(Some(guard)) = &outcome {
         guard.as_held().hold().begin_span();
@@ -421,7 +421,7 @@ impl<G: Guard> Future for Acquiring<G> {
         {
             // Borrows the request, since moving it would cost time on the fastest path.
             if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
-                engine.table.meter().count_join(G::MODE);
+                engine.table.metrics().count_join(G::MODE);
                 return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
             }
             self.set_out(engine)?;

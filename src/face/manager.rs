@@ -779,8 +779,8 @@ impl<M: RwLockManager + FromDeployment> Build for M {}
 impl FromDeployment for RedisManager {
     #[allow(private_interfaces)]
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
-        let home = options.background_runtime(Clock::System);
-        let transport = net::open(&place.servers(), &options, &home)?;
+        let background_runtime = options.background_runtime(Clock::System);
+        let transport = net::open(&place.servers(), &options, &background_runtime)?;
         let scheme = hash::scheme(transport, options.timestamp_clients);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
@@ -794,8 +794,8 @@ impl FromDeployment for TwoKeyManager {
         options.check_not_cached(
             "`TwoKeyManager` has no recalls, so its holders do not learn of waiters: use `RedisManager`",
         )?;
-        let home = options.background_runtime(Clock::System);
-        let transport = net::open(&topology, &options, &home)?;
+        let background_runtime = options.background_runtime(Clock::System);
+        let transport = net::open(&topology, &options, &background_runtime)?;
         let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(transport));
         Ok(Self { handles: Handles::new(scheme, options) })
     }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::base::key::Key;
 use crate::base::lease::Moment;
-use crate::lock::effects::{Due, Effects, OnAgenda, Rules};
+use crate::lock::effects::{Due, Effects, InRenewalQueue, Rules};
 use crate::lock::state::State;
 
 /// Services that a cell needs from the table.
@@ -30,7 +30,7 @@ pub(super) struct Cell<H> {
     state: Mutex<State<H>>,
 }
 
-impl<H: OnAgenda> Cell<H> {
+impl<H: InRenewalQueue> Cell<H> {
     pub(super) fn new(key: &Arc<Key>, rules: &Arc<Rules>, around: Weak<dyn Surroundings<H>>) -> Self {
         Self { key: Arc::clone(key), rules: Arc::clone(rules), around, state: Mutex::default() }
     }

@@ -27,7 +27,7 @@ pub(crate) struct Rules {
     /// Largest number of writers that one hold serves, and the time after its grant from which it is not handed off.
     pub(crate) max_handoffs: u64,
     pub(crate) handoff_span: Duration,
-    pub(crate) meter: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 /// Notifications of an event: waiters and watchers to wake, and losses to report.
@@ -37,7 +37,7 @@ pub(super) struct Signals(Few<Signal>);
 #[derive(Debug)]
 enum Signal {
     Wake(Arc<Notify>),
-    Heard(Arc<Notify>),
+    FirstAnswer(Arc<Notify>),
     End(Arc<End>),
     /// Loss of a hold before its release.
     Lost(Box<Loss>),
@@ -52,8 +52,8 @@ impl Signals {
     }
 
     /// Wakes all waiters that wait for an answer of the server to the leader.
-    pub(super) fn first_answer(&mut self, heard: Arc<Notify>) {
-        self.0.push(Signal::Heard(heard));
+    pub(super) fn first_answer(&mut self, first_answer: Arc<Notify>) {
+        self.0.push(Signal::FirstAnswer(first_answer));
     }
 
     /// Reports a lost hold. Each loss gets a line in the log, whatever the cause.
@@ -82,14 +82,14 @@ impl Signal {
     fn tell(&self, key: &Key, rules: &Rules) {
         match self {
             Self::Wake(signal) => signal.notify_one(),
-            Self::Heard(heard) => heard.notify_waiters(),
+            Self::FirstAnswer(first_answer) => first_answer.notify_waiters(),
             Self::End(end) => end.tell(),
             Self::Lost(loss) => {
-                rules.meter.count_loss(loss.mode, loss.reason);
+                rules.metrics.count_loss(loss.mode, loss.reason);
                 events::log_loss(key.name(), loss);
             }
             Self::IdleLost(loss) => {
-                rules.meter.cached_lost();
+                rules.metrics.cached_lost();
                 events::cached_lost(key.name(), loss);
             }
         }
@@ -97,7 +97,7 @@ impl Signal {
 }
 
 /// Hold that the deadline queue can schedule.
-pub(super) trait OnAgenda {
+pub(super) trait InRenewalQueue {
     /// Returns true if the deadline queue will check the hold by `at`, or if the hold needs no more checks.
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
@@ -180,7 +180,7 @@ mod tests {
             max_delay: Duration::ZERO,
             max_handoffs: 1,
             handoff_span: Duration::ZERO,
-            meter: Metrics::default(),
+            metrics: Metrics::default(),
         };
         let Due(due) = effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules);
         assert!(!due.is_empty(), "the agenda is told");

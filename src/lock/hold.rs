@@ -17,7 +17,7 @@ use crate::base::panics::catch_panic;
 use crate::base::recalls::{LiveSubscription, Recalls};
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
-use crate::lock::effects::{self, Effects, OnAgenda, Rules, Signals};
+use crate::lock::effects::{self, Effects, InRenewalQueue, Rules, Signals};
 use crate::lock::end::End;
 use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
@@ -39,8 +39,8 @@ pub(crate) struct Hold {
     granting: GrantIdentity,
     /// Where the renewal's agenda keeps this hold, and until when; both are written under the agenda's lock only. Zero and
     /// never: nowhere, and whoever has it in hand looks again before it puts it back.
-    pub(crate) agenda_slot: AtomicU64,
-    pub(crate) agenda_moment: AtomicU64,
+    pub(crate) queue_slot: AtomicU64,
+    pub(crate) queue_moment: AtomicU64,
     /// Nothing is due for it any more: it was given back, or its loss was told.
     retired: AtomicBool,
     span: HoldSpan,
@@ -53,8 +53,8 @@ impl Hold {
             cell: Arc::clone(cell),
             number,
             granting,
-            agenda_slot: AtomicU64::new(0),
-            agenda_moment: AtomicU64::new(Moment::NEVER.as_nanos()),
+            queue_slot: AtomicU64::new(0),
+            queue_moment: AtomicU64::new(Moment::NEVER.as_nanos()),
             retired: AtomicBool::new(false),
             span: HoldSpan::default(),
             counted: Counted::default(),
@@ -299,7 +299,7 @@ impl Hold {
 
     /// It counts until it is retired.
     pub(crate) fn count(&self) {
-        self.counted.begin(&self.rules().meter, self.mode(), self.clock());
+        self.counted.begin(&self.rules().metrics, self.mode(), self.clock());
     }
 
     /// Those who trace see it from now on, below what is going on here.
@@ -461,9 +461,9 @@ impl Hold {
     }
 }
 
-impl OnAgenda for Hold {
+impl InRenewalQueue for Hold {
     fn is_looked_at_by(&self, at: Moment) -> bool {
-        self.agenda_moment.load(Ordering::Relaxed) <= at.as_nanos() || self.is_retired()
+        self.queue_moment.load(Ordering::Relaxed) <= at.as_nanos() || self.is_retired()
     }
 }
 

@@ -251,9 +251,9 @@ impl HoldRecord {
             is_claim,
             cache: None,
         };
-        if let Some((keep, word)) = keep {
+        if let Some((keep, cache_answer)) = keep {
             record.cache = Some(keep);
-            word.into_iter().for_each(|word| record.on_cache_answer(word, now));
+            cache_answer.into_iter().for_each(|cache_answer| record.on_cache_answer(cache_answer, now));
         }
         record.apply(grant, now, rules);
         (record, share_id)

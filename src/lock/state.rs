@@ -20,7 +20,7 @@ use crate::base::attempt::Failure;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::base::recalls::Recalls;
-use crate::lock::effects::{Effects, OnAgenda};
+use crate::lock::effects::{Effects, InRenewalQueue};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
 use crate::lock::side::{LeaderState, Pending};
@@ -102,7 +102,7 @@ impl<H> Default for State<H> {
     }
 }
 
-impl<H: OnAgenda> Entry<H> {
+impl<H: InRenewalQueue> Entry<H> {
     /// Schedules the hold in the deadline queue, if its entry there is too late.
     fn due_if_sooner(&self, effects: &mut Effects<H>) {
         if let Some(hold) = self.due_sooner() {
@@ -128,7 +128,7 @@ impl<H: OnAgenda> Entry<H> {
     }
 }
 
-impl<H: OnAgenda> State<H> {
+impl<H: InRenewalQueue> State<H> {
     /// Returns the number of local waiters and leaders.
     pub(super) fn waiting(&self) -> usize {
         self.wait_queue.as_deref().map_or(0, WaitQueue::len)
@@ -141,7 +141,7 @@ impl<H: OnAgenda> State<H> {
 
     /// Returns true if a writer of this process waits here or asks the server.
     pub(super) fn writer_waits(&self) -> bool {
-        self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
+        self.wait_queue.as_deref().is_some_and(|wait_queue| !wait_queue.writes.is_idle())
     }
 
     fn listed_holds(&self) -> impl Iterator<Item = &Entry<H>> {
@@ -171,23 +171,23 @@ impl<H: OnAgenda> State<H> {
     /// Lets the next waiters ask the server.
     pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
         let may_write = self.may_ask(Mode::Write);
-        let Some(crowd) = self.wait_queue.as_deref_mut() else {
+        let Some(wait_queue) = self.wait_queue.as_deref_mut() else {
             return;
         };
-        crowd.reads.promote_next(now, &mut effects.signals);
+        wait_queue.reads.promote_next(now, &mut effects.signals);
         if may_write {
-            crowd.writes.promote_next(now, &mut effects.signals);
+            wait_queue.writes.promote_next(now, &mut effects.signals);
         }
-        if crowd.is_empty() {
+        if wait_queue.is_empty() {
             self.wait_queue = None;
         }
     }
 
     /// Returns the moment at which the background has to check for stalled leaders, if that is sooner than planned.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
-        let crowd = self.wait_queue.as_deref()?;
-        let writer = crowd.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
-        let at = [crowd.reads.stalled_at(), writer].into_iter().flatten().min()?;
+        let wait_queue = self.wait_queue.as_deref()?;
+        let writer = wait_queue.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
+        let at = [wait_queue.reads.stalled_at(), writer].into_iter().flatten().min()?;
         let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
         sooner.then(|| *self.looks_at.insert(at))
     }
@@ -216,9 +216,9 @@ impl<H: OnAgenda> State<H> {
     /// Removes a hold that has no handle any more. The caller drops the returned entry while it holds no mutex.
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
         let entry = self.holds.remove(number)?;
-        if let Some(crowd) = self.wait_queue.as_deref_mut() {
+        if let Some(wait_queue) = self.wait_queue.as_deref_mut() {
             // A notification may bring a waiter a grant later. Such a grant is checked against this token.
-            crowd.newest = crowd.newest.max(Some(entry.record.current_token()));
+            wait_queue.newest = wait_queue.newest.max(Some(entry.record.current_token()));
         }
         Some(entry)
     }
@@ -226,6 +226,6 @@ impl<H: OnAgenda> State<H> {
     /// Returns the newest token of this lock that the present holds and waiters of this process know.
     pub(super) fn newest_token(&self) -> Option<FencingToken> {
         let held = self.holds.iter().map(|entry| entry.record.current_token()).max();
-        held.max(self.wait_queue.as_deref().and_then(|crowd| crowd.newest))
+        held.max(self.wait_queue.as_deref().and_then(|wait_queue| wait_queue.newest))
     }
 }

@@ -94,8 +94,8 @@ impl Table {
         Self { rules: Arc::new(rules), shards, stalled: StalledLeaders::default() }
     }
 
-    pub(crate) fn meter(&self) -> &Metrics {
-        &self.rules.meter
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.rules.metrics
     }
 
     pub(crate) fn clock(&self) -> Clock {

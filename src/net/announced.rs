@@ -48,7 +48,7 @@ impl Announced {
 
     /// Returns the address at which this process reaches a server that was announced at `address`. If `address` has no
     /// host, the host of the announcer is used.
-    pub(super) fn hear(&self, address: &str, announcer: Announcer<'_>) -> String {
+    pub(super) fn on_announced(&self, address: &str, announcer: Announcer<'_>) -> String {
         let announced = complete(address, announcer.address());
         let Some(reached) = self.remapped_address(&announced) else {
             self.note(&announced, || announcer.source(None));
@@ -100,11 +100,11 @@ mod tests {
             at: at.to_owned(),
             announced: Some(announced.to_owned()),
         };
-        assert_eq!(announced.hear("10.0.0.1:1", Announcer::Member("a:9")), "127.0.0.1:1001");
-        assert_eq!(announced.hear("10.0.0.1:1", Announcer::Member("b:9")), "127.0.0.1:1001");
+        assert_eq!(announced.on_announced("10.0.0.1:1", Announcer::Member("a:9")), "127.0.0.1:1001");
+        assert_eq!(announced.on_announced("10.0.0.1:1", Announcer::Member("b:9")), "127.0.0.1:1001");
         assert_eq!(announced.source("127.0.0.1:1001"), cluster("a:9", "10.0.0.1:1"));
-        assert_eq!(announced.hear(":7", Announcer::Member("10.0.0.2:9")), "127.0.0.2:1007");
-        assert_eq!(announced.hear("10.0.0.9:1001", Announcer::Member("a:9")), "127.0.0.9:2001");
+        assert_eq!(announced.on_announced(":7", Announcer::Member("10.0.0.2:9")), "127.0.0.2:1007");
+        assert_eq!(announced.on_announced("10.0.0.9:1001", Announcer::Member("a:9")), "127.0.0.9:2001");
         assert_eq!(announced.source("127.0.0.9:2001"), AddressSource::User, "the user named it as well");
         announced.retain(|address| address == "127.0.0.2:1007");
         assert_eq!(announced.source("127.0.0.1:1001"), AddressSource::User);
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn mapping_that_panics_changes_nothing() {
         let announced = Announced::new(Some(Remap::new(|_, _| panic!("no such host"))), []);
-        assert_eq!(announced.hear("h:1", Announcer::Sentinel("s:2")), "h:1");
+        assert_eq!(announced.on_announced("h:1", Announcer::Sentinel("s:2")), "h:1");
         assert_eq!(announced.source("h:1").to_string(), "announced by the Sentinel at s:2");
     }
 }

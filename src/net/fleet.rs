@@ -35,7 +35,7 @@ use crate::net::address::{address_of, check_members, first, with_credentials, wi
 use crate::net::announced::{Announced, Announcer};
 use crate::net::conditions::Conditions;
 use crate::net::fault::{Answer, Fault};
-use crate::net::members::{MAX_ASKED, Members, Standing};
+use crate::net::members::{AskOrder, MAX_ASKED, Members};
 use crate::net::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent, shown};
 use crate::net::outages::Outages;
 use crate::net::secrets::Secrets;
@@ -61,7 +61,7 @@ pub(super) struct Fleet {
     secrets: Arc<Secrets>,
     limits: Limits,
     clock: Clock,
-    home: BackgroundRuntime,
+    background_runtime: BackgroundRuntime,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, SuspectReason>>,
@@ -79,7 +79,7 @@ pub(super) struct Fleet {
     /// Lock that admits one question to the map source at a time, with the outcome of the last question.
     refresh_lock: tokio::sync::Mutex<Asked>,
     map_refreshes: AtomicU64,
-    map_refreshes_tally: Counter,
+    map_refreshes_counter: Counter,
     /// Slot map as the log has reported it.
     told: Mutex<SlotMap>,
     outages: Arc<Outages>,
@@ -123,7 +123,7 @@ impl Fleet {
         access: &Access,
         secrets: &Arc<Secrets>,
         options: &Options,
-        home: BackgroundRuntime,
+        background_runtime: BackgroundRuntime,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         check_members(&infos)?;
@@ -136,7 +136,7 @@ impl Fleet {
             first(infos)?,
             Arc::clone(secrets),
             Limits::new(options, Role::ClusterMember),
-            home,
+            background_runtime,
             Arc::clone(conditions),
         ))
     }
@@ -147,7 +147,7 @@ impl Fleet {
         access: &Access,
         secrets: &Arc<Secrets>,
         options: &Options,
-        home: BackgroundRuntime,
+        background_runtime: BackgroundRuntime,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
@@ -158,7 +158,7 @@ impl Fleet {
             template,
             Arc::clone(secrets),
             Limits::new(options, Role::Standalone),
-            home,
+            background_runtime,
             Arc::clone(conditions),
         ))
     }
@@ -169,7 +169,7 @@ impl Fleet {
         template: ConnectionInfo,
         secrets: Arc<Secrets>,
         limits: Limits,
-        home: BackgroundRuntime,
+        background_runtime: BackgroundRuntime,
         conditions: Arc<Conditions>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -180,7 +180,7 @@ impl Fleet {
             secrets,
             limits,
             clock: Clock::System,
-            home,
+            background_runtime,
             nodes: Mutex::default(),
             map: watch::Sender::new(SlotMap::default()),
             suspects: Mutex::default(),
@@ -192,7 +192,7 @@ impl Fleet {
             look_until: Mutex::new(Moment::from_nanos(0)),
             refresh_lock: tokio::sync::Mutex::new(None),
             map_refreshes: AtomicU64::new(0),
-            map_refreshes_tally: Counter::of_map_refreshes(),
+            map_refreshes_counter: Counter::of_map_refreshes(),
             told: Mutex::default(),
             outages: Arc::default(),
             conditions,
@@ -224,7 +224,8 @@ impl Fleet {
         let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
         let reports = Reports { on_loss, outages, conditions, source, secrets };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        Node::new(address, info, self.limits, self.clock, self.home.clone(), reports).map_err(|_| unusable())
+        Node::new(address, info, self.limits, self.clock, self.background_runtime.clone(), reports)
+            .map_err(|_| unusable())
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
@@ -262,13 +263,13 @@ impl Fleet {
     }
 
     /// Returns the address at which this process reaches a server that `member` announced at `address`.
-    pub(super) fn hear(&self, address: &str, member: &str) -> String {
-        self.announced.hear(address, Announcer::Member(member))
+    pub(super) fn on_announced(&self, address: &str, member: &str) -> String {
+        self.announced.on_announced(address, Announcer::Member(member))
     }
 
     /// Notes that a slot has moved, as `member` announced. Refreshes the map, since other slots may have moved too.
     pub(super) fn on_moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
-        let address = self.hear(address, member);
+        let address = self.on_announced(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
         self.look_in_background();
         self.node(&address)
@@ -316,9 +317,9 @@ impl Fleet {
 
     /// Marks a node as suspect: it was silent, or cannot serve its slots any more. The fleet then asks the map source
     /// for the owner.
-    pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: SuspectReason) {
+    pub(super) fn suspect(self: &Arc<Self>, node: &Node, suspect_reason: SuspectReason) {
         self.change_suspects(|suspects| {
-            suspects.insert(node.address().to_owned(), doubt);
+            suspects.insert(node.address().to_owned(), suspect_reason);
         });
         self.look_in_background();
     }
@@ -357,7 +358,7 @@ impl Fleet {
     }
 
     /// Refreshes the map for [`FAILOVER_KNOWN_AFTER`] after a change, since not all members know of it yet.
-    pub(super) fn look_for_news(self: &Arc<Self>) {
+    pub(super) fn refresh_after_change(self: &Arc<Self>) {
         *self.look_until.lock() = self.clock.now().after(FAILOVER_KNOWN_AFTER);
         self.look_in_background();
     }
@@ -368,7 +369,7 @@ impl Fleet {
             return;
         }
         let looking = RefreshLoop(Arc::downgrade(self));
-        self.home.spawn(async move {
+        self.background_runtime.spawn(async move {
             let mut pause = LOOK_AGAIN;
             loop {
                 let Some(fleet) = looking.0.upgrade() else {
@@ -380,7 +381,7 @@ impl Fleet {
                 // Pauses also if all is well, to limit the rate of questions.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_LOOK_AGAIN);
-                if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
+                if looking.0.upgrade().is_none_or(|fleet| fleet.end_if_well()) {
                     // The flag is clear already, and another loop may have set it again.
                     return looking.let_go();
                 }
@@ -394,7 +395,7 @@ impl Fleet {
             return;
         }
         let asking = AsksSuspects(Arc::clone(self));
-        self.home.spawn(async move { asking.0.ask_suspects().await });
+        self.background_runtime.spawn(async move { asking.0.ask_suspects().await });
     }
 
     /// Asks silent suspects that own slots. A suspect that answers is trusted again, even if no caller has a request
@@ -403,8 +404,9 @@ impl Fleet {
         let mut silent: Vec<String> = {
             let map = self.map.borrow();
             let suspects = self.suspects.lock();
-            let silent =
-                suspects.iter().filter(|(address, doubt)| **doubt == SuspectReason::Silent && map.has(address));
+            let silent = suspects
+                .iter()
+                .filter(|(address, suspect_reason)| **suspect_reason == SuspectReason::Silent && map.has(address));
             silent.map(|(address, _)| address.clone()).collect()
         };
         fastrand::shuffle(&mut silent);
@@ -424,7 +426,7 @@ impl Fleet {
 
     /// Ends the refresh loop if all is well. If a node becomes suspect at the same time, either this loop goes on or a
     /// new one begins.
-    fn ends_look_out(&self) -> bool {
+    fn end_if_well(&self) -> bool {
         if !self.is_well() {
             return false;
         }
@@ -448,7 +450,9 @@ impl Fleet {
         let mut is_well = true;
         self.change_suspects(|suspects| {
             suspects.retain(|suspect, _| map.has(suspect) || self.is_member(suspect));
-            is_well = !suspects.iter().any(|(suspect, doubt)| *doubt == SuspectReason::Silent && map.has(suspect));
+            is_well = !suspects
+                .iter()
+                .any(|(suspect, suspect_reason)| *suspect_reason == SuspectReason::Silent && map.has(suspect));
         });
         is_well
     }
@@ -463,19 +467,19 @@ impl Fleet {
     /// Asks the map source for the owner of a slot. Callers at the same time share one answer: if it names no owner,
     /// the next answer most likely names none either.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
-        self.ask_at_home(Some(slot)).await
+        self.ask_in_background(Some(slot)).await
     }
 
     /// Asks the map source for a new map.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
-        self.ask_at_home(None).await
+        self.ask_in_background(None).await
     }
 
     /// Asks in the background runtime, since the task that holds the lock must go on when its caller is dropped.
-    async fn ask_at_home(&self, slot: Option<u16>) -> Result<(), Fault> {
+    async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
-        self.home.spawn(async move {
+        self.background_runtime.spawn(async move {
             if let Some(fleet) = fleet.upgrade() {
                 // The caller may have stopped waiting.
                 drop(tell.send(fleet.ask_in_turn(slot).await));
@@ -509,12 +513,12 @@ impl Fleet {
 
     async fn ask_map_source(&self) -> Result<(), Fault> {
         self.map_refreshes.fetch_add(1, Ordering::Relaxed);
-        self.map_refreshes_tally.add_one();
+        self.map_refreshes_counter.add_one();
         let map = match &self.map_source {
             MapSource::Members(members) => self.ask_members(members).await?,
             MapSource::Sentinels(sentinels) => {
                 let (primary, sentinel) = sentinels.primary().await?;
-                SlotMap::whole(&self.announced.hear(&primary, Announcer::Sentinel(&sentinel)))
+                SlotMap::whole(&self.announced.on_announced(&primary, Announcer::Sentinel(&sentinel)))
             }
         };
         self.forget_others(&map);
@@ -691,9 +695,9 @@ impl Fleet {
         nodes.retain(|node| node.is_connected());
         let connected: HashSet<&str> = nodes.iter().map(|node| node.address()).collect();
         members.lock().next(|address| match address {
-            _ if suspects.contains_key(address) => Standing::Suspect,
-            _ if connected.contains(address) => Standing::Connected,
-            _ => Standing::Unconnected,
+            _ if suspects.contains_key(address) => AskOrder::Suspect,
+            _ if connected.contains(address) => AskOrder::Connected,
+            _ => AskOrder::Unconnected,
         })
     }
 
@@ -702,14 +706,14 @@ impl Fleet {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
             let reply = self.node(&address)?.ask_for_map(&question).await?;
-            let map = SlotMap::parse(&reply, |announced| self.hear(announced, &address));
+            let map = SlotMap::parse(&reply, |announced| self.on_announced(announced, &address));
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
         };
         // The time limit includes the connection. A connection that is ready later serves the next question.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
-        let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
-        let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&self.shown(&address)));
+        let no_answer = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
+        let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
         (address, answer)
     }
 }

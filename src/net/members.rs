@@ -18,7 +18,7 @@ const MAX_UNLISTED: usize = 1024;
 
 /// Order of preference among members, best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Standing {
+pub(super) enum AskOrder {
     Connected,
     Unconnected,
     Suspect,
@@ -28,7 +28,7 @@ pub(super) enum Standing {
 
 #[derive(Debug)]
 pub(super) struct Members {
-    roll: HashMap<Arc<str>, Member>,
+    members: HashMap<Arc<str>, Member>,
     /// Number of the present cycle. No member is asked twice in one cycle.
     cycle: u64,
     /// Number of maps that were received so far.
@@ -53,24 +53,24 @@ struct Member {
 impl Members {
     pub(super) fn new(seeds: impl IntoIterator<Item = String>) -> Self {
         let member = Member { asked: 0, listed: 0, is_seed: true };
-        let roll = seeds.into_iter().map(|seed| (Arc::from(seed), member)).collect();
-        Self { roll, cycle: 1, maps: 0, ids: HashSet::new(), last_to_answer: None, answered_in: 0 }
+        let members = seeds.into_iter().map(|seed| (Arc::from(seed), member)).collect();
+        Self { members, cycle: 1, maps: 0, ids: HashSet::new(), last_to_answer: None, answered_in: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.roll.len()
+        self.members.len()
     }
 
     pub(super) fn has(&self, address: &str) -> bool {
-        self.roll.contains_key(address)
+        self.members.contains_key(address)
     }
 
     pub(super) fn is_seed(&self, address: &str) -> bool {
-        self.roll.get(address).is_some_and(|member| member.is_seed)
+        self.members.get(address).is_some_and(|member| member.is_seed)
     }
 
     pub(super) fn seeds(&self) -> Vec<Arc<str>> {
-        self.roll.iter().filter(|(_, member)| member.is_seed).map(|(address, _)| Arc::clone(address)).collect()
+        self.members.iter().filter(|(_, member)| member.is_seed).map(|(address, _)| Arc::clone(address)).collect()
     }
 
     pub(super) fn answered_last(&self, address: &str) -> bool {
@@ -82,21 +82,21 @@ impl Members {
     /// A round asks only members with the best remaining standing: first those with an open connection, then the
     /// others. Suspects are asked only if no other member has answered in this cycle, since an old primary that is cut
     /// off would name itself. Members that the newest map does not name come last.
-    pub(super) fn next(&mut self, standing: impl Fn(&str) -> Standing) -> Vec<Arc<str>> {
-        let mut candidates = self.unasked_members(&standing);
+    pub(super) fn next(&mut self, order: impl Fn(&str) -> AskOrder) -> Vec<Arc<str>> {
+        let mut candidates = self.unasked_members(&order);
         let has_answer = self.answered_in == self.cycle;
-        if candidates.first().is_none_or(|(best, _, _)| has_answer && *best >= Standing::Suspect) {
+        if candidates.first().is_none_or(|(best, _, _)| has_answer && *best >= AskOrder::Suspect) {
             self.cycle += 1;
-            candidates = self.unasked_members(&standing);
+            candidates = self.unasked_members(&order);
         }
         candidates.truncate(MAX_ASKED);
         if let Some((best, _, _)) = candidates.first() {
             let best = *best;
-            candidates.retain(|(standing, _, _)| *standing == best);
+            candidates.retain(|(order, _, _)| *order == best);
         }
         let asked: Vec<_> = candidates.into_iter().map(|(_, _, address)| address).collect();
         for address in &asked {
-            if let Some(member) = self.roll.get_mut(address) {
+            if let Some(member) = self.members.get_mut(address) {
                 member.asked = self.cycle;
             }
         }
@@ -104,15 +104,14 @@ impl Members {
     }
 
     /// Returns the members that were not asked in this cycle, best first.
-    fn unasked_members(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
-        let unasked = self.roll.iter().filter(|(_, member)| member.asked < self.cycle);
-        let standing = |address: &str, member: &Member| match self.is_listed(member) {
-            true => standing(address),
-            false => Standing::Unlisted,
+    fn unasked_members(&self, order: impl Fn(&str) -> AskOrder) -> Vec<(AskOrder, u64, Arc<str>)> {
+        let unasked = self.members.iter().filter(|(_, member)| member.asked < self.cycle);
+        let order = |address: &str, member: &Member| match self.is_listed(member) {
+            true => order(address),
+            false => AskOrder::Unlisted,
         };
-        let candidate = |(address, member): (&Arc<str>, &Member)| {
-            (standing(address, member), fastrand::u64(..), Arc::clone(address))
-        };
+        let candidate =
+            |(address, member): (&Arc<str>, &Member)| (order(address, member), fastrand::u64(..), Arc::clone(address));
         let mut candidates: Vec<_> = unasked.map(candidate).collect();
         candidates.sort_unstable();
         candidates
@@ -124,10 +123,10 @@ impl Members {
 
     /// Returns true if the map is one of this cluster. Otherwise forgets the member that sent it.
     pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
-        let is_listed = self.roll.get(address).is_some_and(|member| self.is_listed(member));
+        let is_listed = self.members.get(address).is_some_and(|member| self.is_listed(member));
         let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
         if !is_ours {
-            self.roll.remove(address);
+            self.members.remove(address);
         }
         is_ours
     }
@@ -143,7 +142,7 @@ impl Members {
         self.ids.clone_from(map.ids());
         for listed in map.everybody().chain([address]) {
             let member = Member { asked: 0, listed: self.maps, is_seed: false };
-            self.roll.entry(Arc::clone(listed)).or_insert(member).listed = self.maps;
+            self.members.entry(Arc::clone(listed)).or_insert(member).listed = self.maps;
         }
         self.last_to_answer = Some(Arc::clone(address));
         self.answered_in = self.cycle;
@@ -153,13 +152,13 @@ impl Members {
     /// Forgets unlisted members above the limit. Members that maps have not named for the longest time go first, at
     /// random among equals. The member that answered last stays, whatever its map said.
     fn forget_unlisted(&mut self) {
-        let unlisted = self.roll.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
+        let unlisted = self.members.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
         let mut unlisted: Vec<_> =
             unlisted.map(|(address, member)| (member.listed, fastrand::u64(..), Arc::clone(address))).collect();
         if let Some(surplus) = unlisted.len().checked_sub(MAX_UNLISTED) {
             unlisted.sort_unstable();
             for (_, _, address) in unlisted.iter().take(surplus) {
-                self.roll.remove(address);
+                self.members.remove(address);
             }
         }
     }
@@ -180,24 +179,24 @@ mod tests {
         let mut members = seeds(10);
         let mut asked = HashSet::new();
         for _ in 0..4 {
-            let round = members.next(|_| Standing::Unconnected);
+            let round = members.next(|_| AskOrder::Unconnected);
             assert!(round.len() <= MAX_ASKED);
             asked.extend(round);
         }
         assert_eq!(asked.len(), 10, "nobody twice, everybody once");
-        assert_eq!(members.next(|_| Standing::Unconnected).len(), MAX_ASKED, "from the beginning");
+        assert_eq!(members.next(|_| AskOrder::Unconnected).len(), MAX_ASKED, "from the beginning");
     }
 
     #[test]
     fn open_connections_come_first_and_suspects_last() {
         let mut members = seeds(5);
-        let standing = |address: &str| match address {
-            "h:3" => Standing::Connected,
-            "h:1" => Standing::Suspect,
-            _ => Standing::Unconnected,
+        let order = |address: &str| match address {
+            "h:3" => AskOrder::Connected,
+            "h:1" => AskOrder::Suspect,
+            _ => AskOrder::Unconnected,
         };
         let next =
-            |members: &mut Members| -> Vec<String> { members.next(standing).iter().map(ToString::to_string).collect() };
+            |members: &mut Members| -> Vec<String> { members.next(order).iter().map(ToString::to_string).collect() };
         assert_eq!(next(&mut members), ["h:3"], "nobody is dialled as long as there is a connection");
         let second = next(&mut members);
         assert_eq!(second.len(), 3);
@@ -225,8 +224,8 @@ mod tests {
         members.on_map(&"h:0".into(), &map_of(&["a", "b", "gone"]));
         members.on_map(&"h:0".into(), &map_of(&["a", "b"]));
         members.begin_again();
-        let standing = |address: &str| if address == "a:1" { Standing::Suspect } else { Standing::Unconnected };
-        let mut asked: Vec<_> = std::iter::repeat_with(|| members.next(standing)).take(3).flatten().collect();
+        let order = |address: &str| if address == "a:1" { AskOrder::Suspect } else { AskOrder::Unconnected };
+        let mut asked: Vec<_> = std::iter::repeat_with(|| members.next(order)).take(3).flatten().collect();
         assert_eq!(asked.split_off(2).iter().map(|a| &**a).collect::<Vec<_>>(), ["a:1", "gone:1"]);
         assert!(members.believes("gone:1", &map_of(&["gone", "b"])), "it is back");
         assert!(members.believes("a:1", &map_of(&["x", "y"])), "all were replaced in place");

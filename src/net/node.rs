@@ -31,7 +31,7 @@ use crate::net::conditions::Conditions;
 use crate::net::conditions::ConditionsOf;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::outages::Outages;
-use crate::net::pushed::Hear;
+use crate::net::pushed::OnPush;
 use crate::net::secrets::Secrets;
 use crate::net::{Call, Expiry, is_reply_to, server_time};
 use apart::Apart;
@@ -62,7 +62,7 @@ mod mutations;
 #[path = "../../testing/unit/net/node/names.rs"]
 mod names;
 mod outage;
-mod prober;
+mod probe;
 mod push_handler;
 mod replicated;
 mod steps;
@@ -144,17 +144,17 @@ impl Reports {
 }
 
 pub(super) struct Node {
-    lines: Arc<Connections>,
+    connections: Arc<Connections>,
     apart: Apart,
     /// Connections for grants that replicas must acknowledge. `None` if the answer of the primary is enough.
-    lanes: Option<ReplicatedConnections>,
+    replicated_connections: Option<ReplicatedConnections>,
     limits: Limits,
     clock: Clock,
 }
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.lines.address).finish()
+        f.debug_tuple("Node").field(&self.connections.address).finish()
     }
 }
 
@@ -164,67 +164,67 @@ impl Node {
         info: ConnectionInfo,
         limits: Limits,
         clock: Clock,
-        home: BackgroundRuntime,
+        background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
-        let lines = Arc::new(Connections::new(address, info, limits, clock, home, reports));
-        let lanes = ReplicatedConnections::new(&lines, limits.durability);
-        Ok(Self { lines, apart: Apart::default(), lanes, limits, clock })
+        let connections = Arc::new(Connections::new(address, info, limits, clock, background_runtime, reports));
+        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability);
+        Ok(Self { connections, apart: Apart::default(), replicated_connections, limits, clock })
     }
 
     pub(super) fn address(&self) -> &str {
-        &self.lines.address
+        &self.connections.address
     }
 
     /// Returns the address for errors. It includes its source, unless the user named the address.
     pub(super) fn shown(&self) -> &str {
-        &self.lines.shown
+        &self.connections.shown
     }
 
     pub(super) fn id(&self) -> NodeId {
-        self.lines.id
+        self.connections.id
     }
 
-    /// Dials a connection that carries only subscriptions. `hear` receives its pushes. `on_loss` runs when the
+    /// Dials a connection that carries only subscriptions. `on_push` receives its pushes. `on_loss` runs when the
     /// connection is lost.
-    pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
-        self.lines.dial_link(on_loss, hear).await
+    pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
+        self.connections.dial_link(on_loss, on_push).await
     }
 
     /// Returns the number and the clock sample of this runtime's connection. `None` without a connection.
     pub(super) fn clock_sample(&self) -> Option<(u64, ClockSample)> {
-        self.lines.current().map(|live| (live.number, *live.anchor.lock()))
+        self.connections.current().map(|live| (live.number, *live.clock_sample.lock()))
     }
 
     /// Returns the number of connections that replaced another one.
     pub(super) fn reconnects(&self) -> u64 {
-        self.lines.reconnects()
+        self.connections.reconnects()
     }
 
     pub(super) fn up_since(&self) -> Option<Moment> {
-        self.lines.up_since()
+        self.connections.up_since()
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.lines.is_connected()
+        self.connections.is_connected()
     }
 
     pub(super) fn route(&self) -> Route {
-        Route(Arc::clone(&self.lines.address))
+        Route(Arc::clone(&self.connections.address))
     }
 
-    pub(super) fn hearing(&self) -> ServerContact {
-        ServerContact { served: self.lines.last_served(), is_silent: self.lines.silence.is() }
+    pub(super) fn server_contact(&self) -> ServerContact {
+        ServerContact { served: self.connections.last_served(), is_silent: self.connections.outage.is() }
     }
 
     /// Returns true if the node is not silent and this runtime has a connection with a free permit.
     pub(super) fn can_send_inline(&self) -> bool {
-        !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
+        !self.connections.outage.is() && self.connections.current().is_some_and(|live| live.space.has_free_permit())
     }
 
     /// Waits until the node is not silent. Fails after one response timeout, with the error that showed the silence.
-    pub(super) async fn word(&self) -> Result<(), Fault> {
-        self.lines.word().await
+    pub(super) async fn wait_for_answer(&self) -> Result<(), Fault> {
+        self.connections.wait_for_answer().await
     }
 
     /// Sends one call on the shared connection.
@@ -235,15 +235,15 @@ impl Node {
         precedence: Precedence,
     ) -> Result<Answered<Value>, Fault> {
         if call.grants
-            && let Some(lanes) = &self.lanes
+            && let Some(replicated_connections) = &self.replicated_connections
         {
-            return Box::pin(self.call_replicated(lanes, call, admission, precedence)).await;
+            return Box::pin(self.call_replicated(replicated_connections, call, admission, precedence)).await;
         }
         // Rare paths are boxed here and below. Otherwise they would enlarge the future of each call, which is moved
         // more than once.
-        if !self.lines.silence.is()
-            && let Some(live) = self.lines.current()
-            && let Some(_room) = live.space.try_take()
+        if !self.connections.outage.is()
+            && let Some(live) = self.connections.current()
+            && let Some(_permit) = live.space.try_take()
         {
             return self.send_or_load(&live, call, admission).await;
         }
@@ -252,15 +252,15 @@ impl Node {
 
     async fn call_replicated(
         &self,
-        lanes: &ReplicatedConnections,
+        replicated_connections: &ReplicatedConnections,
         call: &Call,
         admission: Admission,
         precedence: Precedence,
     ) -> Result<Answered<Value>, Fault> {
         let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
-        match self.ask_replicated(lanes, calls(Load::Digest)).await?.pop() {
+        match self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop() {
             Some(Err(Fault::NoScript)) => {
-                let again = self.ask_replicated(lanes, calls(Load::Text)).await?.pop();
+                let again = self.ask_replicated(replicated_connections, calls(Load::Text)).await?.pop();
                 again.unwrap_or(Err(Fault::NoScript))
             }
             answer => answer.unwrap_or(Err(Fault::NoScript)),
@@ -269,13 +269,13 @@ impl Node {
 
     async fn ask_replicated(
         &self,
-        lanes: &ReplicatedConnections,
+        replicated_connections: &ReplicatedConnections,
         calls: ReplicatedCalls,
     ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
-        self.word().await?;
+        self.wait_for_answer().await?;
         // If the node cannot be reached, the call fails here with the reason.
-        self.lines.live().await?;
-        lanes.ask(calls).await
+        self.connections.live().await?;
+        replicated_connections.ask(calls).await
     }
 
     async fn call_in_turn(
@@ -285,16 +285,16 @@ impl Node {
         precedence: Precedence,
     ) -> Result<Answered<Value>, Fault> {
         loop {
-            self.word().await?;
-            let live = self.lines.live().await?;
+            self.wait_for_answer().await?;
+            let live = self.connections.live().await?;
             // A caller whose future is polled returns its permit within one response timeout. It needs two if it also
             // sends the script's text.
-            if let Some(_room) = live.space.take(precedence, self.limits.response_timeout * 2).await
+            if let Some(_permit) = live.space.take(precedence, self.limits.response_timeout * 2).await
                 && live.is_open()
             {
                 return self.send_or_load(&live, call, admission).await;
             }
-            self.lines.give_up(&live);
+            self.connections.give_up(&live);
         }
     }
 
@@ -331,20 +331,24 @@ impl Node {
 
     /// Sends calls of one script in one pipeline. Only the first call can carry the script's text.
     async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
-        if let Some(lanes) = self.lanes.as_ref().filter(|_| calls.iter().any(|call| call.grants)) {
+        if let Some(replicated_connections) =
+            self.replicated_connections.as_ref().filter(|_| calls.iter().any(|call| call.grants))
+        {
             let calls = calls.iter().map(|&call| call.clone()).collect();
             let (admission, precedence) = (Admission::Owner, Precedence::Ahead);
-            return self.ask_replicated(lanes, ReplicatedCalls { calls, load: first, admission, precedence }).await;
+            return self
+                .ask_replicated(replicated_connections, ReplicatedCalls { calls, load: first, admission, precedence })
+                .await;
         }
-        self.word().await?;
-        let live = &self.lines.live().await?;
-        let (sent, not_after) = self.lines.not_after(live).await?;
+        self.wait_for_answer().await?;
+        let live = &self.connections.live().await?;
+        let (sent, not_after) = self.connections.not_after(live).await?;
         let loads = iter::once(first).chain(iter::repeat(Load::Digest));
         let requests = calls.iter().zip(loads).map(|(call, load)| Request::Call { call, load, not_after });
         let requests: Vec<_> = requests.collect();
         let values = self.ask_all(live, &requests, sent).await?;
         let pairs = calls.iter().zip(values);
-        Ok(pairs.map(|(call, value)| self.lines.on_answer(live, call, sent, value)).collect())
+        Ok(pairs.map(|(call, value)| self.connections.on_answer(live, call, sent, value)).collect())
     }
 
     /// Sends a question that changes nothing. Does not wait for a prober, since callers of this function pause on their
@@ -359,24 +363,24 @@ impl Node {
     }
 
     async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
-        let live = self.lines.live().await?;
+        let live = self.connections.live().await?;
         let sent = self.clock.now();
         let reply = pin!(live.connection.ask(question));
-        fault::reply(self.lines.in_time(&live, sent, reply).await?)
+        fault::reply(self.connections.in_time(&live, sent, reply).await?)
     }
 
     /// Succeeds when the server has answered and this library can work with it.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
-        self.word().await?;
+        self.wait_for_answer().await?;
         // The background runtime dials its connection now, so that its first request does not have to.
         let (tell, told) = oneshot::channel();
-        let lines = Arc::clone(&self.lines);
-        self.lines.home.spawn(async move {
+        let connections = Arc::clone(&self.connections);
+        self.connections.background_runtime.spawn(async move {
             // A failure shows again when the connection is needed.
-            drop(lines.live().await);
+            drop(connections.live().await);
             tell.send(()).unwrap_or_default();
         });
-        self.lines.live().await?;
+        self.connections.live().await?;
         // Limited, since the caller itself does not need the background connection.
         drop(tokio::time::timeout(self.limits.response_timeout, told).await);
         Ok(())
@@ -390,14 +394,14 @@ impl Node {
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         let (sent, not_after) = match call.expiry {
-            Expiry::ResponseTimeout => self.lines.not_after(live).await?,
+            Expiry::ResponseTimeout => self.connections.not_after(live).await?,
             Expiry::Never => (self.clock.now(), ServerTime::default()),
         };
         let request = Request::Call { call, load, not_after };
         let value = match admission {
             Admission::Owner => {
                 let reply = pin!(live.connection.ask(request));
-                self.lines.in_time(live, sent, reply).await?
+                self.connections.in_time(live, sent, reply).await?
             }
             Admission::Asking => {
                 let asking = redis::cmd("ASKING");
@@ -407,7 +411,7 @@ impl Node {
                 reply_if_admitted(next(), next())?
             }
         };
-        self.lines.on_answer(live, call, sent, value)
+        self.connections.on_answer(live, call, sent, value)
     }
 
     async fn ask_all(
@@ -417,7 +421,7 @@ impl Node {
         sent: Moment,
     ) -> Result<Vec<Value>, Fault> {
         let replies = pin!(live.connection.ask_all(requests));
-        self.lines.in_time(live, sent, replies).await
+        self.connections.in_time(live, sent, replies).await
     }
 }
 
@@ -441,7 +445,7 @@ impl Connections {
             Ok(Ok(value)) => {
                 live.has_answered(now);
                 live.space.is_back(sent, now);
-                self.silence.ends(now);
+                self.outage.ends(now);
                 if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered_fault(arrives_until)) }
             }
             Ok(Err(error)) => {
@@ -476,13 +480,13 @@ impl Connections {
         if let Fault::Unknown { source, .. } = fault
             && !self.has_answered_elsewhere(live, of_late)
         {
-            self.silence.begins(source.clone(), sent, now);
+            self.outage.begins(source.clone(), sent, now);
         }
     }
 
     fn unanswered_fault(&self, arrives_until: Moment) -> Fault {
-        let silence = format!("no answer within {:?}", self.limits.response_timeout);
-        Fault::Unknown { arrives_until, source: Some(Arc::new(Answer(silence))) }
+        let outage = format!("no answer within {:?}", self.limits.response_timeout);
+        Fault::Unknown { arrives_until, source: Some(Arc::new(Answer(outage))) }
     }
 
     fn on_answer(
@@ -510,7 +514,7 @@ impl Connections {
         self.has_served(live);
         let server = server_time(&value).unwrap_or_default();
         if server != ServerTime::default() {
-            *live.anchor.lock() = ClockSample { sent, server };
+            *live.clock_sample.lock() = ClockSample { sent, server };
             self.note_time_if_due(server, sent);
         }
         Ok(Answered { sent, server, node: self.id, value })
@@ -519,13 +523,13 @@ impl Connections {
     /// Returns the present moment, and the server time after which the server must refuse a call that is sent now.
     async fn not_after(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime), Fault> {
         let mut now = self.clock.now();
-        let mut anchor = *live.anchor.lock();
-        if anchor.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
-            anchor = Box::pin(self.time_of(live)).await?;
-            *live.anchor.lock() = anchor;
+        let mut clock_sample = *live.clock_sample.lock();
+        if clock_sample.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
+            clock_sample = Box::pin(self.time_of(live)).await?;
+            *live.clock_sample.lock() = clock_sample;
             now = self.clock.now();
         }
-        Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
+        Ok((now, clock_sample.server_time_at(now).after(self.limits.response_timeout)))
     }
 
     async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {

@@ -35,8 +35,8 @@ impl Outages {
     pub(super) fn begins(&self, node: &str, trouble: Trouble, since: Moment) -> bool {
         let mut nodes = self.nodes.lock();
         let known = nodes.get(node).copied();
-        let is_news = known.is_none_or(|(known, _)| known != trouble);
-        if is_news {
+        let is_new = known.is_none_or(|(known, _)| known != trouble);
+        if is_new {
             let since = known.map_or(since, |(_, since)| since);
             nodes.insert(node.to_owned(), (trouble, since));
         }
@@ -45,7 +45,7 @@ impl Outages {
             self.count.one_more();
         }
         self.tell_trouble();
-        is_news
+        is_new
     }
 
     /// Sets the action to run whenever a node is in trouble.

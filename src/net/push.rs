@@ -3,7 +3,7 @@
 //! Each channel is subscribed on its *owner link*: the link to the known owner of its slot. A node that owns channels
 //! has one such [`link`], which is one connection and one task. Other nodes have none.
 //!
-//! One more task, the maintenance task ([`keeper`]), moves channels whose slots have moved, and ends channels without a
+//! One more task, the maintenance task ([`maintenance`]), moves channels whose slots have moved, and ends channels without a
 //! listener. A channel *lingers* for a while after its last waiter has left. So a contended lock does not need a new
 //! subscription for each waiter.
 //!
@@ -33,7 +33,7 @@
 //!
 //! A clock sample is refused in three cases:
 //!
-//! * The sample is older than [`Pace::anchor_age_most`].
+//! * The sample is older than [`Pace::max_clock_sample_age`].
 //! * The node of the sample is suspect.
 //! * The main connection is newer than the last answer on the link. The message may then come from a server that has
 //!   been replaced since.
@@ -74,16 +74,16 @@ use crate::base::panics::catch_panic;
 use crate::base::process;
 use crate::base::recalls::{LIVE_FOR, LiveSubscription, Liveness, Recalls};
 use crate::base::throttle::Throttle;
-use crate::net::ReadNotice;
+use crate::net::ReadNotification;
 use crate::net::node::Node;
 use crate::net::slot_owners::SlotOwners;
 use channel::{Channel, LinkId, Listener, Purpose};
 use link::{LinkRun, Lost};
 
 mod channel;
-mod hearing;
-mod keeper;
 mod link;
+mod maintenance;
+mod on_push;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/push/tests.rs"]
 mod tests;
@@ -103,7 +103,7 @@ pub(super) struct Pace {
     /// Limit for lingering channels of recalls. These channels are not subscribed again regularly.
     pub(super) lingering_calls_most: usize,
     /// Limit for the age of a clock sample: two heartbeats of a waiter.
-    pub(super) anchor_age_most: Duration,
+    pub(super) max_clock_sample_age: Duration,
     /// Time limit for an answer of a node.
     pub(super) response_timeout: Duration,
     /// Pause between two pings to a node that owns channels of recalls.
@@ -120,7 +120,7 @@ impl Pace {
             // must be able to linger as holds may be cached. Otherwise locks that are used in turn would push out each
             // other's channels.
             lingering_calls_most: options.max_cached,
-            anchor_age_most: Duration::from_secs(2),
+            max_clock_sample_age: Duration::from_secs(2),
             response_timeout: options.response_timeout,
             ping: LIVE_FOR / 2,
         }
@@ -139,7 +139,7 @@ struct Common {
     slot_owners: SlotOwners,
     clock: Clock,
     /// Runtime that serves channels of recalls.
-    home: BackgroundRuntime,
+    background_runtime: BackgroundRuntime,
     pace: Pace,
     /// Number of channels. It is usually zero, and then a caller need not take a lock.
     count: AtomicUsize,
@@ -177,7 +177,7 @@ struct Subscriptions {
     /// Channels of recalls whose cached hold is gone. The maintenance task finds them.
     lingering_calls: Lingering,
     /// Maintenance task, which runs while there are channels.
-    keeper: Option<AbortHandle>,
+    maintenance: Option<AbortHandle>,
     /// Number of channels after the last cleanup.
     looked_at: usize,
     last_number: u64,
@@ -209,7 +209,7 @@ struct Link {
     /// Time until which the subscriptions of this connection count as live.
     fresh: Arc<Liveness>,
     /// True if a cached hold may depend on a subscription of this link.
-    is_kept: bool,
+    has_cached_hold: bool,
     /// Number of the main connection before the last commands were sent.
     asked: Option<u64>,
     /// Value of `asked` for the newest commands of which one was answered.
@@ -223,13 +223,13 @@ impl Link {
         self.task.is_finished()
     }
 
-    fn standing(&self, epoch: u64) -> LiveSubscription {
+    fn subscription(&self, epoch: u64) -> LiveSubscription {
         LiveSubscription { epoch, liveness: Arc::clone(&self.fresh) }
     }
 
     /// Starts the pings, since cached holds may depend on this link from now on.
     fn is_pinged_from_now_on(&mut self) {
-        if !std::mem::replace(&mut self.is_kept, true) {
+        if !std::mem::replace(&mut self.has_cached_hold, true) {
             self.wake.notify_one();
         }
     }
@@ -296,9 +296,14 @@ impl Drop for Unsubscribe {
 }
 
 impl Push {
-    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, home: BackgroundRuntime, pace: Pace) -> Self {
+    pub(super) fn new(
+        slot_owners: SlotOwners,
+        clock: Clock,
+        background_runtime: BackgroundRuntime,
+        pace: Pace,
+    ) -> Self {
         let (count, is_refusal_told) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let common = Common { slot_owners, clock, home, pace, count, is_refusal_told };
+        let common = Common { slot_owners, clock, background_runtime, pace, count, is_refusal_told };
         Self { common: Arc::new(common), of: Mutex::default() }
     }
 
@@ -308,7 +313,7 @@ impl Push {
 
     /// Subscribes a waiter. The first notification is [`Notification::AskAgain`]. It comes as soon as the channel is
     /// confirmed on its owner link. This runtime serves the subscription, which ends with the runtime.
-    pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
+    pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
         let (sender, notices) = attempt::notifications();
         // Outside of a runtime, `Handle::current` panics here. Under the lock a panic would do harm, since a drop of
         // the subscription needs the lock.
@@ -318,13 +323,13 @@ impl Push {
 
     /// Passes published recalls to `calls` while `calls` has an owner. This happens in the background runtime. Never
     /// waits; returns `false` if there is no such runtime.
-    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
-        let Some(home) = self.common.home.runtime() else {
+    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
+        let Some(runtime) = self.common.background_runtime.runtime() else {
             return false;
         };
         // The task of a link is spawned on the runtime of this context.
-        let _in_home = home.enter();
-        self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls)));
+        let _context = runtime.enter();
+        self.add(&runtime, slot, channel, read, Listener::Holder(Arc::downgrade(calls)));
         true
     }
 
@@ -334,7 +339,7 @@ impl Push {
         runtime: &Handle,
         slot: u16,
         channel: &str,
-        read: ReadNotice,
+        read: ReadNotification,
         listener: Listener,
     ) -> (Arc<PushShared>, ChannelPlace) {
         let mut of = self.of.lock();
@@ -350,14 +355,14 @@ impl Push {
             }
         };
         // Called under the lock of the list, so that no other thread removes the entry before it counts as used.
-        let (place, is_kept) = shared.subscribe(slot, channel, read, listener);
+        let (place, is_maintained) = shared.subscribe(slot, channel, read, listener);
         drop(of);
         shared.notify_break();
-        if !is_kept {
+        if !is_maintained {
             // Spawned with no lock held. A runtime that shuts down drops the task within this call, and the drop needs
             // the locks.
-            let keeper = process::spawn_on(runtime, Arc::clone(&shared).keep()).abort_handle();
-            shared.subscriptions.lock().keeper = Some(keeper);
+            let maintenance = process::spawn_on(runtime, Arc::clone(&shared).maintain()).abort_handle();
+            shared.subscriptions.lock().maintenance = Some(maintenance);
         }
         (shared, place)
     }
@@ -396,7 +401,7 @@ impl PushShared {
         self: &Arc<Self>,
         slot: u16,
         channel: &str,
-        read: ReadNotice,
+        read: ReadNotification,
         listener: Listener,
     ) -> (ChannelPlace, bool) {
         let mut subscriptions = self.subscriptions.lock();
@@ -407,24 +412,27 @@ impl PushShared {
         }
         let name = subscriptions.name(channel, || Channel::new(slot, read, &listener));
         self.counts(subscriptions.channels.len());
-        let (is_confirmed, home) =
-            subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
+        let (is_confirmed, owner_link) =
+            subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.owner_link));
         let place = subscriptions.add_listener(&name, listener);
         if is_confirmed {
             subscriptions.tell_newest(&name);
-        } else if home.is_none() && !self.place(&mut subscriptions, &name) {
+        } else if owner_link.is_none() && !self.place(&mut subscriptions, &name) {
             self.strayed.notify_one();
         }
-        let is_kept = subscriptions.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished());
-        (place, is_kept)
+        let is_maintained = subscriptions.maintenance.as_ref().is_some_and(|maintenance| !maintenance.is_finished());
+        (place, is_maintained)
     }
 
     fn subscribe_if_live(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
         let mut subscriptions = self.subscriptions.lock();
         let (name, entry) = subscriptions.channels.get_key_value(channel)?;
-        let home = subscriptions.links.get(&entry.home.filter(|_| entry.is_confirmed)?)?;
+        let owner_link = subscriptions.links.get(&entry.owner_link.filter(|_| entry.is_confirmed)?)?;
         let slot_owners = &self.slot_owners;
-        if home.has_ended() || !slot_owners.leaves(entry.slot, &home.node) || slot_owners.suspects(&home.node) {
+        if owner_link.has_ended()
+            || !slot_owners.leaves(entry.slot, &owner_link.node)
+            || slot_owners.suspects(&owner_link.node)
+        {
             return None;
         }
         let (name, (sender, notices)) = (Arc::clone(name), attempt::notifications());
@@ -440,7 +448,7 @@ impl PushShared {
         let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
-        subscriptions.keeper.iter().chain(links).for_each(AbortHandle::abort);
+        subscriptions.maintenance.iter().chain(links).for_each(AbortHandle::abort);
         subscriptions.unconfirm_all();
         subscriptions.broken.into_iter().for_each(|calls| calls.notify_break());
     }
@@ -496,7 +504,7 @@ impl Subscriptions {
 
     /// Lets the channels of former cached holds linger, and removes lingering channels above the limits.
     fn tidy(&mut self, pace: &Pace) {
-        self.note_kept_no_more();
+        self.note_dropped_holds();
         self.bound_lingering(pace);
         self.looked_at = self.channels.len();
     }
@@ -533,9 +541,9 @@ impl Subscriptions {
             // Cannot fail, since the queue was created just now.
             Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notification::AskAgain)),
             Some((_, listener)) => {
-                let link = channel.home.and_then(|home| self.links.get_mut(&home));
-                if let (Some(calls), Some(link)) = (listener.keeper(), link) {
-                    calls.on_confirmed(link.standing(epoch));
+                let link = channel.owner_link.and_then(|owner_link| self.links.get_mut(&owner_link));
+                if let (Some(recalls), Some(link)) = (listener.recalls(), link) {
+                    recalls.on_confirmed(link.subscription(epoch));
                     link.is_pinged_from_now_on();
                 }
             }
@@ -559,8 +567,8 @@ impl Subscriptions {
         let Some(channel) = self.channels.remove(name) else {
             return;
         };
-        if let Some(home) = channel.home.and_then(|home| self.links.get_mut(&home)) {
-            home.lets_go(name, &channel);
+        if let Some(owner_link) = channel.owner_link.and_then(|owner_link| self.links.get_mut(&owner_link)) {
+            owner_link.lets_go(name, &channel);
         }
     }
 
@@ -574,10 +582,12 @@ impl Subscriptions {
         if dead.is_empty() {
             return;
         }
-        for channel in
-            self.channels.values_mut().filter(|channel| channel.home.is_some_and(|home| dead.contains(&home)))
+        for channel in self
+            .channels
+            .values_mut()
+            .filter(|channel| channel.owner_link.is_some_and(|owner_link| dead.contains(&owner_link)))
         {
-            channel.home = None;
+            channel.owner_link = None;
             channel.unconfirm(&mut self.broken);
         }
     }
@@ -589,18 +599,19 @@ impl Subscriptions {
         if let Some(link) = self.links.get_mut(&link) {
             link.connection = none;
         }
-        for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
+        for channel in self.channels.values_mut().filter(|channel| channel.owner_link == Some(link)) {
             channel.unconfirm(&mut self.broken);
         }
     }
 
     /// Returns true if a cached hold depends on this link. Searches all channels.
-    fn is_kept(&mut self, link: LinkId) -> bool {
-        let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.is_kept());
+    fn update_has_cached_hold(&mut self, link: LinkId) -> bool {
+        let has_cached_hold =
+            self.channels.values().any(|channel| channel.owner_link == Some(link) && channel.has_cached_hold());
         if let Some(link) = self.links.get_mut(&link) {
-            link.is_kept = is_kept;
+            link.has_cached_hold = has_cached_hold;
         }
-        is_kept
+        has_cached_hold
     }
 }
 
@@ -627,7 +638,7 @@ impl PushShared {
         let Some(channel) = subscriptions.channels.get(name) else {
             return true;
         };
-        let old = channel.home;
+        let old = channel.owner_link;
         let Some(owner) = self.slot_owners.known_owner(channel.slot) else {
             return old.is_some();
         };
@@ -643,7 +654,7 @@ impl PushShared {
             link.look_at(name);
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
-            channel.home = Some(new);
+            channel.owner_link = Some(new);
             // The old server ended the subscription. The pause after that does not count for the new server.
             drop(channel.refused.take_if(|refused| refused.times == 0));
             channel.unconfirm(&mut subscriptions.broken);
@@ -671,7 +682,7 @@ impl PushShared {
             awaited: VecDeque::new(),
             ended: Throttle::new(),
             fresh: Arc::new(Liveness::until(node.id(), Moment::from_nanos(0))),
-            is_kept: false,
+            has_cached_hold: false,
             asked: None,
             proven: None,
             must_prove: false,

@@ -11,7 +11,7 @@ pub(super) enum Pushed<'a> {
 }
 
 /// Handler of pushes. The task that reads the connection calls it, in the order in which the server sent the pushes.
-pub(super) type Hear = Box<dyn Fn(Pushed<'_>) + Send + Sync>;
+pub(super) type OnPush = Box<dyn Fn(Pushed<'_>) + Send + Sync>;
 
 impl<'a> Pushed<'a> {
     /// Reads a push. `None` if it is not about a channel.

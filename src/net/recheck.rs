@@ -25,7 +25,7 @@ const MAX_NODES: usize = 8;
 /// Nodes of one router, and the task that checks them.
 pub(super) struct Recheck {
     nodes: Nodes,
-    home: BackgroundRuntime,
+    background_runtime: BackgroundRuntime,
     outages: Weak<Outages>,
     conditions: Arc<Conditions>,
     is_running: AtomicBool,
@@ -40,7 +40,7 @@ impl Recheck {
     /// Starts the task whenever one of these nodes is in trouble.
     pub(super) fn install(
         slot_owners: &SlotOwners,
-        home: &BackgroundRuntime,
+        background_runtime: &BackgroundRuntime,
         outages: &Arc<Outages>,
         conditions: &Arc<Conditions>,
     ) {
@@ -50,7 +50,7 @@ impl Recheck {
         };
         let recheck = Arc::new(Self {
             nodes,
-            home: home.clone(),
+            background_runtime: background_runtime.clone(),
             outages: Arc::downgrade(outages),
             conditions: Arc::clone(conditions),
             is_running: AtomicBool::new(false),
@@ -61,7 +61,7 @@ impl Recheck {
     fn begin(self: &Arc<Self>) {
         if !self.is_running.swap(true, Ordering::SeqCst) {
             let running = RecheckRun { recheck: Arc::clone(self), has_ended: false };
-            self.home.spawn(running.run());
+            self.background_runtime.spawn(running.run());
         }
     }
 

@@ -40,7 +40,7 @@ use crate::net::secrets::Secrets;
 use crate::net::slot_owners::SlotOwners;
 use crate::net::slots::SlotMap;
 use crate::net::survey;
-use crate::net::{Call, ReadNotice, Transport};
+use crate::net::{Call, ReadNotification, Transport};
 
 /// Pause before the next request to a node that refused a call for now.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
@@ -63,7 +63,7 @@ impl fmt::Debug for Router {
 }
 
 impl Router {
-    pub(super) fn new(topology: &Topology, options: &Options, home: &BackgroundRuntime) -> Result<Self> {
+    pub(super) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
         let clock = Clock::System;
         let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
         let tls = &secrets.certificates();
@@ -77,25 +77,42 @@ impl Router {
                 let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
                 secrets.check(std::slice::from_ref(&info))?;
                 let conditions = conditions(std::slice::from_ref(&info));
-                Self::single(info, &secrets, limits, options, home, &conditions)
+                Self::single(info, &secrets, limits, options, background_runtime, &conditions)
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
                 // All members use the credentials of the first URL.
                 secrets.check(&infos[..1])?;
                 let conditions = conditions(&infos);
-                let fleet = Fleet::cluster(infos, access, &secrets, options, home.clone(), &conditions)?;
-                Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
-                Ok(Self::of(SlotOwners::Many(fleet), options, home))
+                let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
+                Recheck::install(
+                    &SlotOwners::Many(Arc::clone(&fleet)),
+                    background_runtime,
+                    fleet.outages(),
+                    &conditions,
+                );
+                Ok(Self::of(SlotOwners::Many(fleet), options, background_runtime))
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
                 // Sentinels may have passwords of their own.
                 let conditions = conditions(&infos);
-                let fleet =
-                    Fleet::behind_sentinels(primary, infos, access, &secrets, options, home.clone(), &conditions)?;
-                Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
-                Ok(Self::of(SlotOwners::Many(fleet), options, home))
+                let fleet = Fleet::behind_sentinels(
+                    primary,
+                    infos,
+                    access,
+                    &secrets,
+                    options,
+                    background_runtime.clone(),
+                    &conditions,
+                )?;
+                Recheck::install(
+                    &SlotOwners::Many(Arc::clone(&fleet)),
+                    background_runtime,
+                    fleet.outages(),
+                    &conditions,
+                );
+                Ok(Self::of(SlotOwners::Many(fleet), options, background_runtime))
             }
         }
     }
@@ -105,7 +122,7 @@ impl Router {
         urls: &[String],
         secrets: Secrets,
         options: &Options,
-        home: &BackgroundRuntime,
+        background_runtime: &BackgroundRuntime,
     ) -> Result<Vec<Self>> {
         let secrets = Arc::new(secrets);
         let tls = &secrets.certificates();
@@ -117,7 +134,10 @@ impl Router {
         // One value for all servers, since it compares their clocks.
         let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
-        infos.into_iter().map(|info| Self::single(info, &secrets, limits, options, home, &conditions)).collect()
+        infos
+            .into_iter()
+            .map(|info| Self::single(info, &secrets, limits, options, background_runtime, &conditions))
+            .collect()
     }
 
     fn single(
@@ -125,7 +145,7 @@ impl Router {
         secrets: &Arc<Secrets>,
         limits: Limits,
         options: &Options,
-        home: &BackgroundRuntime,
+        background_runtime: &BackgroundRuntime,
         conditions: &Arc<Conditions>,
     ) -> Result<Self> {
         let outages = Arc::<Outages>::default();
@@ -136,15 +156,16 @@ impl Router {
             source: AddressSource::User,
             secrets: Arc::clone(secrets),
         };
-        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), reports)?;
+        let node =
+            Node::new(&address_of(info.addr()), info, limits, Clock::System, background_runtime.clone(), reports)?;
         let slot_owners = SlotOwners::Single { node: Arc::new(node) };
-        Recheck::install(&slot_owners, home, &outages, conditions);
-        Ok(Self::of(slot_owners, options, home))
+        Recheck::install(&slot_owners, background_runtime, &outages, conditions);
+        Ok(Self::of(slot_owners, options, background_runtime))
     }
 
-    fn of(slot_owners: SlotOwners, options: &Options, home: &BackgroundRuntime) -> Self {
+    fn of(slot_owners: SlotOwners, options: &Options, background_runtime: &BackgroundRuntime) -> Self {
         let clock = Clock::System;
-        let push = Push::new(slot_owners.clone(), clock, home.clone(), Pace::of(options));
+        let push = Push::new(slot_owners.clone(), clock, background_runtime.clone(), Pace::of(options));
         Self {
             slot_owners,
             push,
@@ -155,13 +176,13 @@ impl Router {
     }
 
     /// Sends a call to the owner of its slot, and follows the slot when it moves.
-    async fn carry(&self, call: Call, lane: CallRoute) -> Result<Answered<Value>, Failure> {
+    async fn carry(&self, call: Call, call_route: CallRoute) -> Result<Answered<Value>, Failure> {
         let mut give_up = None;
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
         let mut admission = Admission::Owner;
         let mut redirects = 0;
         loop {
-            let fault = match self.send(&next, &call, lane, admission).await {
+            let fault = match self.send(&next, &call, call_route, admission).await {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
@@ -202,7 +223,7 @@ impl Router {
         &self,
         node: &Arc<Node>,
         call: &Call,
-        lane: CallRoute,
+        call_route: CallRoute,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         let suspect_in = match &self.slot_owners {
@@ -210,8 +231,8 @@ impl Router {
             SlotOwners::Many(_) | SlotOwners::Single { .. } => None,
         };
         let answer = match suspect_in {
-            Some(fleet) => Box::pin(self.send_to_suspect(fleet, node, call, lane, admission)).await,
-            None => carry_to(node, call, lane, admission).await,
+            Some(fleet) => Box::pin(self.send_to_suspect(fleet, node, call, call_route, admission)).await,
+            None => carry_to(node, call, call_route, admission).await,
         };
         self.judge(node, answer.as_ref().err());
         answer
@@ -222,19 +243,19 @@ impl Router {
         fleet: &Fleet,
         node: &Node,
         call: &Call,
-        lane: CallRoute,
+        call_route: CallRoute,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         // Nothing is sent before the node answers the prober.
         tokio::select! {
             biased;
-            word = node.word() => word?,
+            answer = node.wait_for_answer() => answer?,
             () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced_error()))),
         }
         tokio::select! {
             // If an answer has arrived, it wins over a known successor.
             biased;
-            answer = carry_to(node, call, lane, admission) => answer,
+            answer = carry_to(node, call, call_route, admission) => answer,
             // The successor is known, and the old node most likely never answers.
             () = fleet.abandoned(call.slot, node) => Err(self.was_replaced()),
         }
@@ -270,7 +291,7 @@ impl Router {
             (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.on_moved(slot, &address, from.address()),
             (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
                 fleet.migrates(slot);
-                let node = fleet.node(&fleet.hear(&address, from.address()));
+                let node = fleet.node(&fleet.on_announced(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
@@ -388,8 +409,13 @@ fn replaced_error() -> Source {
     Arc::new(Answer("it was replaced".to_owned()))
 }
 
-async fn carry_to(node: &Node, call: &Call, lane: CallRoute, admission: Admission) -> Result<Answered<Value>, Fault> {
-    match (lane, admission) {
+async fn carry_to(
+    node: &Node,
+    call: &Call,
+    call_route: CallRoute,
+    admission: Admission,
+) -> Result<Answered<Value>, Fault> {
+    match (call_route, admission) {
         (CallRoute::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
         (CallRoute::Dedicated, Admission::Asking) | (CallRoute::Shared, _) => {
             node.call(call, admission, Precedence::InTurn).await
@@ -458,13 +484,13 @@ impl Transport for Router {
         self.slot_owners.known_owner(slot).is_some_and(|node| node.can_send_inline())
     }
 
-    fn hearing(&self, slot: u16) -> ServerContact {
-        self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.hearing())
+    fn server_contact(&self, slot: u16) -> ServerContact {
+        self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.server_contact())
     }
 
     fn clock_sample(&self) -> Option<ClockSample> {
         match &self.slot_owners {
-            SlotOwners::Single { node } => node.clock_sample().map(|(_, anchor)| anchor),
+            SlotOwners::Single { node } => node.clock_sample().map(|(_, clock_sample)| clock_sample),
             SlotOwners::Many(_) => None,
         }
     }
@@ -491,15 +517,15 @@ impl Transport for Router {
         })
     }
 
-    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription> {
+    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription> {
         Some(self.push.subscribe(slot, channel, read))
     }
 
-    fn subscribe_if_live(&self, _: u16, channel: &str, _: ReadNotice) -> Option<Subscription> {
+    fn subscribe_if_live(&self, _: u16, channel: &str, _: ReadNotification) -> Option<Subscription> {
         self.push.subscribe_if_live(channel)
     }
 
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
         self.push.listen(slot, channel, read, calls)
     }
 

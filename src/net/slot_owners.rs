@@ -70,9 +70,9 @@ impl SlotOwners {
     }
 
     /// Refreshes the slot map for a while after a change, until all members know of the change.
-    pub(super) fn look_for_news(&self) {
+    pub(super) fn refresh_after_change(&self) {
         if let Self::Many(fleet) = self {
-            fleet.look_for_news();
+            fleet.refresh_after_change();
         }
     }
 

@@ -22,8 +22,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads a reply to `CLUSTER SLOTS`. `heard` converts each address of the reply, which may lack a host.
-    pub(super) fn parse(reply: &Value, heard: impl Fn(&str) -> String) -> Option<Self> {
+    /// Reads a reply to `CLUSTER SLOTS`. `on_announced` converts each address of the reply, which may lack a host.
+    pub(super) fn parse(reply: &Value, on_announced: impl Fn(&str) -> String) -> Option<Self> {
         let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
         let Value::Array(ranges) = reply else {
             return None;
@@ -35,12 +35,13 @@ impl SlotMap {
             let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = fields.as_slice() else {
                 return None;
             };
-            let owner = map.index_of(&heard(&node_address(primary)?))?;
+            let owner = map.index_of(&on_announced(&node_address(primary)?))?;
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
             map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
             // A replica that cannot be read is left out. The rest of the map is still valid.
-            map.replicas.extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(heard(&replica))));
+            map.replicas
+                .extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(on_announced(&replica))));
         }
         Some(map)
     }

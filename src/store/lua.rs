@@ -407,7 +407,7 @@ impl Scheme for LuaScheme {
     }
 
     fn contact(&self, key: &Key) -> ServerContact {
-        self.transport.hearing(key.slot())
+        self.transport.server_contact(key.slot())
     }
 
     fn clock_sample(&self) -> Option<ClockSample> {
@@ -632,11 +632,13 @@ fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
 
 /// Reads a notification for waiters. A grant names its acquisition. Any message that is neither a grant nor a recall
 /// reply tells the waiter to ask again.
-fn read_notification(message: &[u8], anchor: Option<ClockSample>) -> Notification {
+fn read_notification(message: &[u8], clock_sample: Option<ClockSample>) -> Notification {
     if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
         return Notification::Used { id };
     }
-    anchor.and_then(|anchor| parse_grant_notification(message, anchor)).unwrap_or(Notification::AskAgain)
+    clock_sample
+        .and_then(|clock_sample| parse_grant_notification(message, clock_sample))
+        .unwrap_or(Notification::AskAgain)
 }
 
 fn id_of(text: &[u8]) -> Option<Arc<str>> {
@@ -661,7 +663,7 @@ fn parse_recall(message: &[u8]) -> Option<Notification> {
 
 /// Reads `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`. The remaining time counts from the
 /// clock sample, an earlier answer of the same node. So the age of the message does not matter.
-fn parse_grant_notification(message: &[u8], anchor: ClockSample) -> Option<Notification> {
+fn parse_grant_notification(message: &[u8], clock_sample: ClockSample) -> Option<Notification> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -670,13 +672,13 @@ fn parse_grant_notification(message: &[u8], anchor: ClockSample) -> Option<Notif
     let deadline = ServerTime::from_micros(number()?.checked_mul(1000)?);
     let at = ServerTime::from_micros(number()?);
     let is_waited_for = number()? == 1;
-    let micros = deadline.as_micros().checked_sub(anchor.server.as_micros()).filter(|&micros| micros > 0)?;
+    let micros = deadline.as_micros().checked_sub(clock_sample.server.as_micros()).filter(|&micros| micros > 0)?;
     let remaining = Duration::from_micros(micros);
     let value = Granted { token, tokens, remaining, is_waited_for };
     Some(Notification::Granted {
         id,
         at,
-        answer: Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value },
+        answer: Answered { sent: clock_sample.sent, server: clock_sample.server, node: NodeId::default(), value },
     })
 }
 
@@ -791,7 +793,7 @@ mod tests {
     const ANCHOR: ClockSample = ClockSample { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
 
     #[test]
-    fn notice_of_a_grant_counts_from_the_anchor() {
+    fn notification_of_a_grant_counts_from_the_clock_sample() {
         for (flag, is_waited_for) in [("0", false), ("1", true)] {
             let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
             let Notification::Granted { id, at, answer } = read_notification(message.as_bytes(), Some(ANCHOR)) else {

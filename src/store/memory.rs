@@ -129,14 +129,14 @@ impl Subscriber {
 impl StoredLock {
     fn is_watched(&self) -> bool {
         self.subscribers.iter().any(|subscriber| !subscriber.notifications.is_closed())
-            || self.recall_listeners.iter().any(|keeper| keeper.recalls.strong_count() > 0)
+            || self.recall_listeners.iter().any(|listener| listener.recalls.strong_count() > 0)
     }
 
     /// Returns the recall handlers of the lock whose connections are not cut.
     fn recall_listeners(&mut self) -> Vec<Arc<Recalls>> {
-        self.recall_listeners.retain(|keeper| keeper.recalls.strong_count() > 0);
-        let heard = self.recall_listeners.iter().filter(|keeper| !keeper.connection.is_cut());
-        heard.filter_map(|keeper| keeper.recalls.upgrade()).collect()
+        self.recall_listeners.retain(|listener| listener.recalls.strong_count() > 0);
+        let connected = self.recall_listeners.iter().filter(|listener| !listener.connection.is_cut());
+        connected.filter_map(|listener| listener.recalls.upgrade()).collect()
     }
 
     /// Sends the notifications of an operation. Returns the recalls, which the caller delivers after it has unlocked
@@ -198,7 +198,7 @@ impl Store {
         let calls = lock.publish(sent, server);
         drop(locks);
         // Delivered without the mutex, since a handler of recalls may use the store again.
-        calls.into_iter().for_each(|(keeper, call)| keeper.on_recall(&call, self.clock.now()));
+        calls.into_iter().for_each(|(listener, call)| listener.on_recall(&call, self.clock.now()));
         Answered { sent, server, node: NodeId::default(), value }
     }
 
@@ -232,7 +232,7 @@ impl Store {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
         // A handler does not unsubscribe. It is gone when its last owner has dropped it.
-        lock.recall_listeners.retain(|keeper| keeper.recalls.strong_count() > 0);
+        lock.recall_listeners.retain(|listener| listener.recalls.strong_count() > 0);
         lock.recall_listeners.push(RecallListener { connection: Arc::clone(wire), recalls: Arc::downgrade(calls) });
         if !wire.is_cut() {
             calls.on_confirmed(self.subscription());
@@ -247,10 +247,10 @@ impl Store {
 
     /// Returns the recall handlers of all locks that were registered over this connection.
     fn recall_listeners_of(locks: &Locks, wire: &MemoryConnection) -> Vec<Arc<Recalls>> {
-        let keepers = locks.by_base.values().flat_map(|lock| &lock.recall_listeners);
-        keepers
-            .filter(|keeper| std::ptr::eq(&*keeper.connection, wire))
-            .filter_map(|keeper| keeper.recalls.upgrade())
+        let listeners = locks.by_base.values().flat_map(|lock| &lock.recall_listeners);
+        listeners
+            .filter(|listener| std::ptr::eq(&*listener.connection, wire))
+            .filter_map(|listener| listener.recalls.upgrade())
             .collect()
     }
 
@@ -271,10 +271,10 @@ impl Store {
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn publish_recall(&self, key: &Key, call: &Recall, now: Moment) {
         let mut locks = self.locks.lock();
-        let keepers = &locks.get(key, self.server_time()).recall_listeners;
-        let keepers: Vec<_> = keepers.iter().filter_map(|keeper| keeper.recalls.upgrade()).collect();
+        let listeners = &locks.get(key, self.server_time()).recall_listeners;
+        let listeners: Vec<_> = listeners.iter().filter_map(|listener| listener.recalls.upgrade()).collect();
         drop(locks);
-        keepers.iter().for_each(|calls| calls.on_recall(call, now));
+        listeners.iter().for_each(|calls| calls.on_recall(call, now));
     }
 
     /// Cuts the connection of a manager.
@@ -282,9 +282,9 @@ impl Store {
         // Cut under the mutex, so that all messages of an operation get through, or none.
         let locks = self.locks.lock();
         wire.is_cut.store(true, Ordering::SeqCst);
-        let keepers = Self::recall_listeners_of(&locks, wire);
+        let listeners = Self::recall_listeners_of(&locks, wire);
         drop(locks);
-        keepers.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
+        listeners.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
     }
 
     /// Connects the manager again. Its waiters ask again, since they may have missed a notification.

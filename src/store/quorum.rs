@@ -146,9 +146,9 @@ impl Quorum {
         let tended =
             masters.into_iter().map(|scheme| Arc::new(Master::new(scheme, background_runtime.clone(), any.clone())));
         let masters: Vec<_> = tended.collect();
-        let traces = Outstanding::new(masters.clone(), clock, margins.max_clock_skew, margins.max_delay);
+        let outstanding = Outstanding::new(masters.clone(), clock, margins.max_clock_skew, margins.max_delay);
         let longest_lease = AtomicU64::new(nanos(lease));
-        Self { masters, outstanding: traces, clock, margins, restarts, longest_lease }
+        Self { masters, outstanding: outstanding, clock, margins, restarts, longest_lease }
     }
 
     fn ballot(&self) -> Ballot {

@@ -70,7 +70,7 @@ const NO_OPENING: [&str; 26] = [
 const NO_ACTOR: [&str; 7] = ["whoever", "whom", "somebody", "is told", "are told", "was told", "be told"];
 
 /// Identifiers that have another name now, as whole words.
-const OLD_NAMES: [&str; 63] = [
+const OLD_NAMES: [&str; 82] = [
     "idle_hold",
     "idle_holds_max",
     "share_window",
@@ -134,6 +134,25 @@ const OLD_NAMES: [&str; 63] = [
     "Debt",
     "CallBack",
     "settle",
+    "OnAgenda",
+    "Agenda",
+    "agenda_slot",
+    "agenda_moment",
+    "KeeperWork",
+    "keepers",
+    "ReadNotice",
+    "anchor_age_most",
+    "look_for_news",
+    "ask_at_home",
+    "MAX_LANES",
+    "lanes",
+    "depot",
+    "depots",
+    "ears",
+    "outbox",
+    "is_news",
+    "Standing",
+    "roll",
 ];
 
 /// Types of which there are two, with the reason.

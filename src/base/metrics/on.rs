@@ -141,7 +141,7 @@ impl Metrics {
     /// Counts an acquisition that does not finish at once.
     pub(crate) fn begin(&self, mode: Mode, clock: Clock) -> Underway {
         self.0.waiters.of(mode).increment(1.0);
-        Underway { meter: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
+        Underway { metrics: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
     }
 
     pub(crate) fn count_loss(&self, mode: Mode, reason: LossReason) {
@@ -178,7 +178,7 @@ impl Metrics {
 /// Acquisition in progress. Dropping this value counts its outcome.
 #[derive(Debug)]
 pub(crate) struct Underway {
-    meter: Metrics,
+    metrics: Metrics,
     mode: Mode,
     clock: Clock,
     began: Moment,
@@ -193,9 +193,9 @@ impl Underway {
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        let (handles, mode) = (&self.meter.0, self.mode);
+        let (handles, mode) = (&self.metrics.0, self.mode);
         handles.waiters.of(mode).decrement(1.0);
-        self.meter.acquisition(mode, self.outcome);
+        self.metrics.acquisition(mode, self.outcome);
         if self.outcome == GRANTED {
             handles.acquire_seconds.of(mode).record(self.clock.now().since(self.began).as_secs_f64());
         }
@@ -210,21 +210,21 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    pub(crate) fn begin(&self, meter: &Metrics, mode: Mode, clock: Clock) {
+    pub(crate) fn begin(&self, metrics: &Metrics, mode: Mode, clock: Clock) {
         self.began.get_or_init(|| {
-            meter.0.holds.of(mode).increment(1.0);
-            (meter.clone(), mode, clock, clock.now())
+            metrics.0.holds.of(mode).increment(1.0);
+            (metrics.clone(), mode, clock, clock.now())
         });
     }
 
     /// Counts the end once. A hold whose grant was not counted is not counted here either.
     pub(crate) fn end(&self) {
         // A loss, a release and the drop may come from several threads. The swap lets exactly one of them count.
-        if let Some((meter, mode, clock, began)) = self.began.get()
+        if let Some((metrics, mode, clock, began)) = self.began.get()
             && !self.is_over.swap(true, Ordering::AcqRel)
         {
-            meter.0.holds.of(*mode).decrement(1.0);
-            meter.0.hold_seconds.of(*mode).record(clock.now().since(*began).as_secs_f64());
+            metrics.0.holds.of(*mode).decrement(1.0);
+            metrics.0.hold_seconds.of(*mode).record(clock.now().since(*began).as_secs_f64());
         }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) enum CacheOutcome {
 #[derive(Debug, Default)]
 pub(crate) struct CachedCount {
     holds: AtomicUsize,
-    meter: Metrics,
+    metrics: Metrics,
 }
 
 impl CachedCount {
@@ -60,7 +60,7 @@ pub(crate) struct CachedPermit(Arc<CachedCount>);
 impl CachedPermit {
     pub(crate) fn among(count: &Arc<CachedCount>) -> Self {
         count.holds.fetch_add(1, Ordering::Relaxed);
-        count.meter.count_cached();
+        count.metrics.count_cached();
         Self(Arc::clone(count))
     }
 }
@@ -68,7 +68,7 @@ impl CachedPermit {
 impl Drop for CachedPermit {
     fn drop(&mut self) {
         self.0.holds.fetch_sub(1, Ordering::Relaxed);
-        self.0.meter.cached_no_more();
+        self.0.metrics.cached_no_more();
     }
 }
 
@@ -137,9 +137,9 @@ impl CacheState {
     }
 
     /// Applies an answer about the hold. `first` is the first token of the hold.
-    pub(super) fn on_answer(&mut self, word: CacheAnswer, first: FencingToken, now: Moment) {
-        let CacheAnswer { offered_on: said, sent, node, is_waited_for } = word;
-        if said.as_ref().is_some_and(|standing| standing.node() != node) {
+    pub(super) fn on_answer(&mut self, cache_answer: CacheAnswer, first: FencingToken, now: Moment) {
+        let CacheAnswer { offered_on: said, sent, node, is_waited_for } = cache_answer;
+        if said.as_ref().is_some_and(|subscription| subscription.node() != node) {
             // Waiters send their recalls through the node that answered, for example after a migration of the slot.
             // This subscription would miss them.
             self.live = None;
@@ -148,13 +148,13 @@ impl CacheState {
             self.recalled_at = Some(now);
             return;
         }
-        let heard = self.recalls.last_recall_of(first);
-        self.recalled_at = self.recalled_at.into_iter().chain(heard).max().filter(|at| *at >= sent);
-        if let Some(standing) = said
-            && standing.node() == node
-            && self.recalls.is_still(&standing)
+        let last_recall = self.recalls.last_recall_of(first);
+        self.recalled_at = self.recalled_at.into_iter().chain(last_recall).max().filter(|at| *at >= sent);
+        if let Some(subscription) = said
+            && subscription.node() == node
+            && self.recalls.is_still(&subscription)
         {
-            self.live = Some(standing);
+            self.live = Some(subscription);
         }
     }
 
@@ -165,7 +165,7 @@ impl CacheState {
 
     /// Returns true if guards may enter without a request to the server.
     fn is_open(&self, now: Moment) -> bool {
-        self.recalled_at.is_none() && self.live.as_ref().is_some_and(|standing| standing.is_live(now))
+        self.recalled_at.is_none() && self.live.as_ref().is_some_and(|subscription| subscription.is_live(now))
     }
 }
 
@@ -203,10 +203,10 @@ impl HoldRecord {
     }
 
     /// Applies an answer about the hold to its cache state.
-    pub(in crate::lock) fn on_cache_answer(&mut self, word: CacheAnswer, now: Moment) {
+    pub(in crate::lock) fn on_cache_answer(&mut self, cache_answer: CacheAnswer, now: Moment) {
         let first = self.token;
         let Some(keep) = &mut self.cache else { return };
-        keep.on_answer(word, first, now);
+        keep.on_answer(cache_answer, first, now);
         // The join window of an earlier answer must not admit readers any more.
         if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;

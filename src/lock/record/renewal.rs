@@ -142,10 +142,10 @@ impl HoldRecord {
         signals: &mut Signals,
     ) -> Option<(LiveSubscription, Duration)> {
         self.look(now, signals);
-        let standing = self.live_subscription().filter(|_| self.phase.is_live() && self.is_open_to_all(now))?;
+        let subscription = self.live_subscription().filter(|_| self.phase.is_live() && self.is_open_to_all(now))?;
         let lease = self.shares.lease_at(now).max(share.lease_at(now));
         self.begin_request(now, lease, rules);
-        Some((standing, lease))
+        Some((subscription, lease))
     }
 
     fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {

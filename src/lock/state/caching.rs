@@ -8,11 +8,11 @@ use super::State;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::recalls::Recall;
-use crate::lock::effects::{Effects, OnAgenda};
+use crate::lock::effects::{Effects, InRenewalQueue};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::WaiterId;
 
-impl<H: OnAgenda> State<H> {
+impl<H: InRenewalQueue> State<H> {
     /// A writer takes an idle hold, if there is one that has enough for it and nobody here is before it.
     pub(in crate::lock) fn take_cached(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if self.wait_queue.is_some() {

@@ -7,12 +7,12 @@ use crate::base::error::LossReason;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::{Effects, OnAgenda, Rules, Signals};
+use crate::lock::effects::{Effects, InRenewalQueue, Rules, Signals};
 use crate::lock::record::{GrantIdentity, HoldRecord, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
 
-impl<H: OnAgenda> State<H> {
+impl<H: InRenewalQueue> State<H> {
     /// Lets a reader join a hold, if a hold may be joined now and no writer waits here.
     #[inline]
     pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
@@ -114,29 +114,29 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
         effects: &mut Effects<H>,
     ) -> Option<Pending> {
-        let crowd = self.wait_queue();
-        let side = crowd.side(mode);
+        let wait_queue = self.wait_queue();
+        let side = wait_queue.side(mode);
         side.outage = None;
         side.wake_at_first_answer(&mut effects.signals);
         let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
-        let guest = crowd.extra_requests.remove(&waiter_id).map(|guest| guest.pending);
+        let extra_request = wait_queue.extra_requests.remove(&waiter_id).map(|extra_request| extra_request.pending);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);
         }
         self.lose_overtaken(number, now, effects);
-        leader.or(guest).flatten()
+        leader.or(extra_request).flatten()
     }
 
     /// Lets all waiting readers join a hold, if they may.
     fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
-        let (Some(entry), Some(crowd)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
+        let (Some(entry), Some(wait_queue)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
         };
-        let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut crowd.handed) else {
+        let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut wait_queue.handed) else {
             return;
         };
         let signals = &mut effects.signals;
-        crowd.reads.retain_waiters(|waiter_id, waiter| {
+        wait_queue.reads.retain_waiters(|waiter_id, waiter| {
             let joined = record.join_phase(waiter.wants.from(now), now, signals);
             if let Some(share_id) = joined {
                 handed.insert(waiter_id, (Arc::clone(hold), share_id));
@@ -176,17 +176,17 @@ impl<H: OnAgenda> State<H> {
         rules: &Rules,
         effects: &mut Effects<H>,
     ) -> ShareRemoved {
-        let next = self.wait_queue.as_deref().map_or(First::Nobody, |crowd| crowd.writes.first());
+        let next = self.wait_queue.as_deref().map_or(First::Nobody, |wait_queue| wait_queue.writes.first());
         let entry = self.entry(number);
         let removed = entry.record.remove_share(share_id, now, next, rules, &mut effects.signals);
         entry.due_if_sooner(effects);
         entry.release_handle(effects);
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
-            && let Some(crowd) = self.wait_queue.as_deref_mut()
-            && let Some((first, waiter)) = crowd.writes.pop_first()
+            && let Some(wait_queue) = self.wait_queue.as_deref_mut()
+            && let Some((first, waiter)) = wait_queue.writes.pop_first()
         {
-            crowd.handed.insert(first, (hold, share_id));
+            wait_queue.handed.insert(first, (hold, share_id));
             effects.signals.wake(waiter.signal);
         }
         removed

@@ -10,11 +10,11 @@ use super::{LeftEntry, State, WakeReason};
 use crate::base::attempt::Failure;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
-use crate::lock::effects::{Effects, OnAgenda, Rules};
+use crate::lock::effects::{Effects, InRenewalQueue, Rules};
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{LeaderState, Pending, SideOutage, Waiter, WaiterId};
 
-impl<H: OnAgenda> State<H> {
+impl<H: InRenewalQueue> State<H> {
     fn waiter_id(&mut self) -> WaiterId {
         self.last_waiter += 1;
         WaiterId(self.last_waiter)

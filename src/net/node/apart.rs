@@ -68,9 +68,9 @@ impl Node {
     /// Sends one call on a connection that carries no other call at that time. If this future is dropped early, the
     /// connection is closed.
     pub(in crate::net) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
-        self.word().await?;
+        self.wait_for_answer().await?;
         // If the node cannot be reached, the call fails here, before it queues for a connection.
-        self.lines.live().await?;
+        self.connections.live().await?;
         let few = self.apart.of_this_runtime();
         let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
         let Ok(Ok(_place)) = place else {
@@ -79,7 +79,7 @@ impl Node {
         };
         let live = match few.idle() {
             Some(live) => live,
-            None => self.lines.dial(Sharing::Apart).await?,
+            None => self.connections.dial(Sharing::Apart).await?,
         };
         let answer = self.send_or_load(&live, call, Admission::Owner).await;
         match answer {

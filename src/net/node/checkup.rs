@@ -23,8 +23,8 @@ impl Connections {
     /// Asks for the memory in use on a new connection, unless that was done recently. No caller waits for the answer.
     pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<OpenConnection>) {
         if self.conditions.begins_asking(&self.address) {
-            let (lines, live) = (Arc::clone(self), Arc::clone(live));
-            process::spawn(async move { lines.ask_for_memory(&live).await });
+            let (connections, live) = (Arc::clone(self), Arc::clone(live));
+            process::spawn(async move { connections.ask_for_memory(&live).await });
         }
     }
 
@@ -83,22 +83,22 @@ impl Node {
     ///
     /// Opens a new connection, since the present ones may be dead, or older than the trouble.
     pub(in crate::net) async fn look_again(&self) {
-        let lines = &self.lines;
-        if lines.silence.is()
-            && let Some(live) = lines.current()
+        let connections = &self.connections;
+        if connections.outage.is()
+            && let Some(live) = connections.current()
         {
-            lines.give_up(&live);
+            connections.give_up(&live);
         }
         let began = self.clock.now();
-        let dialed = lines.dial(Sharing::Apart).await;
+        let dialed = connections.dial(Sharing::Apart).await;
         let now = self.clock.now();
         match dialed {
             Ok(live) => {
-                lines.silence.note_greeting(now);
-                lines.ask_for_memory(&live).await;
+                connections.outage.note_greeting(now);
+                connections.ask_for_memory(&live).await;
             }
-            Err(DialFault::Refused(refusal, words)) => lines.silence.refuses(refusal, &words, now),
-            Err(DialFault::NotSent(source)) => lines.silence.begins(source, began, now),
+            Err(DialFault::Refused(refusal, words)) => connections.outage.refuses(refusal, &words, now),
+            Err(DialFault::NotSent(source)) => connections.outage.begins(source, began, now),
         }
     }
 
@@ -109,16 +109,16 @@ impl Node {
     /// Notes the server time in an answer to a health check.
     pub(in crate::net) fn note_time(&self, time: &Value, sent: Moment, answered: Moment) {
         if let Some(server) = parse_time(time) {
-            self.lines.note_time(server, sent, answered);
+            self.connections.note_time(server, sent, answered);
         }
     }
 
     pub(in crate::net) fn note_memory(&self, reply: Result<Value, Fault>) {
-        self.lines.note_memory(reply);
+        self.connections.note_memory(reply);
     }
 
     pub(in crate::net) fn memory_findings(&self) -> Vec<NodeFinding> {
-        self.lines.conditions.memory_findings(&self.lines.address)
+        self.connections.conditions.memory_findings(&self.connections.address)
     }
 }
 

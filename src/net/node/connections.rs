@@ -51,19 +51,19 @@ pub(super) struct Connections {
     pub(super) steps: Steps,
     pub(super) limits: Limits,
     pub(super) clock: Clock,
-    pub(super) home: BackgroundRuntime,
+    pub(super) background_runtime: BackgroundRuntime,
     of: Mutex<Vec<RuntimeConnection>>,
     /// Number of connections that were dialled so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced another one.
     reconnects: AtomicU64,
-    reconnects_tally: Counter,
+    reconnects_counter: Counter,
     failed: Mutex<Option<(Moment, DialFault)>>,
     /// Time at which the node last executed a request, in nanoseconds of the local clock; zero for never.
     served: AtomicU64,
     /// Time since which the node has been running, in nanoseconds of the local clock; zero if no connection asked.
     pub(super) up_since: AtomicU64,
-    pub(super) silence: Outage,
+    pub(super) outage: Outage,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
     /// Time at which the server's clock was last compared with others, in nanoseconds of the local clock.
@@ -85,7 +85,7 @@ pub(super) struct OpenConnection {
     /// Number that is unique among the connections to this node.
     pub(super) number: u64,
     pub(super) connection: Connection,
-    pub(super) anchor: Mutex<ClockSample>,
+    pub(super) clock_sample: Mutex<ClockSample>,
     /// True once the connection is closed, by the server or with its runtime. Later requests are never sent.
     pub(super) is_closed: Arc<AtomicBool>,
     /// Time at which the last answer came, in nanoseconds of the local clock.
@@ -115,7 +115,7 @@ impl OpenConnection {
     pub(super) fn new(
         number: u64,
         connection: Connection,
-        anchor: ClockSample,
+        clock_sample: ClockSample,
         closed: Arc<AtomicBool>,
         response_timeout: Duration,
         sharing: Sharing,
@@ -123,9 +123,9 @@ impl OpenConnection {
         Self {
             number,
             connection,
-            anchor: Mutex::new(anchor),
+            clock_sample: Mutex::new(clock_sample),
             is_closed: closed,
-            answered: AtomicU64::new(anchor.sent.as_nanos()),
+            answered: AtomicU64::new(clock_sample.sent.as_nanos()),
             space: InFlightLimit::new(response_timeout),
             is_apart: sharing == Sharing::Apart,
         }
@@ -152,12 +152,12 @@ impl Connections {
         info: ConnectionInfo,
         limits: Limits,
         clock: Clock,
-        home: BackgroundRuntime,
+        background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Self {
         let shown = shown(address, &reports.source).into();
         let (id, address) = (NodeId::of(address), address.into());
-        let silence = Outage::new(&address, reports.source, Arc::clone(&reports.outages));
+        let outage = Outage::new(&address, reports.source, Arc::clone(&reports.outages));
         Self {
             address,
             shown,
@@ -169,15 +169,15 @@ impl Connections {
             steps: Steps::new(limits.response_timeout),
             limits,
             clock,
-            home,
+            background_runtime,
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
-            reconnects_tally: Counter::of_reconnects(),
+            reconnects_counter: Counter::of_reconnects(),
             failed: Mutex::new(None),
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
-            silence,
+            outage,
             outages: reports.outages,
             conditions: reports.conditions,
             clock_noted: AtomicU64::new(0),
@@ -188,7 +188,7 @@ impl Connections {
     pub(super) fn has_served(&self, live: &OpenConnection) {
         // Copies the time from the connection that brought the reply.
         self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.silence.is_over();
+        self.outage.is_over();
     }
 
     pub(super) fn last_served(&self) -> Option<Moment> {
@@ -206,9 +206,9 @@ impl Connections {
     /// Returns the connection of this runtime, if it has one.
     pub(super) fn current(&self) -> Option<Arc<OpenConnection>> {
         let runtime = Handle::try_current().ok()?.id();
-        let lines = self.of.lock();
-        let line = lines.iter().find(|line| line.runtime == runtime)?;
-        line.live.as_ref().filter(|live| live.is_open()).cloned()
+        let connections = self.of.lock();
+        let connection = connections.iter().find(|connection| connection.runtime == runtime)?;
+        connection.live.as_ref().filter(|live| live.is_open()).cloned()
     }
 
     #[cfg(all(test, feature = "_testing"))]
@@ -218,22 +218,23 @@ impl Connections {
 
     /// Returns true if any runtime has a connection.
     pub(super) fn is_connected(&self) -> bool {
-        self.of.lock().iter().any(|line| line.live.as_ref().is_some_and(|live| live.is_open()))
+        self.of.lock().iter().any(|connection| connection.live.as_ref().is_some_and(|live| live.is_open()))
     }
 
     /// Returns true if the node has answered on another connection since `since`.
     pub(super) fn has_answered_elsewhere(&self, live: &Arc<OpenConnection>, since: Moment) -> bool {
         let others = self.of.lock();
-        let mut others = others.iter().filter_map(|line| line.live.as_ref());
+        let mut others = others.iter().filter_map(|connection| connection.live.as_ref());
         others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
     }
 
     /// Sends nothing more on a connection. Callers that wait for its permits use another connection.
     pub(super) fn give_up(&self, live: &Arc<OpenConnection>) {
-        let is_it =
-            |line: &&mut RuntimeConnection| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
-        if let Some(line) = self.of.lock().iter_mut().find(is_it) {
-            line.live = None;
+        let is_it = |connection: &&mut RuntimeConnection| {
+            connection.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live))
+        };
+        if let Some(connection) = self.of.lock().iter_mut().find(is_it) {
+            connection.live = None;
         }
         live.space.close();
     }
@@ -241,8 +242,8 @@ impl Connections {
     /// Gives up all closed connections, on all runtimes.
     pub(super) fn give_up_closed(&self) {
         let mut closed = Vec::new();
-        for line in self.of.lock().iter_mut() {
-            closed.extend(line.live.take_if(|live| !live.is_open()));
+        for connection in self.of.lock().iter_mut() {
+            closed.extend(connection.live.take_if(|live| !live.is_open()));
         }
         closed.iter().for_each(|live| live.space.close());
     }
@@ -268,12 +269,12 @@ impl Connections {
         {
             return Err(fault.clone());
         }
-        let lines = Arc::clone(self);
+        let connections = Arc::clone(self);
         // The task goes on when its caller gives up. Otherwise callers with short time limits would never get a
         // connection.
         let dialed = process::spawn_on(&runtime, async move {
             let _dialing = dialing;
-            lines.connect().await
+            connections.connect().await
         });
         // A task without a result has ended with its runtime.
         dialed.await.unwrap_or(Err(DialFault::NotSent(None)))
@@ -282,15 +283,15 @@ impl Connections {
     /// Returns the lock for dialling on a runtime. If the runtime is new, removes runtimes without a connection, since
     /// they may have ended.
     fn dialing(&self, runtime: Id) -> Arc<tokio::sync::Mutex<()>> {
-        let mut lines = self.of.lock();
-        if let Some(line) = lines.iter().find(|line| line.runtime == runtime) {
-            return Arc::clone(&line.dialing);
+        let mut connections = self.of.lock();
+        if let Some(connection) = connections.iter().find(|connection| connection.runtime == runtime) {
+            return Arc::clone(&connection.dialing);
         }
-        lines.retain(|line| {
-            Arc::strong_count(&line.dialing) > 1 || line.live.as_ref().is_some_and(|live| live.is_open())
+        connections.retain(|connection| {
+            Arc::strong_count(&connection.dialing) > 1 || connection.live.as_ref().is_some_and(|live| live.is_open())
         });
         let dialing = Arc::default();
-        lines.push(RuntimeConnection { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
+        connections.push(RuntimeConnection { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
         dialing
     }
 
@@ -302,12 +303,12 @@ impl Connections {
         match &dialed {
             Ok(live) => {
                 self.begins(live);
-                self.silence.note_greeting(now);
+                self.outage.note_greeting(now);
                 self.check_up_in_background(live);
             }
             // A refusal is an answer, so the node is not silent.
-            Err(DialFault::Refused(refusal, words)) => self.silence.refuses(*refusal, words, now),
-            Err(DialFault::NotSent(source)) => self.silence.begins(source.clone(), began, now),
+            Err(DialFault::Refused(refusal, words)) => self.outage.refuses(*refusal, words, now),
+            Err(DialFault::NotSent(source)) => self.outage.begins(source.clone(), began, now),
         }
         dialed
     }
@@ -315,19 +316,19 @@ impl Connections {
     /// Notes a new connection of this runtime.
     fn begins(&self, live: &Arc<OpenConnection>) {
         let runtime = Handle::current().id();
-        let mut lines = self.of.lock();
-        match lines.iter_mut().find(|line| line.runtime == runtime) {
-            Some(line) => {
-                let is_another = std::mem::replace(&mut line.has_had, true);
+        let mut connections = self.of.lock();
+        match connections.iter_mut().find(|connection| connection.runtime == runtime) {
+            Some(connection) => {
+                let is_another = std::mem::replace(&mut connection.has_had, true);
                 self.reconnects.fetch_add(u64::from(is_another), Ordering::Relaxed);
                 if is_another {
-                    self.reconnects_tally.add_one();
+                    self.reconnects_counter.add_one();
                 }
-                line.live = Some(Arc::clone(live));
+                connection.live = Some(Arc::clone(live));
             }
             None => {
                 let live = Some(Arc::clone(live));
-                lines.push(RuntimeConnection { runtime, live, has_had: true, dialing: Arc::default() });
+                connections.push(RuntimeConnection { runtime, live, has_had: true, dialing: Arc::default() });
             }
         }
     }

@@ -25,7 +25,7 @@ use super::{Node, OnLoss, Role};
 use crate::base::backoff::Backoff;
 use crate::base::lease::{ClockSample, Moment};
 use crate::net::fault::{self, Fault};
-use crate::net::pushed::Hear;
+use crate::net::pushed::OnPush;
 use crate::net::secrets::Peer;
 
 /// Limit for addresses of one name that one dial greets.
@@ -143,8 +143,8 @@ impl Connections {
                 Err(fault) => return replica.ok_or(failed.unwrap_or(fault)),
             };
             let (peer, others) = (reached.peer, reached.others);
-            let ears = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone());
-            match self.greet(&info, reached, ears, &is_closed, sharing).await {
+            let push_handler = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone());
+            match self.greet(&info, reached, push_handler, &is_closed, sharing).await {
                 Ok((live, DialledPeer::Wanted)) => {
                     if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
                         self.note_primary(peer, &is_closed);
@@ -163,13 +163,13 @@ impl Connections {
 
     /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
     /// has this address. Otherwise uses any address of the name.
-    pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
+    pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(&on_loss)));
         let reached = self.reach(Choice::Primary).await?;
-        let ears = PushHandler::new(is_closed, Some(on_loss)).hearing(hear);
-        Ok(self.log_in(&info, reached, ears, &[]).await?.0)
+        let push_handler = PushHandler::new(is_closed, Some(on_loss)).with_on_push(on_push);
+        Ok(self.log_in(&info, reached, push_handler, &[]).await?.0)
     }
 
     async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
@@ -200,19 +200,19 @@ impl Connections {
         &self,
         info: &ConnectionInfo,
         reached: Reached,
-        ears: PushHandler,
+        push_handler: PushHandler,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
         let check = |hello| check_server(hello, self.limits.role);
-        self.steps.log_in(stream, info.redis_settings(), ears, questions, check).await
+        self.steps.log_in(stream, info.redis_settings(), push_handler, questions, check).await
     }
 
     async fn greet(
         &self,
         info: &ConnectionInfo,
         reached: Reached,
-        ears: PushHandler,
+        push_handler: PushHandler,
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
     ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
@@ -223,7 +223,7 @@ impl Connections {
             questions.push(Request::Command(&of_server));
         }
         let sent = self.clock.now();
-        let (connection, hello, mut answers) = self.log_in(info, reached, ears, &questions).await?;
+        let (connection, hello, mut answers) = self.log_in(info, reached, push_handler, &questions).await?;
         if self.limits.role == Role::Voter
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
@@ -240,9 +240,9 @@ impl Connections {
         self.conditions.note_connected(&self.address, &name, &version);
         self.note_time(server, sent, self.clock.now());
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
-        let anchor = ClockSample { sent, server };
+        let clock_sample = ClockSample { sent, server };
         let timeout = self.limits.response_timeout;
-        let live = OpenConnection::new(number, connection, anchor, Arc::clone(is_closed), timeout, sharing);
+        let live = OpenConnection::new(number, connection, clock_sample, Arc::clone(is_closed), timeout, sharing);
         Ok((Arc::new(live), if is_wanted { DialledPeer::Wanted } else { DialledPeer::Replica }))
     }
 }
@@ -251,7 +251,7 @@ impl Node {
     /// Leaves the server if `hello`, its answer on another connection, shows a replica.
     pub(in crate::net) fn note_role(&self, hello: &Value) {
         if is_replica(hello) {
-            self.lines.leave_now();
+            self.connections.leave_now();
         }
     }
 }

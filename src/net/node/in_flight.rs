@@ -76,13 +76,13 @@ impl InFlightLimit {
     }
 
     /// Returns true if a caller would get a permit at once.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_free_permit(&self) -> bool {
         self.permits.available_permits() > 0
     }
 
     /// Waits for a permit, first come, first served. Returns `None` if the connection was given up, or if no permit
-    /// came back for `patience`. In the second case, futures that no task polls have all permits.
-    pub(super) async fn take(&self, of: Precedence, patience: Duration) -> Option<Permit<'_>> {
+    /// came back for `max_wait`. In the second case, futures that no task polls have all permits.
+    pub(super) async fn take(&self, of: Precedence, max_wait: Duration) -> Option<Permit<'_>> {
         let permits = match of {
             Precedence::InTurn => &self.permits,
             Precedence::Ahead => &self.ahead,
@@ -90,7 +90,7 @@ impl InFlightLimit {
         let mut acquiring = pin!(permits.acquire());
         loop {
             let returned = self.returned.load(Ordering::Relaxed);
-            match tokio::time::timeout(patience, acquiring.as_mut()).await {
+            match tokio::time::timeout(max_wait, acquiring.as_mut()).await {
                 Ok(permit) => return permit.ok().map(|permit| Permit { space: self, permit: Some(permit), of }),
                 Err(_) if self.returned.load(Ordering::Relaxed) == returned => return None,
                 Err(_) => {}
@@ -187,9 +187,9 @@ mod tests {
 
     /// Takes all permits and returns them, as if requests of the moment `sent` were answered after `took`.
     fn answered_after(space: &InFlightLimit, sent: Moment, took: Duration) -> usize {
-        let rooms: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
-        rooms.iter().for_each(|_| space.is_back(sent, sent.after(took)));
-        rooms.len()
+        let permits: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
+        permits.iter().for_each(|_| space.is_back(sent, sent.after(took)));
+        permits.len()
     }
 
     fn grown() -> InFlightLimit {

@@ -1,4 +1,4 @@
-//! Outage of one node: its cause, the callers that wait for its end, and the pauses of its [prober](super::prober).
+//! Outage of one node: its cause, the callers that wait for its end, and the pauses of its [prober](super::probe).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ pub(super) struct Outage {
     was_probed: AtomicBool,
     state: Mutex<OutageState>,
     /// Wakes the callers when the node answers again.
-    word: Notify,
+    answered: Notify,
 }
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl Outage {
             is_silent: AtomicBool::new(false),
             was_probed: AtomicBool::new(false),
             state: Mutex::default(),
-            word: Notify::new(),
+            answered: Notify::new(),
         }
     }
 
@@ -77,10 +77,10 @@ impl Outage {
         let mut state = self.state.lock();
         state.source.clone_from(&source);
         self.is_silent.store(true, Ordering::Release);
-        let is_news = self.outages.begins(&self.node, Trouble::Silent, sent);
+        let is_new = self.outages.begins(&self.node, Trouble::Silent, sent);
         // The log may call a user's subscriber of `tracing`, which must not happen under the mutex.
         drop(state);
-        if is_news {
+        if is_new {
             catch_panic(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
         }
     }
@@ -91,8 +91,8 @@ impl Outage {
     }
 
     /// Returns a future that resolves when the node answers again.
-    pub(super) fn word(&self) -> Notified<'_> {
-        self.word.notified()
+    pub(super) fn next_answer(&self) -> Notified<'_> {
+        self.answered.notified()
     }
 
     /// Claims the right to probe. Returns true if no other task has the right; the caller must probe then.
@@ -128,7 +128,7 @@ impl Outage {
         self.is_silent.store(false, Ordering::Release);
         let since = self.outages.ends(&self.node);
         drop(state);
-        self.word.notify_waiters();
+        self.answered.notify_waiters();
         if let Some(since) = since {
             catch_panic(|| events::node_back(&self.node, now.since(since)));
         }
@@ -138,10 +138,10 @@ impl Outage {
     pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
-        let is_news = self.outages.begins(&self.node, Trouble::Refuses, now);
+        let is_new = self.outages.begins(&self.node, Trouble::Refuses, now);
         drop(state);
-        self.word.notify_waiters();
-        if is_news {
+        self.answered.notify_waiters();
+        if is_new {
             catch_panic(|| events::node_refuses(&self.node, &self.source, refusal, words));
         }
     }
@@ -151,12 +151,12 @@ impl Outage {
 pub(super) struct Waits<'a>(&'a Outage);
 
 impl<'a> Waits<'a> {
-    pub(super) fn begin(silence: &'a Outage) -> Self {
-        let mut state = silence.state.lock();
+    pub(super) fn begin(outage: &'a Outage) -> Self {
+        let mut state = outage.state.lock();
         state.waiting += 1;
         state.is_wanted = true;
         drop(state);
-        Self(silence)
+        Self(outage)
     }
 }
 

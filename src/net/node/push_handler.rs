@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::OnLoss;
-use crate::net::pushed::{Hear, Pushed};
+use crate::net::pushed::{OnPush, Pushed};
 
 /// Handlers of one connection. The driver of the connection owns them. If they are dropped, the driver has ended,
 /// perhaps with its runtime.
@@ -12,23 +12,23 @@ pub(super) struct PushHandler {
     /// Set when the connection ends, before any task learns of it.
     is_closed: Arc<AtomicBool>,
     on_loss: Option<OnLoss>,
-    hear: Option<Hear>,
+    on_push: Option<OnPush>,
 }
 
 impl PushHandler {
     pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>) -> Self {
-        Self { is_closed, on_loss, hear: None }
+        Self { is_closed, on_loss, on_push: None }
     }
 
     /// Adds the handler for pushes, for a connection that subscribes.
-    pub(super) fn hearing(mut self, hear: Hear) -> Self {
-        self.hear = Some(hear);
+    pub(super) fn with_on_push(mut self, on_push: OnPush) -> Self {
+        self.on_push = Some(on_push);
         self
     }
 
     /// Returns true if the connection subscribes.
-    pub(super) fn on_push(&self) -> bool {
-        self.hear.is_some()
+    pub(super) fn is_subscribing(&self) -> bool {
+        self.on_push.is_some()
     }
 
     pub(super) fn close(&self) {
@@ -42,9 +42,9 @@ impl PushHandler {
         }
     }
 
-    pub(super) fn hear(&self, pushed: Pushed<'_>) {
-        if let Some(hear) = &self.hear {
-            hear(pushed);
+    pub(super) fn on_push(&self, pushed: Pushed<'_>) {
+        if let Some(on_push) = &self.on_push {
+            on_push(pushed);
         }
     }
 }

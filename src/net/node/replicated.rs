@@ -33,7 +33,7 @@ use crate::net::fault::{Answer, Fault};
 use crate::net::{Call, gives_hold};
 
 /// Limit for replicated connections of one runtime to one node.
-const MAX_LANES: usize = 8;
+const MAX_REPLICATED_CONNECTIONS: usize = 8;
 /// Number of calls from which on a pipeline takes no further batch. One batch alone may have more.
 const MAX_CALLS: usize = 64;
 
@@ -42,7 +42,7 @@ type Said = Result<Answered<Value>, Fault>;
 
 /// Replicated connections to one node. Each runtime has its own, and drives them itself.
 pub(super) struct ReplicatedConnections {
-    lines: Arc<Connections>,
+    connections: Arc<Connections>,
     asked: u8,
     wait: Cmd,
     of: Mutex<Vec<(Id, Arc<ReplicatedPool>)>>,
@@ -50,39 +50,39 @@ pub(super) struct ReplicatedConnections {
 
 impl ReplicatedConnections {
     /// Returns `None` if the primary's reply alone is enough.
-    pub(super) fn new(lines: &Arc<Connections>, durability: Durability) -> Option<Self> {
+    pub(super) fn new(connections: &Arc<Connections>, durability: Durability) -> Option<Self> {
         let (replicas, timeout_ms) = durability.acknowledgement()?;
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas.get()).arg(timeout_ms.to_string());
-        Some(Self { lines: Arc::clone(lines), asked: replicas.get(), wait, of: Mutex::default() })
+        Some(Self { connections: Arc::clone(connections), asked: replicas.get(), wait, of: Mutex::default() })
     }
 
     /// Sends calls in one pipeline. Returns one answer for each, in order. A hold is returned after `asked` replicas
     /// have acknowledged it.
     pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
-        let depot = self.depot();
+        let pool = self.pool();
         let (answers, answer) = oneshot::channel();
-        let lane = depot.put(ReplicatedJob { calls: job, answers });
-        if let Some(lane) = lane {
-            drop(process::spawn(lane.run()));
+        let connection = pool.put(ReplicatedJob { calls: job, answers });
+        if let Some(connection) = connection {
+            drop(process::spawn(connection.run()));
         }
         // The sender was dropped, so the runtime that drove the connection has ended.
-        answer.await.unwrap_or_else(|_| Err(depot.unknown_fault(depot.lines.clock.now())))
+        answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(pool.connections.clock.now())))
     }
 
     /// Returns the connections of this runtime. If this runtime is new, removes the runtimes without a busy connection,
     /// since they may have ended.
-    fn depot(&self) -> Arc<ReplicatedPool> {
+    fn pool(&self) -> Arc<ReplicatedPool> {
         let runtime = Handle::current().id();
-        let mut depots = self.of.lock();
-        if let Some((_, depot)) = depots.iter().find(|(of, _)| *of == runtime) {
-            return Arc::clone(depot);
+        let mut pools = self.of.lock();
+        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == runtime) {
+            return Arc::clone(pool);
         }
-        depots.retain(|(_, depot)| depot.is_busy());
-        let (lines, wait) = (Arc::clone(&self.lines), self.wait.clone());
-        let depot = Arc::new(ReplicatedPool { lines, asked: self.asked, wait, state: Mutex::default() });
-        depots.push((runtime, Arc::clone(&depot)));
-        depot
+        pools.retain(|(_, pool)| pool.is_busy());
+        let (connections, wait) = (Arc::clone(&self.connections), self.wait.clone());
+        let pool = Arc::new(ReplicatedPool { connections, asked: self.asked, wait, state: Mutex::default() });
+        pools.push((runtime, Arc::clone(&pool)));
+        pool
     }
 }
 
@@ -102,7 +102,7 @@ struct ReplicatedJob {
 
 /// Replicated connections of one runtime, and the batches that wait for one.
 struct ReplicatedPool {
-    lines: Arc<Connections>,
+    connections: Arc<Connections>,
     asked: u8,
     wait: Cmd,
     state: Mutex<ReplicatedState>,
@@ -150,13 +150,13 @@ impl ReplicatedPool {
             Precedence::Ahead => state.ahead.push_back(job),
             Precedence::InTurn => state.in_turn.push_back(job),
         }
-        if state.busy == MAX_LANES {
+        if state.busy == MAX_REPLICATED_CONNECTIONS {
             return None;
         }
         state.busy += 1;
         state.idle.retain(|live| live.is_open());
         let live = state.idle.pop();
-        Some(ReplicatedConnection { depot: Arc::clone(self), live })
+        Some(ReplicatedConnection { pool: Arc::clone(self), live })
     }
 
     /// Reports that a dial failed. The waiting callers get the fault only if no other connection can take their calls.
@@ -169,7 +169,7 @@ impl ReplicatedPool {
 
     /// Returns the fault of calls that were sent and not answered.
     fn unknown_fault(&self, sent: Moment) -> Fault {
-        let span = lease::max_delay(self.lines.limits.response_timeout, self.lines.limits.max_clock_skew);
+        let span = lease::max_delay(self.connections.limits.response_timeout, self.connections.limits.max_clock_skew);
         Fault::Unknown { arrives_until: sent.after(span), source: None }
     }
 
@@ -186,7 +186,7 @@ impl ReplicatedPool {
 
     /// Sends batches and waits for their answers. Returns true if the connection is still usable.
     async fn carry(&self, live: &Arc<OpenConnection>, jobs: Vec<ReplicatedJob>) -> bool {
-        let (sent, not_after) = match self.lines.not_after(live).await {
+        let (sent, not_after) = match self.connections.not_after(live).await {
             Ok(limits) => limits,
             Err(fault) => {
                 let source = fault.into_source();
@@ -216,15 +216,15 @@ impl ReplicatedPool {
         }
         let (mut scripts, mut wait) = live.connection.ask_all_then(&requests, &self.wait);
         let answered = async {
-            match self.lines.in_time(live, sent, Pin::new(&mut scripts)).await {
+            match self.connections.in_time(live, sent, Pin::new(&mut scripts)).await {
                 Ok(values) => Ok(self.hand_out(live, &batches, waiting, sent, values)),
                 Err(fault) => Err((fault, waiting)),
             }
         };
-        let (answered, waited) = join(answered, self.lines.in_time(live, sent, Pin::new(&mut wait))).await;
+        let (answered, waited) = join(answered, self.connections.in_time(live, sent, Pin::new(&mut wait))).await;
         let waited = waited.and_then(|reply| {
             if is_demoted(&reply) {
-                self.lines.leave(live);
+                self.connections.leave(live);
             }
             read_acknowledged(reply, sent)
         });
@@ -261,7 +261,7 @@ impl ReplicatedPool {
                     Admission::Owner => Ok(next()),
                     Admission::Asking => reply_if_admitted(next(), next()),
                 };
-                said.push(value.and_then(|value| self.lines.on_answer(live, call, sent, value)));
+                said.push(value.and_then(|value| self.connections.on_answer(live, call, sent, value)));
             }
             if said.iter().any(is_hold) { held_back.push((answers, said)) } else { tell(answers, Ok(said)) }
         }
@@ -325,7 +325,7 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
 
 /// Connection that carries batches, or is being dialled. It becomes idle when no batch waits.
 struct ReplicatedConnection {
-    depot: Arc<ReplicatedPool>,
+    pool: Arc<ReplicatedPool>,
     live: Option<Arc<OpenConnection>>,
 }
 
@@ -333,20 +333,20 @@ impl ReplicatedConnection {
     async fn run(mut self) {
         let live = match self.live.take() {
             Some(live) => live,
-            None => match self.depot.lines.dial(Sharing::Shared).await {
+            None => match self.pool.connections.dial(Sharing::Shared).await {
                 Ok(live) => live,
-                Err(fault) => return self.depot.fail(&fault),
+                Err(fault) => return self.pool.fail(&fault),
             },
         };
         while let Some(jobs) = self.next(&live) {
-            if !self.depot.carry(&live, jobs).await {
+            if !self.pool.carry(&live, jobs).await {
                 return;
             }
         }
     }
 
     fn next(&self, live: &Arc<OpenConnection>) -> Option<Vec<ReplicatedJob>> {
-        let mut state = self.depot.state.lock();
+        let mut state = self.pool.state.lock();
         let jobs = state.next();
         if jobs.is_empty() {
             state.idle.push(Arc::clone(live));
@@ -360,7 +360,7 @@ impl Drop for ReplicatedConnection {
     /// Runs also when the runtime ends. If this was the last connection, the waiting callers learn that nothing was
     /// sent.
     fn drop(&mut self) {
-        let mut state = self.depot.state.lock();
+        let mut state = self.pool.state.lock();
         state.busy -= 1;
         let left = if state.busy == 0 { state.take() } else { Vec::new() };
         drop(state);

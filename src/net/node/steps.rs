@@ -103,13 +103,13 @@ impl Steps {
         &self,
         stream: Stream,
         settings: &RedisConnectionInfo,
-        ears: PushHandler,
+        push_handler: PushHandler,
         questions: &[Request<'_>],
         check: impl FnOnce(Value) -> Result<(), Fault>,
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let login = login(settings);
         let count = login.len() - 1 + questions.len();
-        let (wire, mut opening) = Wire::open(stream, ears, &self.answer_memory, count, |bytes| {
+        let (wire, mut opening) = Wire::open(stream, push_handler, &self.answer_memory, count, |bytes| {
             login.iter().for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
@@ -181,8 +181,8 @@ pub(in crate::net) async fn ask_once(
         Err(Fault::Refused { refusal: crate::Refusal::Other, .. }) | Ok(_) => Ok(()),
         Err(fault) => Err(fault),
     };
-    let ears = PushHandler::new(Arc::default(), None);
-    let asked = steps.log_in(stream, settings, ears, &[Request::Command(question)], admits).await?;
+    let push_handler = PushHandler::new(Arc::default(), None);
+    let asked = steps.log_in(stream, settings, push_handler, &[Request::Command(question)], admits).await?;
     let (_connection, _, mut answers) = asked;
     Ok(answers.swap_remove(0))
 }

@@ -222,7 +222,7 @@ impl Wire {
     /// connection. Its report is then the answer to the first question.
     pub(super) fn open(
         stream: Stream,
-        ears: PushHandler,
+        push_handler: PushHandler,
         memory: &Arc<AnswerMemory>,
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
@@ -242,7 +242,7 @@ impl Wire {
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,
-            ears,
+            push_handler,
         };
         let opening = Opening { shared: Arc::clone(&shared), first, others };
         (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
@@ -322,7 +322,7 @@ impl WireShared {
     fn send<const N: usize>(
         &self,
         encode: impl FnOnce(&mut Vec<u8>),
-        askers: [Requester; N],
+        requesters: [Requester; N],
     ) -> Result<(), RedisError> {
         if !self.process.is_current() {
             return Err(closed_error());
@@ -332,7 +332,7 @@ impl WireShared {
             return Err(end.clone());
         }
         encode(&mut state.next);
-        state.waiting.extend(askers);
+        state.waiting.extend(requesters);
         state.unsent += N;
         if state.is_worth_a_piece() {
             // The driver handles a full socket and a broken one.
@@ -405,7 +405,7 @@ struct WireDriver {
     ready: Vec<Ready>,
     /// True if other tasks had a turn since the driver was woken to write.
     has_let_others_go_along: bool,
-    ears: PushHandler,
+    push_handler: PushHandler,
 }
 
 impl WireDriver {
@@ -416,11 +416,11 @@ impl WireDriver {
         });
         let error = error.await;
         self.end(error.into());
-        self.ears.lose();
+        self.push_handler.lose();
     }
 
     fn end(&self, reason: RedisError) {
-        self.ears.close();
+        self.push_handler.close();
         self.shared.end(reason);
     }
 
@@ -476,7 +476,7 @@ impl WireDriver {
 
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.inbox.poll_fill(cx)?.is_ready() {
-            let Self { inbox, shared, answers, ready, ears, .. } = self;
+            let Self { inbox, shared, answers, ready, push_handler, .. } = self;
             inbox.scan.limit = shared.limit();
             let (mut together, most) = (0, inbox.scan.limit.weight());
             inbox.each_frame(|frame, weight, reserved| {
@@ -490,15 +490,15 @@ impl WireDriver {
                         answers.extend(value.map(|value| Weighed { value, weight, reserved }));
                         // Assigned before the handler runs. The handler may send a request, and this push must not
                         // become its answer.
-                        Self::hand_out(shared, answers, ready, ears)?;
-                        ears.hear(pushed);
+                        Self::hand_out(shared, answers, ready, push_handler)?;
+                        push_handler.on_push(pushed);
                     }
                     // Push of another kind.
                     Frame::Other => {}
                 }
                 Ok(())
             })?;
-            Self::hand_out(shared, answers, ready, ears)?;
+            Self::hand_out(shared, answers, ready, push_handler)?;
             // Callers get their answers after the handler has seen the pushes that came before.
             ready.drain(..).for_each(Ready::hand_over);
         }
@@ -511,7 +511,7 @@ impl WireDriver {
         shared: &WireShared,
         answers: &mut Vec<Weighed>,
         ready: &mut Vec<Ready>,
-        ears: &PushHandler,
+        push_handler: &PushHandler,
     ) -> io::Result<()> {
         if answers.is_empty() {
             return Ok(());
@@ -520,7 +520,7 @@ impl WireDriver {
         for answer in answers.drain(..) {
             // An unsubscription by the server looks like the answer to a caller that unsubscribes. The true answer is
             // then left over, and ignored here.
-            if state.waiting.is_empty() && ears.on_push() {
+            if state.waiting.is_empty() && push_handler.is_subscribing() {
                 continue;
             }
             let is_pushed = matches!(answer.value, Value::Push { .. });

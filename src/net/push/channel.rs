@@ -11,7 +11,7 @@ use crate::base::attempt::Notification;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::recalls::{Recall, Recalls};
-use crate::net::ReadNotice;
+use crate::net::ReadNotification;
 
 /// Number of a link. It is small, since each channel stores one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -28,7 +28,7 @@ impl LinkId {
 
 pub(super) struct Channel {
     pub(super) slot: u16,
-    pub(super) read: ReadNotice,
+    pub(super) read: ReadNotification,
     pub(super) purpose: Purpose,
     /// True if the server has confirmed the subscription on the connection of the owner link.
     pub(super) is_confirmed: bool,
@@ -36,7 +36,7 @@ pub(super) struct Channel {
     /// Number among the lingering channels. `None` if this channel does not linger.
     pub(super) lingers: Option<NonZeroU64>,
     /// Owner link: the link to the owner of the channel's slot.
-    pub(super) home: Option<LinkId>,
+    pub(super) owner_link: Option<LinkId>,
     /// Refusals since the last confirmation.
     pub(super) refused: Option<Box<Refused>>,
 }
@@ -96,7 +96,7 @@ pub(super) enum Listener {
     Waiter(mpsc::Sender<Notification>),
     /// Process with a cached hold of the lock. It does not report when it drops the hold. The maintenance task finds
     /// that.
-    Keeper(Weak<Recalls>),
+    Holder(Weak<Recalls>),
 }
 
 /// Purpose of a channel.
@@ -112,42 +112,42 @@ impl Listener {
     fn purpose(&self) -> Purpose {
         match self {
             Self::Waiter(_) => Purpose::Turns,
-            Self::Keeper(_) => Purpose::Recalls,
+            Self::Holder(_) => Purpose::Recalls,
         }
     }
 
-    pub(super) fn keeper(&self) -> Option<Arc<Recalls>> {
+    pub(super) fn recalls(&self) -> Option<Arc<Recalls>> {
         match self {
             Self::Waiter(_) => None,
-            Self::Keeper(calls) => calls.upgrade(),
+            Self::Holder(recalls) => recalls.upgrade(),
         }
     }
 
     fn has_cached_hold(&self) -> bool {
-        matches!(self, Self::Keeper(calls) if calls.strong_count() > 0)
+        matches!(self, Self::Holder(recalls) if recalls.strong_count() > 0)
     }
 
-    fn hear(self, notice: &Notification, now: Moment) {
-        match (&self, notice) {
+    fn on_notification(self, notification: &Notification, now: Moment) {
+        match (&self, notification) {
             // A waiter that has left needs no notification. A waiter with a full queue asks the server anyway.
-            (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
-            (Self::Keeper(_), Notification::Called { token, id }) => {
-                if let Some(calls) = self.keeper() {
-                    calls.on_recall(&Recall { token: *token, tries: id.clone() }, now);
+            (Self::Waiter(waiter), notification) => drop(waiter.try_send(notification.clone())),
+            (Self::Holder(_), Notification::Called { token, id }) => {
+                if let Some(recalls) = self.recalls() {
+                    recalls.on_recall(&Recall { token: *token, tries: id.clone() }, now);
                 }
             }
-            (Self::Keeper(_), _) => {}
+            (Self::Holder(_), _) => {}
         }
     }
 
     /// Returns true if the cached hold is gone. A waiter unsubscribes itself instead.
     fn has_left(&self) -> bool {
-        matches!(self, Self::Keeper(_)) && !self.has_cached_hold()
+        matches!(self, Self::Holder(_)) && !self.has_cached_hold()
     }
 }
 
 impl Channel {
-    pub(super) fn new(slot: u16, read: ReadNotice, first: &Listener) -> Self {
+    pub(super) fn new(slot: u16, read: ReadNotification, first: &Listener) -> Self {
         Self {
             slot,
             read,
@@ -155,13 +155,13 @@ impl Channel {
             is_confirmed: false,
             listeners: Listeners::Nobody,
             lingers: None,
-            home: None,
+            owner_link: None,
             refused: None,
         }
     }
 
     pub(super) fn is_confirmed_at(&self, link: LinkId) -> bool {
-        self.home == Some(link) && self.is_confirmed
+        self.owner_link == Some(link) && self.is_confirmed
     }
 
     pub(super) fn add(&mut self, number: NonZeroU64, listener: Listener) {
@@ -182,32 +182,35 @@ impl Channel {
         self.listeners.iter().any(|(_, listener)| listener.has_cached_hold())
     }
 
-    pub(super) fn news(&self, notice: Notification) -> News {
-        News { notice, listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect() }
+    pub(super) fn notification(&self, notification: Notification) -> ChannelNotification {
+        ChannelNotification {
+            notification,
+            listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect(),
+        }
     }
 
-    pub(super) fn keepers(&self) -> impl Iterator<Item = Arc<Recalls>> {
-        self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
+    pub(super) fn recalls(&self) -> impl Iterator<Item = Arc<Recalls>> {
+        self.listeners.iter().filter_map(|(_, listener)| listener.recalls())
     }
 
     /// Notes that messages may be missed from now on. Adds the recall handlers that depended on them to `broken`.
     pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Recalls>>) {
         self.is_confirmed = false;
-        broken.extend(self.keepers().filter(|calls| calls.on_lost()));
+        broken.extend(self.recalls().filter(|recalls| recalls.on_lost()));
     }
 }
 
 /// Notification for the listeners of a channel. It is passed on while no lock is held.
-pub(super) struct News {
-    notice: Notification,
+pub(super) struct ChannelNotification {
+    notification: Notification,
     listeners: Vec<Listener>,
 }
 
-impl News {
+impl ChannelNotification {
     pub(super) fn tell(self, now: Moment) {
         for listener in self.listeners {
             // Wakers and subscribers of `tracing` are the user's code. If they panic, the link must go on for others.
-            catch_panic(|| listener.hear(&self.notice, now));
+            catch_panic(|| listener.on_notification(&self.notification, now));
         }
     }
 }
@@ -225,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_a_lock_no_more_makes_room_for_the_next() {
-        let keeper = || Arc::new(Recalls::new(Box::new(Deaf)));
-        let (left, stays) = (keeper(), keeper());
-        let listener = |calls: &Arc<Recalls>| Listener::Keeper(Arc::downgrade(calls));
+    fn holder_that_dropped_its_hold_makes_room_for_the_next() {
+        let recalls = || Arc::new(Recalls::new(Box::new(Deaf)));
+        let (left, stays) = (recalls(), recalls());
+        let listener = |recalls: &Arc<Recalls>| Listener::Holder(Arc::downgrade(recalls));
         let mut channel = Channel::new(0, |_, _| Notification::AskAgain, &listener(&left));
         channel.add(NonZeroU64::MIN, listener(&left));
         channel.add(NonZeroU64::MIN, listener(&stays));
@@ -236,9 +239,9 @@ mod tests {
         drop(left);
         channel.add(NonZeroU64::MIN, listener(&stays));
         assert_eq!(channel.listeners.len(), 2);
-        assert!(channel.is_kept());
+        assert!(channel.has_cached_hold());
         drop(stays);
-        assert!(!channel.is_kept());
+        assert!(!channel.has_cached_hold());
     }
 
     #[test]

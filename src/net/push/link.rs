@@ -83,7 +83,7 @@ enum Look {
 type Command = (Verb, Arc<str>);
 
 /// Deadlines of the task, and channels that it handles later.
-struct Agenda {
+struct LinkDeadlines {
     refresh_at: Instant,
     ping_at: Instant,
     role_at: Instant,
@@ -130,16 +130,17 @@ impl LinkRun {
         let connection = self.dial(origin).await?;
         let refresh_at = Instant::now() + self.shared.pace.refresh;
         let (ping_at, role_at) = (Instant::now(), Instant::now() + ROLE_PAUSE);
-        let mut agenda = Agenda { refresh_at, ping_at, role_at, again: Vec::new(), refused: BTreeSet::new() };
+        let mut deadlines = LinkDeadlines { refresh_at, ping_at, role_at, again: Vec::new(), refused: BTreeSet::new() };
         let fresh = self.fresh()?;
         loop {
-            let is_kept = self.ping(&connection, &mut agenda, &fresh).await?;
-            let is_watched = self.ask_role(&connection, &mut agenda).await?;
-            let batch = self.next_batch(&mut agenda)?;
+            let has_cached_hold = self.ping(&connection, &mut deadlines, &fresh).await?;
+            let is_watched = self.ask_role(&connection, &mut deadlines).await?;
+            let batch = self.next_batch(&mut deadlines)?;
             if batch.is_empty() {
-                let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
-                let next = if is_kept { next.min(agenda.ping_at) } else { next };
-                let next = if is_watched { next.min(agenda.role_at) } else { next };
+                let next =
+                    deadlines.refused.first().map_or(deadlines.refresh_at, |(at, _)| deadlines.refresh_at.min(*at));
+                let next = if has_cached_hold { next.min(deadlines.ping_at) } else { next };
+                let next = if is_watched { next.min(deadlines.role_at) } else { next };
                 tokio::select! {
                     () = self.wake.notified() => {}
                     () = tokio::time::sleep_until(next) => {}
@@ -159,17 +160,22 @@ impl LinkRun {
     }
 
     /// Pings the node if that is due and cached holds may depend on this link. Returns true if they may depend on it.
-    async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Liveness) -> Result<bool, Lost> {
+    async fn ping(
+        &self,
+        connection: &Connection,
+        deadlines: &mut LinkDeadlines,
+        fresh: &Liveness,
+    ) -> Result<bool, Lost> {
         let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
         {
             let subscriptions = &mut *self.shared.subscriptions.lock();
             let link = subscriptions.links.get(&self.link).ok_or(Lost::Unused)?;
-            if !link.is_kept || is_due(agenda.ping_at) && !subscriptions.is_kept(self.link) {
+            if !link.has_cached_hold || is_due(deadlines.ping_at) && !subscriptions.update_has_cached_hold(self.link) {
                 return Ok(false);
             }
         }
-        if is_due(agenda.ping_at) {
-            agenda.ping_at = now + self.shared.pace.ping;
+        if is_due(deadlines.ping_at) {
+            deadlines.ping_at = now + self.shared.pace.ping;
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
             match fault::reply(pong) {
@@ -186,7 +192,7 @@ impl LinkRun {
 
     /// Asks a single node whether it is still a primary, if that is due and a waiter waits. Returns true if the node is
     /// to be asked again later.
-    async fn ask_role(&self, connection: &Connection, agenda: &mut Agenda) -> Result<bool, Lost> {
+    async fn ask_role(&self, connection: &Connection, deadlines: &mut LinkDeadlines) -> Result<bool, Lost> {
         let waits = |subscriptions: &Subscriptions| {
             let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
             here.filter(|channel| channel.purpose == Purpose::Turns).any(|channel| !channel.listeners.is_empty())
@@ -194,10 +200,10 @@ impl LinkRun {
         if !self.shared.slot_owners.is_single() {
             return Ok(false);
         }
-        if agenda.role_at > Instant::now() {
+        if deadlines.role_at > Instant::now() {
             return Ok(true);
         }
-        agenda.role_at = Instant::now() + ROLE_PAUSE;
+        deadlines.role_at = Instant::now() + ROLE_PAUSE;
         if waits(&self.shared.subscriptions.lock()) {
             let hello = redis::cmd("HELLO");
             let asking = connection.ask(Request::Command(&hello));
@@ -220,20 +226,21 @@ impl LinkRun {
         link.asked = None;
         link.proven = None;
         link.leftovers.clear();
-        let ours = subscriptions.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
+        let ours = subscriptions.channels.iter().filter(|(_, channel)| channel.owner_link == Some(self.link));
         link.todo = ours.map(|(name, _)| Arc::clone(name)).collect();
         Ok(Origin { link: self.link, connection })
     }
 
     async fn dial(&self, origin: Origin) -> Result<Connection, Lost> {
         // Weak references avoid a cycle, since the task owns the connection.
-        let (loses, hears) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
-        let lose = move || loses.upgrade().into_iter().for_each(|shared| shared.lose(origin));
-        let hear = move |pushed: Pushed<'_>| hears.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
-        Ok(self.node.dial_link(Arc::new(lose), Box::new(hear)).await?)
+        let (for_loss, for_push) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
+        let on_loss = move || for_loss.upgrade().into_iter().for_each(|shared| shared.lose(origin));
+        let on_push =
+            move |pushed: Pushed<'_>| for_push.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
+        Ok(self.node.dial_link(Arc::new(on_loss), Box::new(on_push)).await?)
     }
 
-    fn next_batch(&self, agenda: &mut Agenda) -> Result<Vec<Command>, Lost> {
+    fn next_batch(&self, deadlines: &mut LinkDeadlines) -> Result<Vec<Command>, Lost> {
         let main = self.node.clock_sample().map(|(connection, _)| connection);
         let now = Instant::now();
         let subscriptions = &mut *self.shared.subscriptions.lock();
@@ -241,36 +248,36 @@ impl LinkRun {
         if let Some(lost) = link.lost.take() {
             return Err(lost);
         }
-        if now >= agenda.refresh_at {
-            agenda.refresh_at = now + self.shared.pace.refresh;
+        if now >= deadlines.refresh_at {
+            deadlines.refresh_at = now + self.shared.pace.refresh;
             // Channels of recalls are not subscribed again, since there may be many. Instead, pings check them before a
             // cached hold depends on them.
             let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
-            agenda.again = of_waiters.chain(&link.leftovers).cloned().collect();
+            deadlines.again = of_waiters.chain(&link.leftovers).cloned().collect();
             // A replica also confirms subscriptions, so Sentinels are asked for the primary here. In a cluster, waiters
             // ask the node itself once a second, and notice a replica.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
             // One channel is enough, since any answer proves the connection.
             let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
-            agenda.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
+            deadlines.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
         }
-        while agenda.refused.first().is_some_and(|(at, _)| *at <= now) {
-            link.todo.extend(agenda.refused.pop_first().map(|(_, name)| name));
+        while deadlines.refused.first().is_some_and(|(at, _)| *at <= now) {
+            link.todo.extend(deadlines.refused.pop_first().map(|(_, name)| name));
         }
         link.asked = main;
         let mut commands = Vec::new();
         while commands.len() < MAX_BATCH {
             let todo = link.todo.pop_front().map(|name| (name, Look::New));
-            let Some((name, look)) = todo.or_else(|| agenda.again.pop().map(|name| (name, Look::Again))) else {
+            let Some((name, look)) = todo.or_else(|| deadlines.again.pop().map(|name| (name, Look::Again))) else {
                 break;
             };
-            let channel = subscriptions.channels.get(&name).filter(|channel| channel.home == Some(self.link));
+            let channel = subscriptions.channels.get(&name).filter(|channel| channel.owner_link == Some(self.link));
             let not_before = channel.and_then(|channel| channel.refused.as_ref()?.not_before);
             match channel {
                 Some(_) if not_before.is_some_and(|at| at > now) => {
-                    agenda.refused.insert((not_before.unwrap_or(now), name));
+                    deadlines.refused.insert((not_before.unwrap_or(now), name));
                 }
                 Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
                 None if link.leftovers.contains(&name) => commands.push((Verb::Unsubscribe, name)),
@@ -322,7 +329,8 @@ impl LinkRun {
         };
         let is_redirect = matches!(fault, Fault::Moved { .. });
         let mut subscriptions = self.shared.subscriptions.lock();
-        let Some(channel) = subscriptions.channels.get_mut(name).filter(|channel| channel.home == Some(self.link))
+        let Some(channel) =
+            subscriptions.channels.get_mut(name).filter(|channel| channel.owner_link == Some(self.link))
         else {
             return Ok(());
         };
@@ -346,7 +354,8 @@ impl LinkRun {
         }
         let mut subscriptions = self.shared.subscriptions.lock();
         self.shared.place(&mut subscriptions, name);
-        let is_still_ours = subscriptions.channels.get(name).is_some_and(|channel| channel.home == Some(self.link));
+        let is_still_ours =
+            subscriptions.channels.get(name).is_some_and(|channel| channel.owner_link == Some(self.link));
         if let Some(link) = subscriptions.links.get_mut(&self.link).filter(|_| is_still_ours) {
             link.look_at(name);
         }

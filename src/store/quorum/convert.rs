@@ -30,7 +30,7 @@ enum ConversionState {
     Nothing,
     Converted,
     /// The master still has the old hold.
-    Stands,
+    Unconverted,
     /// The master has neither the old hold nor the new one.
     Lost,
 }
@@ -109,10 +109,10 @@ impl Quorum {
     }
 
     fn send_conversion(&self, place: usize, conversion: &QuorumConversion) -> BoxFuture<'static, ConversionAnswer> {
-        let (scheme, traces) = (Arc::clone(&self.masters[place].scheme), Arc::clone(&self.outstanding));
+        let (scheme, outstanding) = (Arc::clone(&self.masters[place].scheme), Arc::clone(&self.outstanding));
         let (key, old, request) =
             (Arc::clone(&conversion.key), conversion.old.clone(), Arc::clone(&conversion.request));
-        let copy = traces.begin_request(&request.id, place);
+        let copy = outstanding.begin_request(&request.id, place);
         Box::pin(async move {
             let attempt = scheme.convert(&key, &old, &request).await;
             let has = |converted: &Converted| match converted {
@@ -121,7 +121,7 @@ impl Quorum {
                 Converted::Late => None,
             };
             if let Some(answer) = attempt.as_ref().ok().filter(|answer| has(&answer.value) == Some(true)) {
-                traces.note_converted(&old, place, answer.sent);
+                outstanding.note_converted(&old, place, answer.sent);
             }
             copy.resolve(&attempt, has);
             ConversionAnswer::Converted((place, attempt))
@@ -146,7 +146,7 @@ impl Quorum {
         summary.server = summary.server.max(server);
         let (said, vote) = match value {
             Converted::Granted(granted) => (ConversionState::Converted, self.yes(place, sent, granted, summary)),
-            Converted::Refused | Converted::Cached => (ConversionState::Stands, Vote::No),
+            Converted::Refused | Converted::Cached => (ConversionState::Unconverted, Vote::No),
             Converted::Lost { forced } => {
                 summary.forced = summary.forced.max(forced);
                 (ConversionState::Lost, Vote::No)
@@ -163,10 +163,11 @@ impl Quorum {
         asked: PendingAnswers<ConversionAnswer>,
     ) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
-        let (done, stands) = (conversion.count(ConversionState::Converted), conversion.count(ConversionState::Stands));
+        let (done, unconverted) =
+            (conversion.count(ConversionState::Converted), conversion.count(ConversionState::Unconverted));
         // A master without a vote has converted, but its hold may conflict with a hold that it has forgotten.
-        let is_refused = stands > 0 || conversion.summary.restarted > 0;
-        if conversion.request.mode == Mode::Write && is_refused && stands + done >= majority(masters) {
+        let is_refused = unconverted > 0 || conversion.summary.restarted > 0;
+        if conversion.request.mode == Mode::Write && is_refused && unconverted + done >= majority(masters) {
             return Ok(self.undo(conversion, asked).await);
         }
         let is_pending = !asked.is_empty();
@@ -188,7 +189,7 @@ impl Quorum {
         mut asked: PendingAnswers<ConversionAnswer>,
     ) -> Answered<Converted> {
         let QuorumConversion { key, old, request, states: said, summary } = conversion;
-        let gives_back = GiveBackOnDrop { traces: Arc::clone(&self.outstanding), id: request.id.clone() };
+        let gives_back = GiveBackOnDrop { outstanding: Arc::clone(&self.outstanding), id: request.id.clone() };
         let back = AcquireRequest { id: old.clone(), mode: Mode::Read, ..AcquireRequest::clone(&request) };
         self.outstanding.begin(&old, back.mode, &key, back.lease);
         let turn_back = |place: usize| ConversionUndo {
@@ -200,7 +201,7 @@ impl Quorum {
             // The request counts from now on. If the old hold is released meanwhile, a hold that comes back is released
             // too.
             in_flight: self.outstanding.begin_request(&old, place),
-            traces: Arc::clone(&self.outstanding),
+            outstanding: Arc::clone(&self.outstanding),
         };
         let at = |wanted: ConversionState| {
             said.iter().enumerate().filter(move |(_, said)| **said == wanted).map(|(place, _)| place)
@@ -221,7 +222,7 @@ impl Quorum {
             pending.into_iter().for_each(ConversionUndo::cancel);
             drop(gives_back);
         }));
-        let is_there = at(ConversionState::Stands).count() + undone >= majority(self.masters.len());
+        let is_there = at(ConversionState::Unconverted).count() + undone >= majority(self.masters.len());
         let value = if is_there { Converted::Refused } else { Converted::Lost { forced: summary.forced } };
         answer_of(self.clock.now(), summary.server, value)
     }
@@ -244,7 +245,7 @@ struct ConversionUndo {
     new: AcquisitionId,
     back: AcquireRequest,
     in_flight: RequestInFlight,
-    traces: Arc<Outstanding>,
+    outstanding: Arc<Outstanding>,
 }
 
 impl ConversionUndo {
@@ -255,7 +256,7 @@ impl ConversionUndo {
         let sent = back.map(|answer| answer.sent);
         self.in_flight.resolve(&attempt, |_| sent.map(|_| true));
         if let Some(sent) = sent {
-            self.traces.note_converted(&self.new, self.place, sent);
+            self.outstanding.note_converted(&self.new, self.place, sent);
         }
         sent.is_some()
     }
@@ -269,13 +270,13 @@ impl ConversionUndo {
 /// Releases the new hold of a refused conversion when this value is dropped. The task that waits for the last answers
 /// owns this value.
 struct GiveBackOnDrop {
-    traces: Arc<Outstanding>,
+    outstanding: Arc<Outstanding>,
     id: AcquisitionId,
 }
 
 impl Drop for GiveBackOnDrop {
     fn drop(&mut self) {
-        self.traces.give_back(&self.id);
+        self.outstanding.give_back(&self.id);
     }
 }
 

@@ -59,10 +59,10 @@ impl Quorum {
         let mut all: Vec<_> = self.masters.iter().map(|_| MasterReleases::default()).collect();
         for (of, (request, (ballot, _))) in batch.iter().zip(counts).enumerate() {
             // The hold has no record here, so any master may have it.
-            let standings = self.outstanding.begin_release(&request.id);
-            let standings = standings.unwrap_or_else(|| vec![ReleaseState::MayHold; self.masters.len()]);
-            for (place, standing) in standings.into_iter().enumerate() {
-                match standing {
+            let states = self.outstanding.begin_release(&request.id);
+            let states = states.unwrap_or_else(|| vec![ReleaseState::MayHold; self.masters.len()]);
+            for (place, state) in states.into_iter().enumerate() {
+                match state {
                     ReleaseState::Nothing => ballot.cast(place, Vote::No),
                     ReleaseState::Released { was_held } => ballot.cast(place, self.released_vote(was_held)),
                     ReleaseState::MayHold => {

@@ -130,13 +130,13 @@ fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
 
 /// Notes the holds that this master lacks and returns their indexes in the batch.
 fn lacking_holds(
-    traces: &Outstanding,
+    outstanding: &Outstanding,
     batch: &[RenewalRequest],
     (place, attempts): &RenewalAnswers,
 ) -> Option<LackingHolds> {
     let lacks = |(of, attempt): (usize, &Attempt<Renewed>)| match attempt {
         Ok(Answered { value: Renewed::Lost { forced }, .. }) => {
-            traces.note_lacking(&batch[of].id, *forced);
+            outstanding.note_lacking(&batch[of].id, *forced);
             Some(of)
         }
         Ok(Answered { value: Renewed::Renewed { .. }, .. }) | Err(_) => None,

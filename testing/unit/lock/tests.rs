@@ -44,7 +44,7 @@ fn table() -> Arc<Table> {
         max_delay: STRAY,
         max_handoffs: 64,
         handoff_span: secs(60),
-        meter: Metrics::default(),
+        metrics: Metrics::default(),
     }))
 }
 
@@ -412,7 +412,7 @@ fn offer_to_a_future_that_nobody_polls_is_due_before_the_hold() {
     let _second = enter(&table, Mode::Write);
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let renewal = now().after(LEASE / 3);
-    hold.agenda_moment.store(renewal.after(LEASE).as_nanos(), Ordering::Relaxed);
+    hold.queue_moment.store(renewal.after(LEASE).as_nanos(), Ordering::Relaxed);
     let (removed, due) = hold.remove_share(share_id, now());
     assert!(matches!(removed, ShareRemoved::HandedOver(_)));
     assert_eq!(due.0.len(), 1, "the agenda looks when the offer is over");
@@ -461,7 +461,7 @@ fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal()
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    hold.agenda_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
+    hold.queue_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
     let (accepted, due) = hold.accept(share_id, long.from(since), since, since);
     let Accepted::Short { is_late: false, until, .. } = accepted else { panic!("{accepted:?}") };
     assert_eq!(due.0.len(), 1, "the agenda looks now");
@@ -679,7 +679,7 @@ fn what_was_handed_to_a_future_that_died_is_given_back() {
 fn what_others_share_is_left_without_a_clock() {
     let table = table();
     let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-    hold.agenda_moment.store(0, Ordering::Relaxed);
+    hold.queue_moment.store(0, Ordering::Relaxed);
     let join = || table.join(key().hashed_name(), want(), now()).expect("it is open").1;
     assert!(hold.leave_quietly(join()).is_some_and(|due| due.0.is_empty()));
     let watched = join();
@@ -698,7 +698,7 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
     let share = Share { ends: soon, ..want().from(now()) };
     assert!(matches!(hold.accept(first, share, now(), now()).0, Accepted::Taken(_)));
-    hold.agenda_moment.store(later.as_nanos(), Ordering::Relaxed);
+    hold.queue_moment.store(later.as_nanos(), Ordering::Relaxed);
     let due = hold.leave_quietly(lasts).expect("another one has it");
     assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");
 }

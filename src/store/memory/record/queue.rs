@@ -37,8 +37,8 @@ impl Record {
         self.admit_next(step);
         if self.notifications.len() > told {
             let waits = self.is_waited_for(step);
-            for news in &mut self.notifications[told..] {
-                news.granted.is_waited_for = waits;
+            for notification in &mut self.notifications[told..] {
+                notification.granted.is_waited_for = waits;
             }
         }
         self.next_to_ask = self.batch_readers.last().map(|next| next.request.id.clone());

@@ -28,7 +28,7 @@ pub(crate) struct PendingRecall {
 
 impl Record {
     pub(super) fn is_recallable(&self) -> bool {
-        self.recallable.is_some_and(|mark| mark.token == self.token)
+        self.recallable.is_some_and(|recallable| recallable.token == self.token)
     }
 
     /// Sets the recallable flag. If the lock is waited for, a present flag keeps the time of its last recall.
@@ -77,13 +77,13 @@ impl Record {
     /// Recalls the hold for a waiter, unless it was recalled a short time ago. A try always recalls, and adds its id.
     pub(super) fn recall(&mut self, now_ms: u64, request: &AcquireRequest) {
         let id = matches!(request.if_taken, IfTaken::Try { .. }).then(|| request.id.clone());
-        let Some(mark) = self.recallable.as_mut() else { return };
+        let Some(recallable) = self.recallable.as_mut() else { return };
         if id.is_none() {
-            let passed_ms = mark.recalled_ms.map(|called_ms| now_ms.checked_sub(called_ms));
+            let passed_ms = recallable.recalled_ms.map(|recalled_ms| now_ms.checked_sub(recalled_ms));
             if passed_ms.is_some_and(|passed_ms| passed_ms.is_some_and(|passed_ms| passed_ms < RECALL_INTERVAL_MS)) {
                 return;
             }
-            mark.recalled_ms = Some(now_ms);
+            recallable.recalled_ms = Some(now_ms);
         }
         self.pending_recall = Some(PendingRecall { token: self.last_token(), id });
     }
@@ -119,11 +119,11 @@ impl Record {
             return Renewed::Lost { forced: self.forced_token() };
         };
         let is_waited_for = self.may_be_waited_for(now.as_micros() / 1000);
-        let was_marked = self.is_recallable();
+        let was_recallable = self.is_recallable();
         let tokens = (max_tokens > 0).then(|| self.add_tokens(now.as_micros(), max_tokens)).flatten();
-        if let Some(mark) = self.recallable.as_mut().filter(|_| was_marked) {
+        if let Some(recallable) = self.recallable.as_mut().filter(|_| was_recallable) {
             // New tokens do not begin a new phase. The flag stays valid, with the time of its last recall.
-            mark.token = self.token;
+            recallable.token = self.token;
         }
         self.set_recallable(is_waited_for);
         Renewed::Renewed { remaining, is_waited_for, tokens }

@@ -128,7 +128,7 @@ async fn waker_of_a_hold_that_is_over_in_its_line_runs_under_no_lock() {
     let scheme = staged();
     let engine = engine_on(&scheme);
     let held = take(&engine, "cfg", LEASE * 2).await;
-    let work = &engine.outbox.work;
+    let work = &engine.background.work;
     let looks = Arc::new(LooksAt(Arc::clone(work), AtomicBool::new(false)));
     let watch = held.watch();
     let mut ended = Box::pin(watch.ended());

@@ -91,7 +91,7 @@ async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     // A joining guard does the same, just before it puts the hold back.
-    engine.renewals.agenda.lock().remove(held.hold());
+    engine.renewals.queue.lock().remove(held.hold());
     word.send(()).expect("it is waited for");
     tokio::time::sleep(LEASE * 3).await;
     assert_eq!(held.hold().state_of(held.share_id()), HoldState::Held, "it was renewed no more");

@@ -111,7 +111,7 @@ async fn call_apart_that_takes_long_is_no_silence_of_the_node() {
     let node = node(&fake);
     let long = Call::new(&SCRIPT, 0);
     assert!(matches!(node.call_apart(&long).await, Err(Fault::Unknown { .. })));
-    assert!(!node.hearing().is_silent, "one long call says nothing of others");
+    assert!(!node.server_contact().is_silent, "one long call says nothing of others");
 }
 
 #[test]
@@ -177,7 +177,7 @@ async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_othe
     let answers = join_all((0..16).map(|_| call(&node))).await;
     assert!(answers.iter().any(Result::is_ok));
     assert!(matches!(answers.last(), Some(Err(Fault::Unknown { .. }))), "{:?}", answers.last());
-    assert!(!node.hearing().is_silent, "it answers");
+    assert!(!node.server_contact().is_silent, "it answers");
     fake.set(AT_ONCE);
     call(&node).await.expect("answered");
     assert_eq!(fake.connections(), 1, "nobody gave it up");
@@ -190,7 +190,7 @@ async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
     call(&node).await.expect("answered");
     fake.set(Pace::Never);
     assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
-    assert!(node.hearing().is_silent);
+    assert!(node.server_contact().is_silent);
     let (scripts, connections) = (fake.scripts(), fake.connections());
     let waiting: Vec<_> = (0..500)
         .map(|_| {
@@ -248,7 +248,7 @@ fn each_runtime_has_a_connection_that_goes_with_it() {
     stays.block_on(call(&node)).expect("answered");
     assert_eq!(fake.connections(), 2, "what ends takes nobody's along");
     runtime().block_on(call(&node)).expect("answered");
-    assert!(node.lines.count() <= 2, "{} are kept", node.lines.count());
+    assert!(node.connections.count() <= 2, "{} are kept", node.connections.count());
 }
 
 fn names(node: &Node, fakes: &[&Fake], pause: Duration) {

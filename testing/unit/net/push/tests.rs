@@ -28,7 +28,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// Returns a pace at which all is kept for ever unless a test is about it.
 fn pace() -> Pace {
-    Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::of(&Options::default()) }
+    Pace { refresh: HOUR, linger: HOUR, max_clock_sample_age: HOUR, ..Pace::of(&Options::default()) }
 }
 
 /// Returns a background runtime that ends with the test.
@@ -705,7 +705,7 @@ async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
     let shared = shared(&push);
     // As if the owner of its slot were not known any more: the keeper gives the channel a link anew.
     for channel in shared.subscriptions.lock().channels.values_mut() {
-        channel.home = None;
+        channel.owner_link = None;
     }
     shared.strayed.notify_one();
     until("it is told", || told.load(Ordering::SeqCst) == 1).await;
@@ -805,7 +805,7 @@ async fn a_message_right_behind_the_confirmation_is_judged_too() {
 #[tokio::test]
 async fn an_anchor_that_is_too_old_is_none() {
     let server = Server::start(Version::Redis70).expect("the server starts");
-    let (push, node) = single_at(&server.url(), Pace { anchor_age_most: Duration::ZERO, ..pace() });
+    let (push, node) = single_at(&server.url(), Pace { max_clock_sample_age: Duration::ZERO, ..pace() });
     node.ready().await.expect("it answers");
     let mut subscription = push.subscribe(0, "a", read);
     told_to_ask(&mut subscription).await;

@@ -35,7 +35,7 @@ impl Ends {
     fn ears_of_link(&self) -> PushHandler {
         let heard = Arc::clone(&self.heard);
         let hear = move |pushed: Pushed<'_>| heard.lock().push(format!("{pushed:?}"));
-        self.ears().hearing(Box::new(hear))
+        self.ears().with_on_push(Box::new(hear))
     }
 
     fn heard(&self) -> Vec<String> {
@@ -522,7 +522,7 @@ async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
     };
-    let (dialed, mut server) = connected_by(ends.ears().hearing(Box::new(hear))).await;
+    let (dialed, mut server) = connected_by(ends.ears().with_on_push(Box::new(hear))).await;
     *wire.lock() = Some(dialed);
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
     assert_eq!(server.hear().await, ["SSUBSCRIBE", "a"]);

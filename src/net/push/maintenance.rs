@@ -15,16 +15,16 @@ use crate::net::slots::SlotMap;
 /// Pause between two checks of the channels that linger. A listener that leaves wakes no task.
 const LOOK: Duration = Duration::from_secs(1);
 /// First pause while a channel has no owner link.
-const LOOK_FOR_HOME: Duration = Duration::from_millis(100);
+const MIN_LINK_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum KeeperWork {
+enum MaintenanceOutcome {
     /// No channel is left.
     Nothing,
     /// Every channel has an owner link.
     Order,
     /// At least one channel has no owner link.
-    Strays,
+    WithoutLink,
 }
 
 async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
@@ -57,21 +57,21 @@ impl Drop for Runs {
 }
 
 impl PushShared {
-    pub(super) async fn keep(self: Arc<Self>) {
+    pub(super) async fn maintain(self: Arc<Self>) {
         let runs = Runs(Some(Arc::clone(&self)));
         let mut changes = self.slot_owners.changes();
-        let mut look_for_home = LOOK_FOR_HOME;
+        let mut link_pause = MIN_LINK_PAUSE;
         loop {
-            let look = match self.tend() {
-                KeeperWork::Nothing => return runs.end_well(),
-                KeeperWork::Order => {
-                    look_for_home = LOOK_FOR_HOME;
+            let look = match self.maintain_once() {
+                MaintenanceOutcome::Nothing => return runs.end_well(),
+                MaintenanceOutcome::Order => {
+                    link_pause = MIN_LINK_PAUSE;
                     LOOK.min(self.pace.linger)
                 }
-                KeeperWork::Strays => {
+                MaintenanceOutcome::WithoutLink => {
                     self.slot_owners.look();
-                    let look = look_for_home;
-                    look_for_home = LOOK.min(look * 2);
+                    let look = link_pause;
+                    link_pause = LOOK.min(look * 2);
                     look
                 }
             };
@@ -83,28 +83,29 @@ impl PushShared {
         }
     }
 
-    fn tend(self: &Arc<Self>) -> KeeperWork {
+    fn maintain_once(self: &Arc<Self>) -> MaintenanceOutcome {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         subscriptions.tidy(&self.pace);
         subscriptions.forget_lingering_since(Instant::now().checked_sub(self.pace.linger));
         self.counts(subscriptions.channels.len());
         let is_astray = |channel: &Channel| {
-            let home = channel.home.and_then(|home| subscriptions.links.get(&home));
-            home.is_none_or(|home| !self.slot_owners.leaves(channel.slot, &home.node))
+            let owner_link = channel.owner_link.and_then(|owner_link| subscriptions.links.get(&owner_link));
+            owner_link.is_none_or(|owner_link| !self.slot_owners.leaves(channel.slot, &owner_link.node))
         };
         let astray = subscriptions.channels.iter().filter(|(_, channel)| is_astray(channel));
         let astray: Vec<_> = astray.map(|(name, _)| Arc::clone(name)).collect();
-        let homeless = astray.iter().filter(|name| !self.place(&mut subscriptions, name)).count();
-        let homes: HashSet<_> = subscriptions.channels.values().filter_map(|channel| channel.home).collect();
-        let unused: Vec<_> = subscriptions.links.extract_if(|number, _| !homes.contains(number)).collect();
-        let found = match (subscriptions.channels.is_empty(), homeless) {
-            (true, _) => KeeperWork::Nothing,
-            (false, 0) => KeeperWork::Order,
-            (false, _) => KeeperWork::Strays,
+        let without_link = astray.iter().filter(|name| !self.place(&mut subscriptions, name)).count();
+        let owner_links: HashSet<_> =
+            subscriptions.channels.values().filter_map(|channel| channel.owner_link).collect();
+        let unused: Vec<_> = subscriptions.links.extract_if(|number, _| !owner_links.contains(number)).collect();
+        let found = match (subscriptions.channels.is_empty(), without_link) {
+            (true, _) => MaintenanceOutcome::Nothing,
+            (false, 0) => MaintenanceOutcome::Order,
+            (false, _) => MaintenanceOutcome::WithoutLink,
         };
-        if found == KeeperWork::Nothing {
-            subscriptions.keeper = None;
+        if found == MaintenanceOutcome::Nothing {
+            subscriptions.maintenance = None;
         }
         drop(subscriptions);
         self.notify_break();
@@ -116,9 +117,10 @@ impl PushShared {
 
 impl Subscriptions {
     /// Lets channels linger whose cached hold is gone. The holder does not report that.
-    pub(super) fn note_kept_no_more(&mut self) {
-        let is_left =
-            |channel: &Channel| channel.purpose == Purpose::Recalls && channel.lingers.is_none() && !channel.is_kept();
+    pub(super) fn note_dropped_holds(&mut self) {
+        let is_left = |channel: &Channel| {
+            channel.purpose == Purpose::Recalls && channel.lingers.is_none() && !channel.has_cached_hold()
+        };
         let left = self.channels.iter().filter(|(_, channel)| is_left(channel));
         let left: Vec<_> = left.map(|(name, _)| Arc::clone(name)).collect();
         for name in left {

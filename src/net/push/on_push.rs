@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::channel::News;
+use super::channel::ChannelNotification;
 use super::link::Lost;
 use super::{Link, Origin, PushShared, Subscriptions};
 use crate::base::attempt::Notification;
@@ -21,37 +21,43 @@ impl PushShared {
 
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
         // The lock is released at the end of this line, before wakers of users run.
-        let news = self.read(&mut self.subscriptions.lock(), from, name, message);
-        if let Some(news) = news {
-            news.tell(self.clock.now());
+        let notification = self.read(&mut self.subscriptions.lock(), from, name, message);
+        if let Some(notification) = notification {
+            notification.tell(self.clock.now());
         }
     }
 
-    fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
+    fn read(
+        &self,
+        subscriptions: &mut Subscriptions,
+        from: Origin,
+        name: &str,
+        message: &[u8],
+    ) -> Option<ChannelNotification> {
         let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
-        let is_at_home = channel.home == Some(from.link);
+        let is_of_owner_link = channel.owner_link == Some(from.link);
         // Messages on a connection that was given up do not count. The next confirmation makes the waiters ask again
         // instead.
         let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
-        let anchor = if is_at_home { self.anchor(link) } else { None };
-        Some(channel.news((channel.read)(message, anchor)))
+        let clock_sample = if is_of_owner_link { self.clock_sample(link) } else { None };
+        Some(channel.notification((channel.read)(message, clock_sample)))
     }
 
-    fn anchor(&self, link: &mut Link) -> Option<ClockSample> {
-        let (connection, anchor) = link.node.clock_sample()?;
+    fn clock_sample(&self, link: &mut Link) -> Option<ClockSample> {
+        let (connection, clock_sample) = link.node.clock_sample()?;
         if link.proven != Some(connection) {
             link.must_prove = true;
             link.wake.notify_one();
             return None;
         }
-        let is_fresh = anchor.age_at(self.clock.now()) <= self.pace.anchor_age_most;
-        (is_fresh && !self.slot_owners.suspects(&link.node)).then_some(anchor)
+        let is_fresh = clock_sample.age_at(self.clock.now()) <= self.pace.max_clock_sample_age;
+        (is_fresh && !self.slot_owners.suspects(&link.node)).then_some(clock_sample)
     }
 
     fn confirm(&self, from: Origin, channel: &str) {
         let confirmed = self.subscriptions.lock().confirm(from, channel);
         match confirmed {
-            Confirmation::Wanted(news) => news.tell(self.clock.now()),
+            Confirmation::Wanted(notification) => notification.tell(self.clock.now()),
             Confirmation::NotWanted => {}
             // Each such channel would need an unsubscription. A server that sends confirmations without end would make
             // this process store names and send requests without end.
@@ -65,7 +71,7 @@ impl PushShared {
         let is_wanted = self.subscriptions.lock().note_unsubscribed(from, channel, now);
         if is_wanted {
             self.notify_break();
-            self.slot_owners.look_for_news();
+            self.slot_owners.refresh_after_change();
         }
     }
 
@@ -88,7 +94,7 @@ impl PushShared {
 
 /// Outcome of a confirmation that a server has pushed.
 pub(super) enum Confirmation {
-    Wanted(News),
+    Wanted(ChannelNotification),
     /// The channel is not wanted on this link any more, or the connection was given up.
     NotWanted,
     /// No confirmation of the channel was expected.
@@ -111,7 +117,7 @@ impl Subscriptions {
             return false;
         };
         let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
-        let is_wanted = was_confirmed || was_left_over && entry.home == Some(from.link);
+        let is_wanted = was_confirmed || was_left_over && entry.owner_link == Some(from.link);
         if is_wanted {
             // Only subscriptions that the server ended count against the limit. This process itself has ended a
             // leftover.
@@ -142,7 +148,7 @@ impl Subscriptions {
         link.awaited.remove(place);
         // Set here already, since a message may come next. Only the last commands are under way.
         link.proven = link.asked;
-        let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.home == Some(from.link)) else {
+        let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.owner_link == Some(from.link)) else {
             // The channel has moved meanwhile, or is no longer wanted.
             let name = name.into();
             link.look_at(&name);
@@ -152,11 +158,11 @@ impl Subscriptions {
         link.leftovers.remove(name);
         // A channel that stayed confirmed has missed nothing.
         let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
-        let heard = channel.keepers().filter(|_| !was_confirmed);
-        if heard.map(|calls| calls.on_confirmed(link.standing(epoch))).count() > 0 {
+        let handlers = channel.recalls().filter(|_| !was_confirmed);
+        if handlers.map(|recalls| recalls.on_confirmed(link.subscription(epoch))).count() > 0 {
             link.is_pinged_from_now_on();
         }
         channel.refused = None;
-        Confirmation::Wanted(channel.news(Notification::AskAgain))
+        Confirmation::Wanted(channel.notification(Notification::AskAgain))
     }
 }
