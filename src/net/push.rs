@@ -3,9 +3,9 @@
 //! Each channel is subscribed on its *owner link*: the link to the known owner of its slot. A node that owns channels
 //! has one such [`link`], which is one connection and one task. Other nodes have none.
 //!
-//! One more task, the maintenance task ([`maintenance`]), moves channels whose slots have moved, and ends channels without a
-//! listener. A channel *lingers* for a while after its last waiter has left. So a contended lock does not need a new
-//! subscription for each waiter.
+//! One more task, the maintenance task ([`maintenance`]), moves channels whose slots have moved, and ends channels
+//! without a listener. A channel *lingers* for a while after its last waiter has left. So a contended lock does not
+//! need a new subscription for each waiter.
 //!
 //! Each runtime with waiters has its own links and its own maintenance task. So a message is read on the runtime of its
 //! waiter. A runtime that ends or stands still delays no other runtime.
