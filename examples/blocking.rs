@@ -1,4 +1,4 @@
-//! Uses the same locks in plain threads. Acquisitions of one thread nest; other threads wait, as other processes do.
+//! Uses the same locks in plain threads. Acquisitions of one thread nest. Other threads wait, as other processes do.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example blocking`
 
@@ -31,8 +31,8 @@ fn main() -> Result<()> {
     locks.close()
 }
 
-/// Takes the lock for itself, whether its caller holds the lock or not.
+/// Takes the lock. It works with a caller that holds the lock and with one that does not.
 fn check(locks: &RedisManager) -> Result<()> {
-    let guard = locks.read("job").wait()?; // nested in this thread: it only counts, and sends nothing
+    let guard = locks.read("job").wait()?; // nested in the hold of this thread, so it sends nothing
     guard.release()
 }

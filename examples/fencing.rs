@@ -10,7 +10,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{Client, Script};
 use redis_rwlock::{FencingToken, RedisManager, RwLockManager};
 
-/// Script that reads, and with a value writes, unless a higher token came before. Reads raise the highest token too.
+/// Script that reads the value, or writes it if a new value is given. It refuses a token below the highest one so far.
+/// Reads raise the highest token too.
 const VISIT: &str = "
     local highest = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
     if tonumber(ARGV[1]) < highest then return redis.error_reply('STALE a higher token was here') end
@@ -33,7 +34,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let locks = RedisManager::connect(&url).await?;
     let others = RedisManager::connect(&url).await?;
 
-    // A lease that is never renewed stands for a paused process, which swaps or whose machine is moved.
+    // A lease without renewals simulates a paused process, for example one that swaps or whose virtual machine is
+    // moved.
     let paused = locks.write("value").fixed_lease(Duration::from_millis(500)).await?;
     visit(server.clone(), paused.fencing_token(), Some("one")).await?;
     println!("{}: wrote \"one\", and is paused now", paused.fencing_token());
@@ -43,8 +45,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let value = visit(server.clone(), reading.fencing_token(), None).await?;
     println!("{}: read {value:?}, since the lease of the other one is over", reading.fencing_token());
 
-    // The process continues, and believes that it has the lock alone. But another holder has read the value, which must
-    // not change now.
+    // The paused process continues, and assumes that it has the lock alone. But another holder has read the value, so
+    // the value must not change now.
     match visit(server, paused.fencing_token(), Some("two")).await {
         Ok(_) => return Err("the late write got through".into()),
         Err(error) => println!("{}: woke up, and its write is refused: {error}", paused.fencing_token()),

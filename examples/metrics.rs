@@ -1,4 +1,5 @@
-//! Service that exports metrics of its locks to Prometheus. Of all its instances one leads, as long as it has the lock.
+//! Service that exports metrics of its locks to Prometheus. One instance of the service leads, as long as it has the
+//! lock.
 //!
 //! Start it with `REDIS_URL=redis://127.0.0.1:6379 cargo run --features metrics --example metrics`, then run `curl
 //! http://127.0.0.1:9184/metrics`. The rules of docs/alerts.yml evaluate this output.
@@ -11,8 +12,8 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use redis_rwlock::{RedisManager, RwLockManager, WriteGuard};
 use tokio::time::sleep;
 
-/// Buckets of the histograms, without which Prometheus could not add up the instances' waits. The rules need one at ten
-/// seconds.
+/// Buckets of the histograms. Without buckets, Prometheus could not add up the waits of several instances. The rules
+/// need a bucket at ten seconds.
 const BUCKETS: [f64; 11] = [0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 async fn work(guard: &WriteGuard) {
@@ -20,7 +21,8 @@ async fn work(guard: &WriteGuard) {
     sleep(Duration::from_secs(600)).await; // … work that only one instance may do …
 }
 
-/// Leads while it has the lock. An error ends this when the lock is lost or no server answers; then it begins again.
+/// Leads while this instance has the lock. `run` returns an error if the lock is lost or no server answers. Then the
+/// loop tries again.
 async fn lead(locks: RedisManager) {
     loop {
         if let Err(error) = locks.write("leader").run(work).await {

@@ -32,7 +32,7 @@ async fn main() -> redis_rwlock::Result<()> {
         println!("inspect: {} holds it to {} since {:.1?}", holder.label, holder.mode, holder.age);
     }
 
-    writing.release().await?; // Ok: the server has released it, and the hold was valid until then
+    writing.release().await?; // Ok: the server has released the lock, and the hold was valid until then
     println!("released; may another one read now? {}", others.try_read("cfg").await?.is_some());
 
     // At its end, a program releases all remaining holds.

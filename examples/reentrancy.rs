@@ -17,7 +17,7 @@ async fn main() -> redis_rwlock::Result<()> {
     println!("by default: {}", inner.expect_err("the outer guard has the lock"));
     outer.release().await?;
 
-    // First way, for one acquisition: it may nest in any hold of this task.
+    // First way, for one acquisition, which may nest in any hold of this task.
     let outer = locks.write("cfg").await?;
     let inner = locks.read("cfg").reentrant().await?;
     println!("reentrant: a read in a write, with token {}", inner.fencing_token());
@@ -25,7 +25,7 @@ async fn main() -> redis_rwlock::Result<()> {
     println!("the outer guard is gone; still held: {:?}", inner.state());
     inner.release().await?;
 
-    // Second way, by a named owner: for a job that runs in several tasks.
+    // Second way, by a named owner, for a job that runs in several tasks.
     let job = OwnerId::new();
     let outer = locks.read("cfg").owner(job).await?;
     let inner = {
@@ -35,7 +35,7 @@ async fn main() -> redis_rwlock::Result<()> {
     let inner = inner.await.expect("no panic")?;
     println!("one owner, two tasks, {} guards", locks.inspect("cfg").await?.holders[0].guards);
 
-    // A write in a read would wait for its own read, so it is refused at once.
+    // A write within a read would wait for its own read, so the manager refuses the write at once.
     match locks.write("cfg").owner(job).await {
         Err(error @ Error::UpgradeConflict { .. }) => println!("a write in a read: {error}"),
         other => drop(other?),

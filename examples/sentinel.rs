@@ -1,4 +1,4 @@
-//! Follows a primary that Sentinels move: the manager finds the new one, and holds that it knows go on.
+//! Follows a failover by Sentinels. The manager finds the new primary, and holds that the new primary knows go on.
 //!
 //! `SENTINELS=redis://10.0.0.1:26379,redis://10.0.0.2:26379 PRIMARY=mymaster cargo run --example sentinel`
 
@@ -9,9 +9,9 @@ use redis_rwlock::{NodeRole, RedisManager, RwLockManager, Topology};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let sentinels = env::var("SENTINELS")?; // all of them: the manager accepts the primary that the majority names
+    let sentinels = env::var("SENTINELS")?; // all of them, since the primary needs a majority of the Sentinels
     let topology = Topology::sentinel(env::var("PRIMARY")?, sentinels.split(','));
-    // This is longer than a failover, so that no hold ends and no caller gives up meanwhile.
+    // This time is longer than a failover, so no hold ends and no caller gives up during the failover.
     let patience = Duration::from_secs(20);
     let locks = RedisManager::builder(topology).lease(patience).unreachable_after(patience).connect().await?;
 
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(locks.close().await?)
 }
 
-/// Returns the address of the server that takes the locks.
+/// Returns the address of the primary.
 async fn primary(locks: &RedisManager) -> redis_rwlock::Result<String> {
     let health = locks.health().await?;
     let primary = health.nodes.into_iter().find(|node| node.role == NodeRole::Primary && node.is_reachable);

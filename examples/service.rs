@@ -1,4 +1,4 @@
-//! Web service with many instances, of which one at a time makes the report. It has a health check, a shutdown and
+//! Web service with many instances. Only one instance at a time makes the report. It has a health check, a shutdown and
 //! tests.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example service`, then `curl -X POST http://127.0.0.1:3000/report`
@@ -13,7 +13,7 @@ use axum::routing::{get, post};
 use redis_rwlock::{Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// State of the handlers; tests use a `MemoryManager`.
+/// State of the handlers. Tests use a `MemoryManager`.
 type Locks = Arc<dyn RwLockManager>;
 type Answer = (StatusCode, String);
 
@@ -35,8 +35,8 @@ async fn report(State(locks): State<Locks>) -> Answer {
     (status, format!("{error}\n"))
 }
 
-/// Answers a readiness check, every few seconds. Do not use it for a liveness check, because a restart of this process
-/// repairs no server.
+/// Answers a readiness check, which comes every few seconds. Do not use this handler for a liveness check, because a
+/// restart of this process repairs no server.
 async fn health(State(locks): State<Locks>) -> Answer {
     match locks.health().await {
         Ok(health) if health.is_ready() => (StatusCode::OK, "ready\n".to_owned()),
@@ -63,7 +63,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     // 1. The service accepts no new requests, and finishes the present ones.
     axum::serve(listener, app(Arc::clone(&locks))).with_graceful_shutdown(stop).await?;
-    // 2. `close` releases all remaining holds, and the servers have confirmed it when it returns. 3. The process ends.
+    // 2. `close` releases all remaining holds. It returns when the servers have confirmed the releases. 3. The process
+    //    ends.
     locks.close().await?;
     println!("closed, {} holds left", locks.stats().holds);
     Ok(())

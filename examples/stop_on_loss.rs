@@ -1,4 +1,4 @@
-//! Work that stops when its lock is lost: with `run`, or with a watch where a thread or another task does the work.
+//! Work that stops when its lock is lost. `run` stops a future, and a watch stops a thread or another task.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example stop_on_loss`
 
@@ -34,7 +34,7 @@ async fn main() -> redis_rwlock::Result<()> {
         other => other?,
     }
 
-    // A computation cannot be dropped, so it has to check the state.
+    // A computation on a thread cannot be dropped, so it must check the state.
     let guard = locks.write("job").await?;
     let watch = guard.watch();
     let computation = tokio::task::spawn_blocking(move || {

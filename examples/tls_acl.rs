@@ -1,6 +1,6 @@
 //! Uses TLS with a private authority and a client certificate, and a user with only the rights that locks need.
 //!
-//! `docs/OPERATIONS.md` lists the rights: create the user with one of its lines. Then run
+//! `docs/OPERATIONS.md` lists the rights. Create the user with one of the lines there. Then run
 //!
 //! `REDIS_URL=rediss://locks:secret@127.0.0.1:6379 CERTIFICATES=/etc/locks cargo run --example tls_acl`
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     guard.release().await?;
     println!("no password in what is shown: {locks:?}");
 
-    // The user may access the locks of its prefix and nothing else.
+    // The user may access the locks of this prefix and nothing else.
     let others = RedisManager::builder(Topology::node(&url).tls(tls())).key_prefix("billing").build()?;
     refused(others.write("cfg").await.map(drop), Refusal::Forbidden);
 

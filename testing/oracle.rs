@@ -1,15 +1,15 @@
-//! Oracle: a real server and the specification in memory must answer random operations alike.
+//! Oracle. A real server and the specification in memory must give the same answers to random operations.
 //!
 //! A [`Record`] takes the server's time as an argument, so it gets the time that each real reply reports. Leases expire
-//! in real time between the operations, and yet answers agree to the millisecond, tokens to the microsecond. Answers
-//! may differ in one point: a refused writer learns the deadline of one of several readers, and which reader that is
-//! may differ. Published messages are compared too, word by word.
+//! in real time between the operations. Nevertheless answers agree to the millisecond, and tokens to the microsecond.
+//! Answers may differ in one point. A refused writer learns the deadline of one of several readers, and the two sides
+//! may choose different readers. Published messages must be equal, too.
 //!
 //! The comparison covers more settings, since both sides see the same times:
 //!
 //! * a server whose clock steps;
-//! * a server that forgets the key, which it reports itself and never does too early;
-//! * clients of the timestamp scheme beside the crate, whose answers are compared as well;
+//! * a server that forgets the key when its expiry is over, and never earlier;
+//! * clients of the timestamp scheme that use the same locks, and their answers;
 //! * operations that may touch two records only.
 //!
 //! The oracle finds scripts that are broken in one place.
@@ -121,7 +121,7 @@ fn hash_with_limits_of_two_beside_published_clients_on_valkey() {
     setting.limited_to_two().beside_published(&node).agrees();
 }
 
-/// Scheme and topology to compare, and the disturbances meanwhile.
+/// Scheme and topology to compare, and the faults during the comparison.
 struct Setting<'a> {
     topology: Topology,
     face: Face,
@@ -138,7 +138,7 @@ struct Setting<'a> {
     changes: Vec<(&'a str, &'a str)>,
 }
 
-/// Limits of the timestamp clients, so short that they pass within a few operations.
+/// Limits of the timestamp clients. They are so short that they pass within a few operations.
 const PUBLISHED: TimestampClientsMs = TimestampClientsMs { read_ms: 4, write_ms: 7 };
 
 impl<'a> Setting<'a> {
@@ -225,11 +225,12 @@ fn altered(changes: &[(&str, &str)]) -> &'static Scripts {
     Box::leak(Box::new(Scripts { acquire, leave, convert, renew, inspect, force, used: None, key_parts: &["lock"] }))
 }
 
-/// Change by which one operation touches at most two records. The hashes of a lock become tables early, too.
+/// Change after which one operation touches at most two records. The server also converts the hashes of a lock to
+/// tables early.
 const TWO_RECORDS: [(&str, &str); 2] = [("MOST_RECORDS = 96", "MOST_RECORDS = 2"), ("local FEW = 8", "local FEW = 3")];
 
-/// Asserts that the oracle tells scripts with this change from the specification. The rarest change is found within a
-/// thousand histories on average. So it is no accident if 20,000 histories do not find one.
+/// Asserts that the oracle finds a difference between scripts with this change and the specification. The rarest change
+/// shows within a thousand histories on average. So a change that 20,000 histories do not show is not found at all.
 fn notices<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
     let mut changes = setting.changes.clone();
     changes.push((from, to));
@@ -244,18 +245,18 @@ fn broken_stamps_are_noticed() {
         // At its limit a stamp does not count.
         ("stamp_of(write) + write_limit_ms + 1", "stamp_of(write) + write_limit_ms"),
         ("foreign_read + read_limit_ms + 1 or 0", "foreign_read + read_limit_ms or 0"),
-        // The stamp that ours hides is forgotten, or cut.
+        // The stamp behind our stamp is forgotten, or shortened.
         ("covered = math.max(foreign_read, covered)", "covered = 0"),
         ("stamp = math.max(stamp, deadline_ms, covered)", "stamp = math.max(stamp, deadline_ms)"),
         ("if covered > 0 then set('read', covered) elseif", "if"),
-        // Our stamps and theirs are not told apart.
+        // Our stamps count as stamps of other clients.
         ("and read ~= stamp and stamp_of(read)", "and tonumber(read) ~= tonumber(stamp) and stamp_of(read)"),
-        // A holder that was overrun does not learn of it.
+        // An overrun holder does not learn of the overrun.
         ("not write and tonumber(own_since) >= tonumber(overrun)", "tonumber(own_since) >= tonumber(overrun)"),
         ("not ended and (write or tonumber(own_since) < overrun_ms)", "false"),
         ("overrun_ms, last = now_ms, math.max(server_us, last + 1)", ""),
-        // An overrun that happened beside another client is forgotten with the first answer: to a newcomer, a repeat, a
-        // release, a renewal.
+        // An overrun while another client holds the lock is forgotten with the first answer. The answer is to a new
+        // client, a repeat, a release or a renewal.
         ("      disown()\n      overrun_ms, last", "      overrun_ms, last"),
         ("  disown()\n  writer = nil", "  writer = nil"),
         ("    disown()\n    last = math.max(server_us, last + 1)", ""),
@@ -266,9 +267,9 @@ fn broken_stamps_are_noticed() {
         ("if was_live and write then disown() end", ""),
         ("elseif tonumber(ends) > now_ms then -- another value, or none, is somebody else's\n    disown()", ""),
         ("if kind == 'r' and tonumber(own_ms) > now_ms and write then disown() end", ""),
-        // More tokens than one are granted when it is not known which tokens were given away before.
+        // More than one token is granted although the earlier tokens are unknown.
         ("remembered == 0 and 1 or", "false or"),
-        // The header of one reader does not show the stamps beside it.
+        // The header of one reader does not show the stamps of other readers.
         ("or covered + overrun_ms > 0", ""),
         ("if write or foreign or tonumber(sole_ends)", "if write or tonumber(sole_ends)"),
         ("if write then\n  held = start", "if write and not read then\n  held = start"),
@@ -301,11 +302,11 @@ fn broken_marks_are_noticed() {
             "called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')",
             "called_ms = string.match(mark or '', '^(%d+)'), '0'",
         ),
-        // A waiter recalls though a waiting writer keeps it out; a try does not give its id; a refusal recalls.
+        // A waiter recalls although a waiting writer keeps it out. A try does not give its id. A refusal recalls.
         ("== last and (mode == 'w' or writer)\n", "== last\n"),
         ("marked .. ' ' .. id)", "marked)"),
         ("    if tries then", "    if false then"),
-        // A try takes a place where it recalls nobody, or forgets a place that it has.
+        // A try takes a place in the queue where it recalls no holder, or forgets a place that it has.
         ("  patience_ms = 0 -- nobody", "  -- nobody"),
         ("if queues and tries and not is_kept then", "if false then"),
         ("  queues = tonumber(string.match(about or '0', '^%d+')) > now_ms\n", "  queues = false\n"),
@@ -313,15 +314,15 @@ fn broken_marks_are_noticed() {
         ("    calls = ' 1'\n", ""),
         ("string.match(mark, '^%d+') == last and 'kept' or 'contended'", "'contended'"),
         ("    answer = 'kept'", ""),
-        // A renewal reports no waiters or dead ones; a grant reports no readers to a writer.
+        // A renewal reports no waiters, or reports dead waiters. A grant reports no readers to a writer.
         ("is_waited_for and 1 or 0,", "0,"),
         ("kept(deadline_ms, tonumber(heard_ms) > now_ms, turns", "kept(deadline_ms, queue, turns"),
         ("(next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms)", "next_writer()"),
-        // Tokens are too many, come twice, or are not those of the repeat.
+        // There are too many tokens, tokens come twice, or they are not the tokens of the repeat.
         ("turns = math.min(more, MOST_TURNS, ahead)", "turns = math.min(more, ahead)"),
         ("      redis.call('HSET', key, 't', string.format('%.0f', last + ahead))\n", ""),
         ("      block = string.format('%02d', turns)\n", ""),
-        // A force sends no recall, lets a renewal escape, or ends a newer hold.
+        // A force sends no recall, spares a hold that was renewed, or ends a newer hold.
         ("if marked then redis.pcall('SPUBLISH', channel_of(':call'), marked) end", ""),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", "return reply"),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", ""),
@@ -343,7 +344,7 @@ fn broken_limits_are_noticed() {
         ("if call and call ~= id then", "if false then"),
         // The server examines more records than allowed.
         ("if records == 0 then\n      crowded = true", "if false then\n      crowded = true"),
-        // A reader that may cache its hold learns of readers who are not inside yet.
+        // A reader that may cache its hold learns of readers that are not inside yet.
         (
             "tonumber(heard_ms) > now_ms and writers_wait, 0, 0) end\n    return",
             "tonumber(heard_ms) > now_ms, 0, 0) end\n    return",
@@ -374,10 +375,10 @@ fn what_breaks_with_the_clock_is_noticed() {
     }
 }
 
-/// Rounds of `cases` histories. A kind of answer that has not come after them counts as one that never comes.
+/// Rounds of `cases` histories. The test fails if a kind of answer has not come after all rounds.
 const MOST_ROUNDS: usize = 8;
 
-/// Number of locks so far, each with a name of its own.
+/// Number of locks so far. Each lock has a name of its own.
 static LOCKS: AtomicU64 = AtomicU64::new(0);
 
 impl Setting<'_> {
@@ -399,7 +400,7 @@ impl Setting<'_> {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let seen = RefCell::new(BTreeSet::new());
         let config = Config { cases: self.cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
-        // Chance decides when each kind of answer comes, so there are more rounds until each has come.
+        // The histories are random, so rounds are repeated until each kind of answer has come.
         for _ in 0..MOST_ROUNDS {
             let outcome = TestRunner::new(config.clone()).run(&self.operations(), |operations| {
                 if let Some(node) = self.steps {

@@ -1,6 +1,6 @@
-//! Simulation of the promises: the real engine over a memory store behind a network, a server, processes and users. All
-//! of them fail in every way that the contract allows. Each run follows from one seed, the same each time, with all
-//! clocks paused.
+//! Simulation of the promises. The real engine runs over a memory store, with a simulated network, server, processes
+//! and users. All of them fail in every way that the contract allows. The seed determines the whole run, and all clocks
+//! are paused.
 //!
 //! `history` records the events, `checkers` compare them with the promises, and `mutants` show that the checkers notice
 //! faults.
@@ -37,10 +37,10 @@ use world::{Down, World};
 
 /// Time during which faults happen.
 const TROUBLE: Duration = Duration::from_secs(12);
-/// Time after the last fault within which every waiter is served. It may have to wait for each leaked hold, one after
-/// the other.
+/// Time after the last fault within which every waiter is served. A waiter may have to wait for several leaked holds,
+/// one after the other.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longer than every lease, limit and retention.
+/// Time that is longer than every lease, limit and retention.
 const AFTERMATH: Duration = Duration::from_secs(75);
 /// Number of runs with several runtimes.
 const SEEDS_OF_RUNTIMES: u64 = 100;
@@ -102,7 +102,7 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
             machine.join().await;
         }
     };
-    // A waiter that is not served by then shows in the history.
+    // If a waiter is not served by then, the history shows it.
     tokio::time::timeout(PATIENCE, all).await.ok();
     tokio::time::sleep(AFTERMATH).await;
     for machine in cast.machines.iter().chain(&cast.gone) {
@@ -134,7 +134,7 @@ enum Trouble {
     RuntimeEnds,
 }
 
-/// Causes the faults that are not of messages, in an order and at times that the seed draws.
+/// Causes all faults except those of messages. The seed determines their order and their times.
 async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
     let profile = world.profile;
     let mut plan = Vec::new();
@@ -150,7 +150,7 @@ async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
         (Trouble::RuntimeStops, profile.runtime_stops),
         (Trouble::RuntimeEnds, profile.runtime_ends),
     ];
-    // Runtime faults that a profile lacks must draw no random numbers, or they would change its runs.
+    // A profile without runtime faults must draw no random numbers for them. Otherwise its runs would change.
     let runtimes = profile.runtime_stops + profile.runtime_ends > 0;
     for (kind, most) in kinds {
         if matches!(kind, Trouble::RuntimeStops | Trouble::RuntimeEnds) && !runtimes {
@@ -217,7 +217,7 @@ fn profile_band(world: &World) -> i64 {
     world.profile.step_band_ms
 }
 
-/// Takes the server away for longer than clocks can differ. Another one may come back.
+/// Takes the server away for longer than clocks can differ. Another server may come in its place.
 async fn outage(world: &Arc<World>, change: impl FnOnce(&World)) {
     let silent = world.draw(|rng| rng.bool());
     world.goes_down(if silent { Down::Silent } else { Down::Refusing });
@@ -248,7 +248,7 @@ async fn split(world: &Arc<World>) {
     let awake = world.draw(|rng| if long { rng.u64(200..4_000) } else { rng.u64(2..12) });
     let mut steps = vec![(wakes, Step::Wake), (wakes + awake, Step::Demote)];
     for process in world.behind() {
-        // A process that still asks the old one later is refused, and looks for another.
+        // The old primary refuses a process that still asks it later, and the process looks for another primary.
         let hears = world.draw(|rng| rng.u64(0..wakes + awake + 100));
         steps.push((hears, Step::Reroute(process)));
     }
@@ -312,7 +312,8 @@ fn seeds_or(many: u64) -> std::ops::Range<u64> {
     asked.split_once("..").map_or_else(|| 0..number(&asked), |(first, end)| number(first)..number(end))
 }
 
-/// Number of seeds. A seed takes eight times as long in a build that is not optimised. CI runs both.
+/// Number of seeds, for unoptimised and optimised builds. A seed takes eight times as long in an unoptimised build. CI
+/// runs both.
 const SEEDS: u64 = if cfg!(debug_assertions) { 500 } else { 2_000 };
 
 #[test]
@@ -484,7 +485,7 @@ fn runtimes_do_all_that_runtimes_do() {
     assert!(happens(|what| matches!(what, What::RuntimeEnded { leaks: false, .. })));
 }
 
-/// A hold that is gone is mostly known to be gone before its release, so chance seldom shows it.
+/// A process mostly learns of the end of a hold before its release, so random runs seldom show this case.
 #[test]
 fn release_is_not_always_fine() {
     let scene = Profile::of_scene(Scene::ReleaseOfALostHold);
@@ -512,7 +513,7 @@ fn promises_hold_for_conversions_in_doubt() {
     caught_with(|_| Profile::of_scene(Scene::UpgradeLost), Mutant::NoLateConversions, "4 conversions in doubt");
 }
 
-/// Background renewals and releases do not wait for acquisitions, and acquisitions wait where it costs nothing.
+/// Background renewals and releases do not wait for acquisitions. Acquisitions wait only where the wait costs nothing.
 #[test]
 fn what_a_burst_takes_from_others_is_noticed() {
     caught_with(|_| BURST, Mutant::RoomForAll, "10 losses");

@@ -1,4 +1,4 @@
-//! Memory scheme whose requests a test controls: copies are lost, or their answers wait.
+//! Memory scheme whose requests a test controls. The test can lose copies of a request, and can delay answers.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) const STRAY: Duration = Duration::from_secs(1);
 /// Fate of one request.
 #[derive(Debug)]
 pub(crate) enum Fate {
-    /// The request is not carried out, and its sender cannot know that: its connection is cut.
+    /// The request is not carried out, and its connection is cut. The sender cannot know that it was not carried out.
     Cut,
     /// The request is carried out, and the answer waits for the signal.
     Answered(oneshot::Receiver<()>),
@@ -40,23 +40,23 @@ pub(crate) enum Fate {
     NotDone,
     /// The request is carried out, and the answer at the signal is that no replica has it.
     Unreplicated(oneshot::Receiver<()>),
-    /// The server answers this and carries nothing out. For acquisitions only.
+    /// The server sends this answer and carries nothing out. For acquisitions only.
     Says(Acquired),
-    /// The request arrives at the signal even if its sender is gone, before all later requests of its runtime. For
+    /// The request arrives at the signal, before all later requests of its runtime, even if its sender is gone. For
     /// acquisitions only.
     OnItsWay(oneshot::Receiver<()>),
 }
 
-/// Scheme that carries a request out at once if the test has no fate for it.
+/// Scheme that carries a request out at once if the test has set no fate for the request.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) memory: MemoryScheme,
     acquires: Mutex<VecDeque<Fate>>,
     conversions: Mutex<VecDeque<Fate>>,
     leaves: Mutex<VecDeque<Fate>>,
-    /// Connection of the runtime that acquires. The request that has it is on its way, and the others wait behind it.
+    /// Connection of the runtime that acquires. One request at a time uses it, and the other requests wait.
     connection: Arc<tokio::sync::Mutex<()>>,
-    /// Acquisitions that were requested, cut ones included.
+    /// Number of requested acquisitions, including those whose connection was cut.
     asked: Mutex<Vec<AcquireRequest>>,
     /// Signals for which answers to renewals wait.
     words: Mutex<VecDeque<oneshot::Receiver<()>>>,
@@ -64,14 +64,14 @@ pub(crate) struct Staged {
     starts: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Number of further renewals whose answers are lost.
     unheard: AtomicUsize,
-    /// Renewals that came together, and their time.
+    /// Renewals that came in one batch, and the time of the batch.
     chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
     /// True if the next renewal panics.
     panics: AtomicBool,
     scripts: AtomicUsize,
-    /// True if the server answers, whatever the answer.
+    /// True if the server answers at all.
     serves: AtomicBool,
-    /// True if releases are inline: they go out where guards are dropped.
+    /// True if releases are inline, which means that the dropping thread sends them.
     leaves_at_hand: AtomicBool,
 }
 
@@ -121,7 +121,7 @@ impl Staged {
         self.asked.lock().len()
     }
 
-    /// Returns the number of scripts: acquisitions, releases, conversions and renewals.
+    /// Returns the number of scripts, which are acquisitions, releases, conversions and renewals.
     pub(crate) fn scripts(&self) -> usize {
         self.scripts.load(Ordering::SeqCst)
     }
@@ -136,7 +136,7 @@ impl Staged {
         self.starts.lock().push_back(word);
     }
 
-    /// Carries the next renewals out and loses their answers, this many times.
+    /// Carries the next renewals out and loses their answers, `times` times.
     pub(crate) fn renewals_go_unheard(&self, times: usize) {
         self.unheard.store(times, Ordering::SeqCst);
     }
@@ -228,7 +228,7 @@ impl Scheme for Staged {
         })
     }
 
-    /// Releases in the background, which has a connection of its own.
+    /// Releases in the background, on a connection of its own.
     fn release_all<'a>(
         &'a self,
         _: &'a Route,

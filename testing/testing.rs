@@ -1,4 +1,4 @@
-//! What judges the crate from the inside.
+//! Tests with access to the private items of the crate.
 
 mod oracle;
 mod simulation;

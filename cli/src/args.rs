@@ -8,35 +8,36 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-/// Exit codes, for `help`, `help run` and their manual pages.
+/// Exit codes, for the help texts and manual pages of the program and of `run`.
 macro_rules! exit_codes {
     () => {
         "\
 Exit codes:
-  0    done; inspect: somebody holds the lock; doctor: all is well
-  1    no: inspect: nobody holds the lock; force-release: nobody held it, or you did not agree; doctor: something is to be mended
-  2    the command line makes no sense
-  69   no server answered, or too few
-  70   the operating system did not let us
-  75   others hold the lock, and --wait is over (or --no-wait was given); trying again later may help
-  76   the lock was lost or about to be, and the command was ended
-  77   a server refused us; list: what some keys hold is not a lock of this version
+  0    success; inspect: the lock is held; doctor: all is well
+  1    inspect: the lock is free; force-release: the lock was free, or you did not agree; doctor: a problem or a warning
+  2    the command line is wrong
+  69   no server answered, or too few servers answered
+  70   the operating system refused an operation
+  75   others hold the lock, and --wait is over or --no-wait was given; trying again later may help
+  76   the lock was lost or about to be lost, so run ended the command
+  77   a server refused the request; list: some keys hold no lock of this version
   78   an option or a lock's name is not valid
   126  run: the command cannot be run
   127  run: the command was not found
-  128  and more: a signal ended the command, or waiting: 128 and its number
-run exits with the command's own code if the lock was ours to the end."
+  128 + N  signal N ended the command, or the wait for the lock
+Otherwise run exits with the command's own code."
     };
 }
 
 const AFTER_HELP: &str = concat!(
     "\
-Servers: one of --url, --cluster and --sentinel, or of RWLOCK_NODE, RWLOCK_CLUSTER and RWLOCK_SENTINEL_PRIMARY with \
-RWLOCK_SENTINEL_URLS, or a file with --config. Everybody on the machine can see a URL on the command line, so give passwords \
-by the environment or by a file.
+Servers: give one of --url, --cluster and --sentinel, or a file with --config. Or set RWLOCK_NODE, RWLOCK_CLUSTER, or both \
+RWLOCK_SENTINEL_PRIMARY and RWLOCK_SENTINEL_URLS. All users of the machine can read a URL on the command line. So put \
+passwords into the environment or into a file.
 
-Environment: all options of redis_rwlock::Config with the prefix RWLOCK, such as RWLOCK_LEASE=15s, RWLOCK_KEY_PREFIX=shop, \
-RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_MAX_CLOCK_SKEW=50ms. They count more than the file, and the command line more than they.
+Environment: every option of redis_rwlock::Config is a variable with the prefix RWLOCK, such as RWLOCK_LEASE=15s, \
+RWLOCK_KEY_PREFIX=shop, RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_MAX_CLOCK_SKEW=50ms. The environment overrides the file, and \
+the command line overrides the environment.
 
 ",
     exit_codes!()
@@ -50,94 +51,97 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
     #[command(flatten)]
     pub(crate) servers: Servers,
-    /// Print JSON: answers to standard output, messages of `run` and errors to standard error, one object a line.
+    /// Print one JSON value per line. Messages of `run` and errors go to standard error.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
 
-/// Places of the servers, and the options that are changed most.
+/// Addresses of the servers, and the options that users change most often.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Servers")]
 pub(crate) struct Servers {
-    /// A server, as `redis://user@host:6379/0`; `rediss://` for TLS.
+    /// URL of a server, as `redis://user@host:6379/0`; `rediss://` for TLS.
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// A cluster, by some of its members: URLs with commas between them.
+    /// URLs of some members of a cluster, separated by commas.
     #[arg(long, global = true, value_name = "URL,…", conflicts_with = "url")]
     pub(crate) cluster: Option<String>,
-    /// The primary that Sentinels know by this name, and the Sentinels' URLs.
+    /// Name of the primary in the Sentinels' configuration, and the Sentinels' URLs.
     #[arg(long, global = true, value_name = "PRIMARY=URL,…", conflicts_with_all = ["url", "cluster"])]
     pub(crate) sentinel: Option<String>,
-    /// A JSON file with the fields of `redis_rwlock::Config`; also by `RWLOCK_CONFIG`.
+    /// JSON file with the fields of `redis_rwlock::Config`. `RWLOCK_CONFIG` can name the file too.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// A file with the password of the servers; a line break at its end is not part of it.
+    /// File with the servers' password. A line break at the end of the file is not part of the password.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
     /// Prefix of the keys; `rwlock` by default.
     #[arg(long, global = true, value_name = "PREFIX")]
     pub(crate) key_prefix: Option<String>,
-    /// Label of this program, which others see; `host:pid` by default.
+    /// Label of this process, which `inspect`, `list` and `top` show; `host:pid` by default.
     #[arg(long, global = true, value_name = "LABEL")]
     pub(crate) label: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a command while the lock is held.
+    /// Run a command while this program holds the lock.
     ///
-    /// The command has the lock's name and fencing token in RWLOCK_NAME and RWLOCK_FENCING_TOKEN. It runs in a process group of its own.
-    /// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are handed on to all of that group. What it leaves behind when
-    /// it ends gets SIGTERM, and SIGKILL after the grace, before the lock is given back.
+    /// The command gets the lock's name in RWLOCK_NAME and the fencing token in RWLOCK_FENCING_TOKEN. The command runs
+    /// in a process group of its own. The program forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the
+    /// whole group. When the command has ended, the other processes of the group get SIGTERM, and SIGKILL after the
+    /// grace. Then the program releases the lock.
     ///
-    /// While no server confirms the lock, the group gets SIGTERM when no more than the grace is left until the lock cannot be
-    /// trusted any more, and SIGKILL before that moment. When the lock is lost at once, as by force-release, it gets SIGKILL at once.
+    /// If no server confirms the lock, the server may grant it to others after a deadline. The group gets SIGTERM when
+    /// only the grace is left before this deadline, and SIGKILL before the deadline itself. If a server reports that
+    /// the lock is lost, for example after force-release, the group gets SIGKILL at once.
     #[command(after_help = exit_codes!())]
     Run(RunOptions),
-    /// Show who holds a lock and who waits for it.
+    /// Show the holders and the waiters of a lock.
     Inspect {
-        /// The lock.
+        /// Name of the lock.
         name: String,
     },
-    /// Show all locks that are held or waited for.
+    /// Show all locks: those with a holder or a waiter, and those that had one within the last minute.
     ///
-    /// Looks through all keys of the servers: a second for each million or so. The user needs the right +scan.
+    /// Scans all keys of the servers, which takes about a second for each million keys. The servers' user needs the
+    /// right +scan.
     List {
-        /// Only those that are held.
+        /// Show only locks with a holder, and keys that are unreadable as locks.
         #[arg(long)]
         held: bool,
     },
-    /// Show the locks again every second, those with the longest queue first; `q` ends it.
+    /// Show the locks every second, the longest queue first; `q` ends the program.
     Top {
-        /// Only these locks, without the right +scan.
+        /// Show only these locks, for which the user needs no right +scan.
         #[arg(value_name = "NAME")]
         names: Vec<String>,
     },
-    /// End all holds of a lock, of any holder. Its holders are still at work, and others may come in at once.
+    /// End all holds of a lock. The holders may still be working, and others can get the lock at once.
     ForceRelease {
-        /// The lock.
+        /// Name of the lock.
         name: String,
-        /// Do not ask.
+        /// Do not ask for a confirmation.
         #[arg(long)]
         yes: bool,
     },
-    /// Find out what is wrong with the servers, and with the rights that we have there.
+    /// Find defects of the servers, and missing rights of the servers' user.
     ///
-    /// Tries each command that locks need on a key that nobody uses, and takes a lock of its own. Each right that is missing leaves
-    /// a line in the servers' ACL LOG.
+    /// Tries each command that locks need on an unused key. If there is no problem, acquires and releases a lock at
+    /// each primary. Each missing right leaves a line in the server's ACL LOG.
     Doctor {
-        /// Number of replicas that each primary has to have; by default as many as RWLOCK_DURABILITY_REPLICAS asks for.
+        /// Number of replicas that each primary must have; by default the value of RWLOCK_DURABILITY_REPLICAS.
         #[arg(long, value_name = "N")]
         replicas: Option<NonZeroU8>,
     },
-    /// Write a script that makes the shell complete this program's command line.
+    /// Write a script with which a shell completes this program's command line.
     Completions {
-        /// The shell.
+        /// Name of the shell.
         shell: Shell,
     },
     /// Write the manual page.
     Man {
-        /// Page of a command, such as `run`.
+        /// Command of this program, such as `run`, whose page to write.
         command: Option<String>,
     },
 }
@@ -146,7 +150,7 @@ pub(crate) struct RunOptions {
     /// Share the lock with other readers.
     #[arg(short = 's', long, visible_alias = "shared")]
     pub(crate) read: bool,
-    /// Have the lock alone; the default.
+    /// Hold the lock alone; the default.
     #[arg(short = 'x', long, visible_alias = "exclusive", conflicts_with = "read")]
     pub(crate) write: bool,
     /// Longest wait for the lock, as 5, 0.5, 500ms or 2m; without limit by default.
@@ -155,25 +159,26 @@ pub(crate) struct RunOptions {
     /// Do not wait for others.
     #[arg(short = 'n', long, visible_alias = "try", conflicts_with = "wait")]
     pub(crate) no_wait: bool,
-    /// Time for which the server keeps the lock without a renewal; 10s by default. It is renewed at a third.
+    /// Time for which the server keeps the lock without a renewal; 10s by default. The program renews the lock after a
+    /// third of this time.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) lease: Option<String>,
-    /// Longest time of the command, after which it is ended; without limit by default.
+    /// Longest time for which `run` holds the lock. Then `run` ends the command; without limit by default.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) max_hold: Option<String>,
-    /// Time between SIGTERM for the command and the moment from which the lock cannot be trusted; a third of the lease by default (less
-    /// than that for leases below 3s), and somewhat less than half of it at most.
+    /// Time for the command between SIGTERM and SIGKILL if no server confirms the lock. The default is a third of the
+    /// lease, and less for leases below 3s. The limit is somewhat less than half of the lease.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) grace: Option<String>,
-    /// The lock.
+    /// Name of the lock.
     pub(crate) name: String,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
-/// Returns the text of a duration with its unit: a plain number is in seconds, as in `sleep` and `flock -w`.
-#[allow(clippy::unnecessary_wraps)] // clap wants a `Result`; the reader of the option refuses other texts
+/// Adds the unit to the text of a duration. A plain number is in seconds, as in `sleep` and `flock -w`.
+#[allow(clippy::unnecessary_wraps)] // clap requires a `Result`; the parser of the settings refuses invalid texts
 fn duration_text(text: &str) -> Result<String, Infallible> {
     let is_number = text.bytes().any(|byte| byte.is_ascii_digit())
         && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')

@@ -1,7 +1,7 @@
-//! Command `doctor`, which finds all that is wrong with the servers at once.
+//! Command `doctor`, which reports all defects of the servers at once.
 //!
-//! The library stops at the first error. This command asks each server separately, without the library, and tries the
-//! commands one by one.
+//! The library stops at the first error. So this command connects to each server without the library, and tries the
+//! commands of Redis one by one.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -27,7 +27,7 @@ mod trial;
 use finding::{Finding, Findings, Level};
 use survey::Survey;
 
-/// Number of servers that are asked at the same time.
+/// Limit of servers that `doctor` asks at the same time.
 const AT_ONCE: usize = 16;
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_CLOCK_SKEW: Duration = Duration::from_millis(100);
@@ -54,7 +54,8 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     let mut surveyed = Surveyed::default();
     surveyed.ask_all(found, settings, asked.is_some()).await;
     if let Place::Sentinel(_) = settings.place() {
-        // The library learns about a replica only when it becomes the primary, but the user has to know before.
+        // The library connects to a replica only when the replica becomes the primary. The user must know its defects
+        // before that.
         let replicas = surveyed.surveys.values().flat_map(Survey::replicas);
         let replicas = replicas.map(|address| (address, NodeRole::Replica)).collect();
         surveyed.ask_all(replicas, settings, asked.is_some()).await;
@@ -82,7 +83,7 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     Ok(if ok { Code::OK } else { Code::NO })
 }
 
-/// Results by address: the answers of servers, and the reasons why others could not be asked.
+/// Results by address: the answers of servers, and the failures of servers that could not be asked.
 #[derive(Debug, Default)]
 struct Surveyed {
     surveys: BTreeMap<String, Survey>,
@@ -111,9 +112,11 @@ impl Surveyed {
                 "check the user in the URL and the password in the file".to_owned()
             }
             (true, _) => "check user and password in the URL".to_owned(),
-            (false, "default") => "give it the password of the others: passwords are not replicated".to_owned(),
+            (false, "default") => {
+                "set the password that the other servers have: passwords are not replicated".to_owned()
+            }
             (false, user) => {
-                format!("create user {user} there, too: other servers let it in, and ACLs are not replicated")
+                format!("create user {user} on this server too: other servers accept it, and ACLs are not replicated")
             }
         };
         for (address, role, failure) in &self.failures {
@@ -123,7 +126,7 @@ impl Surveyed {
     }
 }
 
-/// Reports the library's findings about servers without a worse finding, and about all servers together.
+/// Reports the library's findings about each server without a problem so far, and about all servers together.
 fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     for node in &health.nodes {
         if let Some(problem) = &node.problem
@@ -139,13 +142,18 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     if health.nodes.iter().all(|node| !matches!(node.role, NodeRole::Primary | NodeRole::Unknown))
         && findings.has_no_problem()
     {
-        findings.add(Finding::new(Level::Problem, "primary", "no server is known that takes locks"));
+        findings.add(Finding::new(Level::Problem, "primary", "no server that grants locks is known"));
     }
     tell_clocks(health, settings.span("MAX_CLOCK_SKEW", DEFAULT_MAX_CLOCK_SKEW), findings);
-    let slow = settings.span("RESPONSE_TIMEOUT", DEFAULT_RESPONSE_TIMEOUT) / 4;
-    for node in health.nodes.iter().filter(|node| node.round_trip.is_some_and(|round_trip| round_trip > slow)) {
+    let timeout = settings.span("RESPONSE_TIMEOUT", DEFAULT_RESPONSE_TIMEOUT);
+    let is_slow = |node: &&NodeHealth| node.round_trip.is_some_and(|round_trip| round_trip > timeout / 4);
+    for node in health.nodes.iter().filter(is_slow) {
         let took = node.round_trip.unwrap_or_default();
-        let message = format!("a round trip takes {}, near response_timeout", DurationText(took));
+        let message = format!(
+            "a round trip takes {}, which is more than a quarter of response_timeout ({})",
+            DurationText(took),
+            DurationText(timeout)
+        );
         findings.add(
             Finding::new(Level::Warning, "round-trip", message)
                 .at(&node.address)
@@ -154,7 +162,8 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     }
 }
 
-/// Names each server with a wrong clock, or the two whose clocks differ most.
+/// Reports clocks that differ too much. Names each server with a wrong clock, or the two servers whose clocks differ
+/// most.
 fn tell_clocks(health: &Health, margin: Duration, findings: &mut Findings) {
     let Some(spread) = health.clock_spread().filter(|spread| *spread >= margin) else { return };
     let is_off =

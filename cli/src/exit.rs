@@ -1,4 +1,4 @@
-//! Exit codes, and how the program chooses one. `args.rs` lists them for users.
+//! Exit codes of the program, and the exit code for each error. The help texts in `args.rs` list the codes for users.
 
 use std::error::Error as _;
 use std::io;
@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use redis_rwlock::Error;
 
-/// Words of the library for programmers, each with the words for users of the program. `tests/cli` compares the first
-/// ones with all texts of the library.
+/// Names of the Rust API in the error texts of the library, each with the name that users of the program know. A test
+/// in `tests/cli` checks that no path of Rust in those texts is missing here.
 const WORDS: [(&str, &str); 9] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
@@ -28,14 +28,14 @@ impl Code {
     pub(crate) const OK: Self = Self(0);
     pub(crate) const NO: Self = Self(1);
     pub(crate) const USAGE: Self = Self(2);
-    // The next codes are those of sysexits.h, where it has one that fits.
+    // Codes of sysexits.h, if that file has one for the case.
     pub(crate) const UNAVAILABLE: Self = Self(69);
     pub(crate) const SYSTEM: Self = Self(70);
     pub(crate) const BUSY: Self = Self(75);
     pub(crate) const LOST: Self = Self(76);
     pub(crate) const REFUSED: Self = Self(77);
     pub(crate) const INVALID: Self = Self(78);
-    // The next codes are those of shells.
+    // Codes that shells use.
     pub(crate) const CANNOT_RUN: Self = Self(126);
     pub(crate) const NOT_FOUND: Self = Self(127);
 
@@ -106,7 +106,7 @@ pub(crate) fn full_text(error: &Error) -> String {
     in_words_of_users(&text)
 }
 
-/// Replaces the names that only a programmer knows.
+/// Replaces names of the Rust API by names that users of the program know.
 pub(crate) fn in_words_of_users(text: &str) -> String {
     WORDS.iter().fold(text.to_owned(), |text, (of_library, of_program)| text.replace(of_library, of_program))
 }

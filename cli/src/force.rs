@@ -13,7 +13,7 @@ use crate::table::shown;
 pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let manager = settings.manager()?;
     let view = manager.inspect(name).await?;
-    // A holder that arrives after this look was not shown to the user, and stays.
+    // The user has not seen holders that arrive after this inspection, so their holds stay.
     let ended = if view.is_free() {
         Vec::new()
     } else if yes || agreed(&look::lines(&view))? {
@@ -22,8 +22,8 @@ pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, ou
         return Err(Failure::new(Code::NO, "nothing was done"));
     };
     output.answer(&ended, || match &*ended {
-        [] if view.is_free() => format!("nobody held lock {}\n", shown(name)),
-        [] => format!("those who held lock {} had left; nothing was ended\n", shown(name)),
+        [] if view.is_free() => format!("lock {} was free\n", shown(name)),
+        [] => format!("the holds of lock {} were over already; nothing was ended\n", shown(name)),
         ended => ended
             .iter()
             .map(|holder| {
@@ -42,10 +42,13 @@ pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, ou
 /// Shows the holds that would end, and waits for the user's answer.
 fn agreed(lines: &[String]) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
-        return Err(Failure::new(Code::USAGE, "nobody can be asked here: say --yes"));
+        return Err(Failure::new(
+            Code::USAGE,
+            "force-release asks for a confirmation, but standard input is no terminal: use --yes",
+        ));
     }
     let question = format!(
-        "{}\nTheir work goes on until they notice, and others may come in at once. End these holds? [y/N] ",
+        "{}\nThe holders work on until they notice the loss, and others can get the lock at once. End these holds? [y/N] ",
         lines.join("\n")
     );
     io::stderr().write_all(question.as_bytes()).map_err(Failure::system)?;

@@ -11,7 +11,7 @@ use crate::output::Output;
 use crate::settings::Settings;
 use crate::table::{self, shown};
 
-/// Number of locks that are inspected at the same time.
+/// Limit of inspections that are in progress at the same time.
 const AT_ONCE: usize = 32;
 
 pub(crate) async fn inspect(name: &str, settings: &Settings, output: Output) -> Result<Code, Failure> {
@@ -36,7 +36,7 @@ pub(crate) async fn list(held: bool, settings: &Settings, output: Output) -> Res
 #[serde(untagged)]
 pub(crate) enum Look {
     View(Box<LockView>),
-    /// The key cannot be read as a lock; the others can.
+    /// Key whose value is not a lock of this version.
     Odd {
         name: String,
         problem: String,
@@ -59,8 +59,9 @@ impl Look {
     }
 }
 
-/// Inspects these locks on the servers; the results have the same order. A key that cannot be read as a lock gets its
-/// problem as the result. A server that does not answer, or refuses, fails the whole call.
+/// Inspects these locks, and returns the results in the same order. A key whose value is not a lock of this version has
+/// the result [`Look::Odd`]. If a server does not answer, or refuses a request for another reason, the whole call
+/// fails.
 pub(crate) async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, Error> {
     let look = |name: String| async move {
         match manager.inspect(&name).await {
@@ -98,21 +99,21 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
     let free = match (view.is_free(), view.last_token) {
         (false, _) => "",
         (true, Some(_)) => " is free",
-        // The server remembers the token of a used lock for a minute.
+        // The server keeps the last token of a free lock for a minute.
         (true, None) => {
-            " is free, and the server knows nothing of it: it was not used within the last minute, or its name or key prefix is another"
+            " is free, and the server knows nothing of it: the lock was not used within the last minute, or the name or the key prefix is wrong"
         }
     };
     let mut lines = vec![format!("lock {}{free}{token}", shown(&view.name))];
     if !rows.is_empty() {
-        lines.extend(table::columns(["", "SIDE", "WHO", "FOR", ""], &rows));
+        lines.extend(table::columns(["", "MODE", "LABEL", "FOR", ""], &rows));
     }
     let more = [(view.more_holders, "hold it"), (view.more_waiters, "wait")];
     lines.extend(more.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("and {count} more {what}")));
     lines
 }
 
-/// Describes the holders of the lock in a few words.
+/// Formats the first three holders of the lock, and the number of the others.
 pub(crate) fn holders(view: &LockView) -> String {
     let each =
         view.holders.iter().take(3).map(|holder| {
@@ -125,7 +126,8 @@ pub(crate) fn holders(view: &LockView) -> String {
     }
 }
 
-/// Names the servers that do not answer at present, as the end of a message. The text is empty if all answer.
+/// Returns the end of a message that names the servers without an answer. Replicas and Sentinels do not count. The text
+/// is empty if all other servers answer.
 pub(crate) async fn silent_servers(manager: &RedisManager) -> String {
     let Ok(health) = manager.health().await else { return String::new() };
     let is_needed = |node: &&NodeHealth| !matches!(node.role, NodeRole::Replica | NodeRole::Sentinel);
@@ -138,7 +140,7 @@ pub(crate) async fn silent_servers(manager: &RedisManager) -> String {
         .collect()
 }
 
-/// Rounds down to tenths of a second, which are enough for a reader.
+/// Rounds a duration down to tenths of a second.
 fn short(span: Duration) -> Duration {
     Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX) / 100 * 100)
 }

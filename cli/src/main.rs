@@ -1,5 +1,5 @@
-//! Locks from the command line: runs a command under a lock, shows the holders of locks, and checks the servers. Users
-//! read `docs/CLI.md`.
+//! Program that runs a command under a lock, shows the holders of locks, and checks the servers. Its manual is
+//! `docs/CLI.md`.
 #![forbid(unsafe_code)]
 
 #[cfg(not(unix))]
@@ -26,7 +26,7 @@ use crate::output::Output;
 use crate::settings::Settings;
 
 fn main() -> ExitCode {
-    // Internal command of the program, so the command line below does not know it.
+    // Only `run` starts this command, so the help texts and the parser below do not have it.
     if let Some(task) = run::watchdog::asked_for(std::env::args_os()) {
         return run::watchdog::watch(task).unwrap_or_else(|failure| Output::Text.fail(&failure)).into();
     }
@@ -70,7 +70,7 @@ fn completions(shell: clap_complete::Shell) -> Result<Code, Failure> {
 
 fn man(command: Option<&str>) -> Result<Code, Failure> {
     let mut described = Arguments::command();
-    // This gives each command its whole name, and the options of all commands.
+    // This adds the program's name to the name of each command, and the global options to the command.
     described.build();
     if let Some(name) = command {
         let found = described.find_subcommand(name).cloned();

@@ -39,8 +39,8 @@ impl Output {
         }
     }
 
-    /// Prints a message beside the answer to standard error. A missing reader must not end a running command, so errors
-    /// are ignored.
+    /// Prints a message to standard error. Ignores errors, since a closed standard error must not end a running
+    /// command.
     pub(crate) fn tell(self, event: &str, message: &str) {
         let line = match self {
             Self::Text => text_line(message),
@@ -65,8 +65,8 @@ fn text_line(message: &str) -> String {
     format!("redis-rwlock: {}\n", shown(message))
 }
 
-/// Escapes characters with effects on a terminal. The JSON keeps its meaning, because only strings have such
-/// characters.
+/// Escapes characters that act on a terminal. The value of the JSON stays the same, because only its strings contain
+/// such characters.
 fn json_line(json: &str) -> String {
     let mut line = String::with_capacity(json.len() + 1);
     for c in json.chars() {
@@ -80,7 +80,7 @@ fn json_line(json: &str) -> String {
     line + "\n"
 }
 
-/// Prints to standard output. A closed pipe is no failure: its reader has all that it needs.
+/// Prints to standard output. A closed pipe is no failure, since its reader needs no more output.
 pub(crate) fn print(bytes: &[u8]) -> Result<Reader, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {

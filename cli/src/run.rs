@@ -1,8 +1,8 @@
-//! Command `run`: runs a command that ends before the hold of the lock does.
+//! Command `run`: starts a command while it holds a lock, and ends the command before the hold ends.
 //!
-//! A second process of this program, the [`watchdog`], leads the command's process group. It knows the moment until
-//! which the lock may be trusted. When one of the two is killed or stopped, the other one ends the group in time. A
-//! killed watchdog is replaced.
+//! A second process of this program, the [`watchdog`], leads the command's process group. It knows the deadline of the
+//! hold, after which the server may grant the lock to others. If `run` is killed or stopped, the watchdog kills the
+//! group in time. If the watchdog is killed or stopped, `run` replaces or continues it.
 
 use std::io;
 use std::pin::pin;
@@ -35,17 +35,18 @@ use signals::Signals;
 
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_CLOCK_SKEW: Duration = Duration::from_millis(100);
-/// Time that a signal may take to arrive, by which it is sent early.
+/// Time that a signal may take to arrive. Signals are sent this much before the deadline.
 const REACH: Duration = Duration::from_millis(20);
-/// Longest time between two messages to the watchdog about the lock's deadline.
+/// Longest time between two deadlines that `run` sends to the watchdog.
 const TELLING: Duration = Duration::from_millis(500);
-/// Wait after which the program names the holders to the user.
+/// Time of waiting after which the program names the holders to the user.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Limit for a release, after which the program exits and the lease ends the hold.
+/// Limit for the release of the hold, and for the end of the manager. After this time the program exits, and the lease
+/// ends the hold.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Reason for ending a command when no server confirms the lock, and none reports its loss.
-const UNCONFIRMED: &str = "it could not be confirmed in time";
+/// Reason for the end of a command at the deadline of the hold, if no server has reported a loss.
+const UNCONFIRMED: &str = "the hold was not extended in time (no server confirmed it, or --max-hold is over)";
 
 /// Guard of a read or write lock.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ impl Hold {
         }
     }
 
-    /// Time that a process of the command may go on if no server answers again.
+    /// Returns the time after which no process of the command may run if no server answers again.
     fn remaining(&self) -> Duration {
         let remaining = match self {
             Self::Read(guard) => guard.remaining(),
@@ -71,7 +72,8 @@ impl Hold {
         remaining.saturating_sub(REACH)
     }
 
-    /// Returns when the hold lasts for its whole lease. A hold that was granted in the queue does not at first.
+    /// Waits until a server has confirmed the hold for its whole lease. A hold that was granted from the queue is
+    /// shorter at first.
     async fn confirmed(&self) -> Result<(), Error> {
         match self {
             Self::Read(guard) => guard.confirmed().await,
@@ -97,9 +99,9 @@ impl Hold {
 /// Cause of the command's end.
 #[derive(Debug)]
 enum Ending {
-    /// End by itself, or by a signal that this program did not send.
+    /// The command ended by itself, or by a signal that this program did not send.
     Own(Code),
-    /// End by this program, for this reason.
+    /// This program ended the command, for this reason.
     Ours(String),
 }
 
@@ -108,13 +110,13 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     let mut signals = Signals::listen().map_err(Failure::system)?;
     let manager = settings.manager()?;
     let done = with_lock(options, &manager, &mut signals, grace, output).await;
-    // The manager is closed on every path. A place in the queue that outlives this process would be granted to no
-    // process, and would block others.
+    // The manager is closed on every path. Otherwise the server could grant the lock to a place in the queue whose
+    // process has ended, which blocks others for a while.
     let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;
     let is_busy = matches!(&done, Err(failure) if failure.code == Code::BUSY);
     if is_busy && !matches!(closed, Ok(Ok(()))) {
         let lock = shown(&options.name);
-        output.tell("unreleased", &format!("lock {lock}: no server has confirmed that this process waits no more"));
+        output.tell("unreleased", &format!("lock {lock}: no server confirmed that this process has left the queue"));
     }
     done
 }
@@ -132,7 +134,7 @@ async fn with_lock(
         Err(signal) => return Ok(Code::of_signal(signal.as_raw())),
     };
     let ending = under(&hold, options, signals, grace, output).await;
-    // No process of the command is left by now. If the server does not answer, the lease ends the hold.
+    // No process of the command is left now. If the server does not answer, the lease ends the hold.
     let released = tokio::time::timeout(LAST_WORDS, hold.release()).await;
     let lock = shown(&options.name);
     match (ending?, released) {
@@ -145,9 +147,9 @@ async fn with_lock(
         (Ending::Own(code), unreleased) => {
             let why = match unreleased {
                 Ok(Err(error)) => full_text(&error),
-                _ => "no answer in time".to_owned(),
+                _ => format!("no answer within {}", DurationText(LAST_WORDS)),
             };
-            output.tell("unreleased", &format!("lock {lock} is not given back, so its lease will end it: {why}"));
+            output.tell("unreleased", &format!("lock {lock} was not released, so its lease ends the hold: {why}"));
             Ok(code)
         }
     }
@@ -163,15 +165,15 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
             settings.set(name, value);
         }
     }
-    // The guard ends with the command, so no guard can be forgotten.
+    // `max_hold` limits forgotten guards. This guard ends with the command, so no limit is needed.
     settings.set_if_missing("MAX_HOLD", "max");
     let lease = settings.span("LEASE", DEFAULT_LEASE);
     let most = most_grace(lease, settings.span("MAX_CLOCK_SKEW", DEFAULT_MAX_CLOCK_SKEW));
-    // The margins are a large part of a short lease, so the default leaves more time for an answer.
+    // The margins are a large part of a short lease. So the default grace leaves more time for the answer to a renewal.
     let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4)), span)?;
     if grace > most {
         let reason = format!(
-            "a grace of {} is too long for a lease of {}: {} is the most, or renewals would come too late",
+            "a grace of {} is too long for a lease of {}: {} is the most, or renewals come too late",
             DurationText(grace),
             DurationText(lease),
             DurationText(most)
@@ -181,8 +183,8 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     Ok((settings, grace))
 }
 
-/// Returns the longest grace. Two thirds of the lease are left when a renewal is due, less the margins. A sixth of the
-/// lease is for the answer.
+/// Returns the longest grace. When a renewal is due, two thirds of the lease are left, less the margins. A sixth of the
+/// lease is reserved for the answer to the renewal.
 fn most_grace(lease: Duration, max_clock_skew: Duration) -> Duration {
     (lease / 2).saturating_sub(lease / 100).saturating_sub(max_clock_skew).saturating_sub(REACH)
 }
@@ -229,7 +231,7 @@ async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<
     if options.no_wait { acquire.try_now().await } else { acquire.await.map(Some) }
 }
 
-/// Names the holders to the user. It runs beside the acquisition, which must not wait for it.
+/// Names the holders to the user. Runs in a task of its own, since the acquisition must not wait for this request.
 async fn tell_for_whom(manager: RedisManager, name: String, output: Output) {
     match manager.inspect(&name).await {
         Ok(view) if !view.is_free() => {
@@ -240,7 +242,7 @@ async fn tell_for_whom(manager: RedisManager, name: String, output: Output) {
     }
 }
 
-/// Runs the command, and ends all processes that it leaves behind.
+/// Runs the command, and ends all processes that the command leaves in its group.
 async fn under(
     hold: &Hold,
     options: &RunOptions,
@@ -272,28 +274,29 @@ async fn guard(
     loop {
         let left = group.tell_deadline(hold);
         let Some(calm) = left.checked_sub(grace).filter(|calm| !calm.is_zero()) else {
-            return stop(group, hold, signals, left, output).await;
+            return stop(group, hold, &lock, signals, left, output).await;
         };
         group.attend_to_stops(&lock, output);
         tokio::select! {
             biased;
-            reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
+            reason = hold.lost() => return end(group, format!("the hold was lost: {reason}")).await,
             event = group.event(signals) => if let Some(status) = group.on_event(event, hold, signals, output).await? {
                 // The watchdog may have killed the group while this process was stopped.
                 let is_ours = group.has_killed(status);
                 return Ok(if is_ours { Ending::Ours(UNCONFIRMED.to_owned()) } else { Ending::Own(code_of(status)) });
             },
-            // The watchdog needs the next deadline in time, however short the lease is.
+            // The watchdog needs the next deadline in time, even with a short lease.
             () = tokio::time::sleep(calm.min(left / 2).min(TELLING)) => {}
         }
     }
 }
 
-/// Asks the command to end because no server confirms the lock, and kills it when the time is over. A late answer
-/// changes nothing, since the command has the signal already.
+/// Sends SIGTERM to the command because the deadline of the hold is near, and kills the command at the deadline. A late
+/// answer of a server changes nothing, since the command has received SIGTERM already.
 async fn stop(
     group: &mut Group,
     hold: &Hold,
+    lock: &str,
     signals: &mut Signals,
     left: Duration,
     output: Output,
@@ -304,12 +307,12 @@ async fn stop(
     group.signal(Signal::CONT);
     output.tell(
         "stopping",
-        &format!("{UNCONFIRMED}: the command gets SIGTERM now, and SIGKILL in {}", DurationText(left)),
+        &format!("lock {lock}: {UNCONFIRMED}; the command gets SIGTERM now, and SIGKILL in {}", DurationText(left)),
     );
     loop {
         tokio::select! {
             biased;
-            reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
+            reason = hold.lost() => return end(group, format!("the hold was lost: {reason}")).await,
             () = tokio::time::sleep_until(until) => return end(group, UNCONFIRMED.to_owned()).await,
             event = group.event(signals) => if group.on_event(event, hold, signals, output).await?.is_some() {
                 return Ok(Ending::Ours(UNCONFIRMED.to_owned()));

@@ -16,7 +16,7 @@ use crate::exit::{Code, Failure, in_words_of_users};
 use crate::output::Output;
 
 const PREFIX: &str = "RWLOCK";
-/// Variables that together are one option.
+/// Variables of the topology. A source that sets one of them replaces the topology of earlier sources.
 const TOPOLOGY: [&str; 4] = ["NODE", "CLUSTER", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
 /// Options of the command line, each with the variable of the same meaning.
 const OF_COMMAND_LINE: [(&str, &str); 10] = [
@@ -65,7 +65,7 @@ impl Source {
     }
 }
 
-/// Returns the field of a file that has the meaning of a variable.
+/// Returns the name that an option has in a file, such as `tls.ca` for `TLS_CA`.
 fn field_of(option: &str) -> String {
     const GROUPS: [&str; 5] = ["tls", "durability", "timestamp_clients", "sentinel", "topology"];
     let name = option.to_lowercase();
@@ -138,7 +138,7 @@ impl Settings {
         self.config()?.builder().build().map_err(|error| self.failure(&error))
     }
 
-    /// Describes an invalid option by the name that the user knows.
+    /// Describes an invalid option by the name that it has in its source.
     fn failure(&self, error: &Error) -> Failure {
         let Error::InvalidOption { option, reason, .. } = error else { return error.clone().into() };
         let mut reason = reason.clone();
@@ -182,9 +182,9 @@ impl Settings {
         self.get(name).map(Path::new)
     }
 
-    /// Returns an option that is a duration.
+    /// Returns the value of an option that is a duration. Returns `default` if the option is not set.
     pub(crate) fn span(&self, name: &str, default: Duration) -> Duration {
-        // A value that cannot be parsed was refused before.
+        // `gather` and `run` have refused values that cannot be parsed.
         self.text(name).and_then(|text| span(text).ok()).unwrap_or(default)
     }
 
@@ -222,11 +222,11 @@ fn environment(output: Output) -> Result<Layer, Failure> {
             VariableOwner::Others => {}
             VariableOwner::Misspelt(meant) => {
                 let reason =
-                    format!("{PREFIX}_{name} is no option: {PREFIX}_{meant} is, so correct the name or remove it");
+                    format!("{PREFIX}_{name} is no option, but {PREFIX}_{meant} is: correct the name or remove it");
                 return Err(Failure::new(Code::INVALID, reason));
             }
             _ => {
-                output.tell("ignored", &format!("the variable {PREFIX}_{name} is no option and is ignored"));
+                output.tell("ignored", &format!("ignored the variable {PREFIX}_{name}, since it is no option"));
             }
         }
     }
@@ -246,7 +246,7 @@ fn command_line(servers: &Servers) -> Result<Layer, Failure> {
         // The error text does not quote the value, which may contain a password.
         let parts = sentinel.split_once('=').filter(|(primary, _)| !primary.contains("://"));
         let (primary, urls) = parts.ok_or_else(|| {
-            Failure::new(Code::USAGE, "--sentinel is the name of the primary, an =, and the Sentinels' URLs")
+            Failure::new(Code::USAGE, "--sentinel needs the name of the primary, an =, and the Sentinels' URLs")
         })?;
         put("SENTINEL_PRIMARY", Some(primary));
         put("SENTINEL_URLS", Some(urls));
@@ -260,24 +260,27 @@ fn command_line(servers: &Servers) -> Result<Layer, Failure> {
     Ok(options)
 }
 
-/// Reads the fields of a [`Config`] in JSON, by the names of their variables.
+/// Reads a JSON file with the fields of a [`Config`]. The layer has them by the names of their variables.
 fn read_file(path: &Path) -> Result<Layer, Failure> {
     let unusable = |reason: String| Failure::new(Code::INVALID, format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
         // The error names only the position, because the parser's text may quote a password.
-        unusable(format!("line {}, column {}: this is no JSON", error.line(), error.column()))
+        unusable(format!("line {}, column {}: the text is not valid JSON", error.line(), error.column()))
     })?;
     let mut fields = Vec::new();
     flatten(&mut Vec::new(), &value, &mut fields);
     let (mut layer, path) = (Layer::new(), Arc::from(path));
     for (field, value) in fields {
-        // `topology` groups fields that have no such prefix in the environment.
+        // A file groups these fields in `topology`. Their variables do not have this prefix.
         let name = field.strip_prefix("topology.").unwrap_or(&field).replace('.', "_").to_uppercase();
         match Config::variable_owner(&name) {
             VariableOwner::Config => {}
             VariableOwner::Misspelt(meant) => {
-                return Err(unusable(format!("there is no option {field}: {} is, so correct it", field_of(meant))));
+                return Err(unusable(format!(
+                    "there is no option {field}, but {} is one: correct the name",
+                    field_of(meant)
+                )));
             }
             _ => return Err(unusable(format!("there is no option {field}: correct its name or remove it"))),
         }

@@ -1,13 +1,13 @@
-//! Columns of text, and locks as rows of them.
+//! Tables of text, and locks as their rows.
 
 use redis_rwlock::{DurationText, LockView};
 
 use crate::look::Look;
 
-/// Heads of the columns that [`row`] makes.
+/// Heads of the columns of [`row`].
 const HEADS: [&str; 7] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST"];
 
-/// Formats a line for each lock with heads above, and below them the problems of some locks.
+/// Formats a table with a row for each lock. The lines below the table explain the unreadable keys.
 pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
     let rows: Vec<_> = looks
         .iter()
@@ -21,7 +21,7 @@ pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
     lines
 }
 
-/// Formats a lock as one line: its holders, their time, and its waiters.
+/// Formats a lock as one row: its holders, their times, and its waiters.
 fn row(view: &LockView) -> [String; 7] {
     let readers_or_more = view.holders.len() + view.more_holders;
     let (mode, label, age, left) = match view.holders.first() {
@@ -50,7 +50,7 @@ fn row(view: &LockView) -> [String; 7] {
     ]
 }
 
-/// Formats lines with the heads above, each column as wide as it needs.
+/// Formats a table whose columns are as wide as their longest cells.
 pub(crate) fn columns<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let heads = heads.map(str::to_owned);
     let all = || std::iter::once(&heads).chain(rows);
@@ -63,14 +63,14 @@ pub(crate) fn columns<const N: usize>(heads: [&str; N], rows: &[[String; N]]) ->
     all().map(line).collect()
 }
 
-/// Escapes a text so that a terminal shows it as it is. Names, labels and servers' texts may come from any client. No
-/// part of them may control the terminal or change the reading order of the line.
+/// Escapes the characters that act on a terminal. Names, labels and texts of servers may come from any client. They
+/// must not control the terminal or change the reading order of the line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().flat_map(|c| if acts_unseen(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// Returns true if a character has an effect instead of a picture. Such are control characters, directions of writing,
-/// joiners and other marks of no width, and line separators.
+/// Returns true if a character acts on the output and has no glyph. Examples are control characters, marks of the
+/// writing direction, joiners and other marks without width, and line separators.
 pub(crate) fn acts_unseen(c: char) -> bool {
     c.is_control()
         || matches!(c,

@@ -20,7 +20,7 @@ mod screen;
 use screen::Screen;
 
 const PAUSE: Duration = Duration::from_secs(1);
-/// Byte of Ctrl-C when the terminal makes no signal of it.
+/// Byte of Ctrl-C in a terminal that sends no signal for this key.
 const CTRL_C: u8 = 3;
 
 pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -> Result<Code, Failure> {
@@ -41,11 +41,11 @@ pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -
             }
             Ok(Code::OK)
         }
-        Output::Text => Err(Failure::new(Code::USAGE, "top needs a terminal; see `list`, or --json")),
+        Output::Text => Err(Failure::new(Code::USAGE, "top needs a terminal: use `list`, or `top --json`")),
     }
 }
 
-/// Inspects the locks, and sorts those with the longest queue first, then those that are held the longest.
+/// Inspects the locks and sorts them. The longest queue comes first, and among equal queues the oldest hold.
 async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, redis_rwlock::Error> {
     let mut looks = match names {
         [] => look::looks(manager, &manager.locks().await?).await?,
@@ -62,7 +62,7 @@ fn waiting(view: &LockView) -> usize {
     view.waiters.len() + view.more_waiters
 }
 
-/// Shows the locks without end: a server that does not answer may do so later.
+/// Shows the locks in a loop without end. Shows errors too, since a silent server may answer later.
 async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::Result<()> {
     loop {
         let lines = match looks(manager, names).await {
@@ -80,7 +80,7 @@ async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::
     }
 }
 
-/// Returns when the user wants to quit.
+/// Waits for a key or a signal that ends `top`.
 async fn quit() -> io::Result<()> {
     let (pressed, mut keys) = mpsc::unbounded_channel();
     thread::spawn(move || {

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{Error, Reply, Result};
 
-/// Connection to one server that waits for every answer, at most for its timeout.
+/// Connection to one server. Each request waits for its answer, at most for the timeout.
 ///
-/// After an error the connection may be in the middle of a reply: make a new one.
+/// After an error the connection may be in the middle of a reply, so open a new connection.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<TcpStream>,
@@ -74,7 +74,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`].
+    /// The errors of [`Client::command`].
     pub fn pipeline<A: AsRef<[u8]>>(&mut self, commands: &[impl AsRef<[A]>]) -> Result<Vec<Reply>> {
         let mut wire = Vec::new();
         for args in commands {
@@ -99,7 +99,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`].
+    /// The errors of [`Client::command`].
     pub fn receive(&mut self) -> Result<Reply> {
         Reply::read(&mut self.stream)
     }

@@ -1,6 +1,5 @@
-// A library that LD_PRELOAD loads into a server. The server's time of day is then the machine's time plus an offset.
-// The test that owns the server sets this offset in a file. Clocks that only count, such as CLOCK_MONOTONIC, stay the
-// machine's.
+// Library that LD_PRELOAD loads into a server. The server's time of day is then the machine's time plus an offset. The
+// test that owns the server sets this offset in a file. Clocks that only count, such as CLOCK_MONOTONIC, do not change.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// One byte selects the offset that counts, because a read never sees half of a written byte.
+// One byte selects the offset, because a read never sees half of a written byte.
 struct offsets {
   int64_t us[2];
   uint8_t which;
@@ -32,7 +31,7 @@ static int64_t now_us(void) {
   struct timespec now;
   syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
   int64_t us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-  // Before `attach` there is no offset: an allocator may ask for the time first.
+  // Before `attach` there is no offset. An allocator may read the time that early.
   return offsets ? us + offsets->us[__atomic_load_n(&offsets->which, __ATOMIC_ACQUIRE) & 1] : us;
 }
 

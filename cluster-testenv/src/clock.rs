@@ -18,13 +18,13 @@ use std::{
 use crate::{Error, Result};
 
 const SOURCE: &[u8] = include_bytes!("clock.c");
-/// Wait after a step. Valkey 9 reads the time of day once per millisecond and counts on from there, so a step takes
-/// effect later.
+/// Wait after a step. Valkey 9 reads the time of day once per millisecond and counts on from this value, so a step
+/// takes effect later.
 const READ_AGAIN: Duration = Duration::from_millis(2);
 /// Position in the file of the byte that selects one of the two offsets, which take eight bytes each.
 const WHICH_AT: u64 = 16;
 
-/// Time of day of one server, as the server sees it: the machine's, until a test steps it.
+/// Time of day of one server. It is the machine's time until a test steps it.
 ///
 /// After a step has returned, the server uses the new time for everything, for `TIME` and for the expiry of keys.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ struct State {
 }
 
 impl NodeClock {
-    /// Makes the library and the file of a clock with offset zero, in the server's folder.
+    /// Creates the library and the file of a clock with offset zero, in the server's folder.
     pub(crate) fn make(dir: &Path) -> Result<Self> {
         let (library, path) = (dir.join("clock.so"), dir.join("clock"));
         compile(&library)?;
@@ -70,7 +70,7 @@ impl NodeClock {
     ///
     /// # Panics
     ///
-    /// As [`NodeClock::step_forward`].
+    /// In the cases of [`NodeClock::step_forward`].
     pub fn step_back(&self, by: Duration) {
         self.step(-micros(by));
     }
@@ -79,7 +79,7 @@ impl NodeClock {
     ///
     /// # Panics
     ///
-    /// As [`NodeClock::step_forward`].
+    /// In the cases of [`NodeClock::step_forward`].
     pub fn set_right(&self) {
         let mut state = self.state.lock().expect("no step panics");
         state.show(&self.shared, 0);
@@ -93,7 +93,7 @@ impl NodeClock {
 }
 
 impl State {
-    /// Writes the offset that the server does not read at present, and then the byte that selects it.
+    /// Writes the offset that the server does not use now, and then the byte that selects this offset.
     fn show(&mut self, shared: &File, ahead_us: i64) {
         *self = Self { ahead_us, which: 1 - self.which };
         let written = shared.write_all_at(&ahead_us.to_ne_bytes(), u64::from(self.which) * 8);

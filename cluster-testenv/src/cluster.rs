@@ -1,4 +1,4 @@
-//! Cluster of servers, and the present roles of its nodes.
+//! Cluster of servers, and the current roles of its nodes.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use crate::{
     Certificates, Error, Node, NodeBuilder, Result, Server, TlsClients, formation, topology::Topology, wait_for,
 };
 
-/// Limit for forming a cluster and for a failover, far longer than either takes with any sensible node timeout.
+/// Limit for forming a cluster, and for a failover. Both are far shorter with any sensible node timeout.
 const OK_BOUND: Duration = Duration::from_secs(30);
 
 const NODE_TIMEOUT: &str = "--cluster-node-timeout";
-/// Node timeout while the cluster forms. Its delay costs no time: a server takes 2 s anyway before it calls a new cluster
-/// ok.
+/// Node timeout while the cluster forms. This delay costs no time, since a server waits for 2 s in any case before it
+/// reports a new cluster as ok.
 const FORMING_TIMEOUT_MS: &str = "1000";
 
 /// Cluster of primaries and replicas, 3 + 3 by default.
 ///
-/// Roles change while a test runs. So every method that returns a role asks the cluster anew.
+/// Roles change while a test runs. So every method that returns a role asks the nodes again.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -29,7 +29,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or the reason why it did not start.
+    /// [`Error::NotInstalled`], or the reason why the cluster did not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
     }
@@ -38,8 +38,8 @@ impl Cluster {
     pub fn builder(server: Server) -> ClusterBuilder {
         let node = Node::builder(server)
             .arg("--cluster-enabled", "yes")
-            // Without these arguments a failover may be refused or delayed because a replica last heard from its
-            // primary long ago.
+            // Without these arguments, a replica may refuse or delay a failover because its last data from the primary
+            // is old.
             .arg("--cluster-replica-validity-factor", "0")
             .arg("--cluster-allow-replica-migration", "no")
             // The defaults only cost time when a replica joins: 5 s and up to 10 s.
@@ -113,8 +113,8 @@ impl Cluster {
 
     /// Waits until the cluster is healthy again, at most 30 s.
     ///
-    /// Every running node then says that the cluster is ok, knows all nodes and agrees with the others on the owners of
-    /// slots. Every running replica's link is up, and it has all that its primary had written when asked.
+    /// Every running node then reports the cluster as ok, knows all nodes, and agrees with the others on the owners of
+    /// slots. Every running replica has a link to its primary, and has all writes up to the primary's answer.
     ///
     /// # Errors
     ///
@@ -133,8 +133,8 @@ impl Cluster {
 
     /// Replaces a running node by a new one at a new address.
     ///
-    /// The new node joins as a replica in the same shard and takes over if the old one is a primary. Then the old node
-    /// is killed, and all others forget it. Waits as [`Cluster::wait_ok`] does.
+    /// The new node joins as a replica in the same shard, and takes over if the old node is a primary. Then the old
+    /// node is killed, and all other nodes forget it. Waits as [`Cluster::wait_ok`] does.
     ///
     /// # Errors
     ///
@@ -204,8 +204,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the time for which a node may be silent before the others call it failed. Defaults to 1 s. A shorter one
-    /// makes failovers quicker; a longer one prevents failovers on a busy machine.
+    /// Sets the time for which a node may be silent before the other nodes mark it as failed. Defaults to 1 s. A
+    /// shorter time makes failovers quicker. A longer time prevents failovers on a busy machine.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -247,7 +247,7 @@ impl ClusterBuilder {
     }
 
     /// Puts a [`Proxy`](crate::Proxy) between every node and the nodes that connect to it ([`Node::bus_proxy`]). When
-    /// all these proxies are frozen, no node hears from another, but clients reach all nodes.
+    /// all these proxies are frozen, no node receives messages of other nodes, but clients reach all nodes.
     pub fn proxied_bus(mut self) -> Self {
         self.node = self.node.proxied_bus();
         self
@@ -257,13 +257,13 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or the reason why it did not start.
+    /// [`Error::NotInstalled`], or the reason why the cluster did not start.
     pub fn start(self) -> Result<Cluster> {
         let timeout_ms = self.node_timeout.as_millis().to_string();
         let node = self.node.arg(NODE_TIMEOUT, timeout_ms.as_str());
         let nodes = node.start_many(self.primaries * (1 + self.replicas_each))?;
         let cluster = Cluster { nodes, node: node.clone() };
-        // A primary waits for up to a node timeout, at most 5 s, before it calls a new cluster ok.
+        // A primary waits for up to a node timeout, at most 5 s, before it reports a new cluster as ok.
         cluster.set_node_timeout(FORMING_TIMEOUT_MS)?;
         formation::form(&cluster.nodes, self.primaries)?;
         cluster.wait_ok()?;

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use crate::{Cluster, Error, Node, Reply, Result, topology::Topology, wait_for};
 
-/// Wait before the order is repeated. A server abandons a manual failover after 5 s, when a busy machine kept the
-/// replica from catching up.
+/// Wait before the order is repeated. A server gives up a manual failover after 5 s if the replica did not catch up on
+/// a busy machine.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(6);
 const BOUND: Duration = Duration::from_secs(30);
-/// Limit for news to reach all nodes. A node contacts a random other node every second, and each one within half a node
-/// timeout.
+/// Limit for the time until all nodes know a change. A node contacts a random other node every second, and contacts
+/// each node within half a node timeout.
 const NEWS_BOUND: Duration = Duration::from_secs(30);
 const FORCE: &[&str] = &["FORCE"];
 const TAKEOVER: &[&str] = &["TAKEOVER"];
@@ -19,11 +19,11 @@ const VOTES_LAST: u32 = 4;
 impl Cluster {
     /// Promotes a replica of `primary` in agreement with it, and returns the new primary when it has its slots.
     ///
-    /// The primary stops answering, waits until the replica has all data, and gives its place to it.
+    /// The primary stops answering, waits until the replica has all data, and gives its role to the replica.
     ///
-    /// This needs votes, as [`Cluster::failover_force`] does. A primary does not vote for a replica that it does not
-    /// yet know as one. After another failover some seconds may pass until all primaries know, and this method waits
-    /// for that.
+    /// The failover needs votes, as [`Cluster::failover_force`] does. A primary does not vote for a node that it does
+    /// not know as a replica yet. After another failover, some seconds may pass until all primaries know the roles.
+    /// This method waits for that.
     ///
     /// # Errors
     ///
@@ -38,8 +38,8 @@ impl Cluster {
     /// Works at once for a primary that is dead or paused. Returns the new primary when it has its slots.
     ///
     /// A replica that got votes within the last four node timeouts takes over without a vote, as in
-    /// [`Cluster::takeover`]. Redis 7.0 would count the old votes again: the replica would call itself the primary with
-    /// an epoch that no other node accepts.
+    /// [`Cluster::takeover`]. Redis 7.0 would count the old votes again. The replica would then claim the role of the
+    /// primary with an epoch that no other node accepts.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Cluster {
         })?
     }
 
-    /// Waits until every voter knows the replica: a replica does not ask again for a refused vote before the manual
+    /// Waits until every voter knows the replica. After a refused vote, a replica does not ask again before the manual
     /// failover ends.
     fn wait_until_voters_know(&self, replica: &Node, primary: &Node) -> Result<()> {
         let what = format!("all primaries knowing {} as a replica of {}", replica.addr(), primary.addr());

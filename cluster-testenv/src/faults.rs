@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use crate::{Client, Cluster, Error, Node, Reply, Result};
 
-/// Faults by command, which need a running server that takes connections. Faults of connections spare the connection
-/// that orders them.
+/// Faults by command. The server must run and accept connections. A fault of connections does not affect the connection
+/// that orders the fault.
 impl Node {
     /// Makes the server forget all scripts.
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn script_flush(&self) -> Result<()> {
         self.order(&["SCRIPT", "FLUSH"])
     }
@@ -20,7 +20,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn flush_all(&self) -> Result<()> {
         self.order(&["FLUSHALL"])
     }
@@ -29,7 +29,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn kill_clients(&self) -> Result<usize> {
         self.kill_connections("normal")
     }
@@ -38,7 +38,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn kill_subscribers(&self) -> Result<usize> {
         self.kill_connections("pubsub")
     }
@@ -48,7 +48,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn pause_clients(&self, how_long: Duration) -> Result<()> {
         self.order(&["CLIENT", "PAUSE", &how_long.as_millis().to_string(), "ALL"])
     }
@@ -58,7 +58,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn pause_writes(&self, how_long: Duration) -> Result<()> {
         self.order(&["CLIENT", "PAUSE", &how_long.as_millis().to_string(), "WRITE"])
     }
@@ -67,17 +67,17 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn unpause_writes(&self) -> Result<()> {
         self.order(&["CLIENT", "UNPAUSE"])
     }
 
-    /// Makes the server refuse commands that need memory (`OOM`) while it uses more than `limit_bytes`; it evicts
-    /// nothing. A limit of 1 refuses them all, 0 is no limit.
+    /// Makes the server refuse commands that need memory (`OOM`) while it uses more than `limit_bytes`. The server
+    /// evicts nothing. A limit of 1 refuses all such commands, and 0 is no limit.
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn set_memory_limit(&self, limit_bytes: u64) -> Result<()> {
         self.order(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])?;
         self.order(&["CONFIG", "SET", "maxmemory", &limit_bytes.to_string()])
@@ -88,17 +88,17 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn acl_set_user(&self, name: &str, rules: &[&str]) -> Result<()> {
         self.order(&[&["ACL", "SETUSER", name], rules].concat())
     }
 
-    /// Refuses new connections (`max number of clients reached`) while the returned value lives. Present connections go
-    /// on. The server refuses [`Node::command`] and [`Node::client`] as well.
+    /// Refuses new connections (`max number of clients reached`) while the returned value lives. Existing connections
+    /// go on. The server refuses [`Node::command`] and [`Node::client`] as well.
     ///
     /// # Errors
     ///
-    /// As [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`].
     pub fn refuse_clients(&self) -> Result<RefusedClients> {
         let mut client = self.client()?;
         let answer = client.command(&["CONFIG", "GET", "maxclients"])?.into_result()?;
@@ -120,7 +120,7 @@ impl Node {
     }
 }
 
-/// A server refuses new connections while this value lives. See [`Node::refuse_clients`].
+/// Refusal of new connections by a server. It ends when this value is dropped. See [`Node::refuse_clients`].
 #[derive(Debug)]
 #[must_use = "dropping it lets clients in again"]
 pub struct RefusedClients {
@@ -130,7 +130,7 @@ pub struct RefusedClients {
 
 impl Drop for RefusedClients {
     fn drop(&mut self) {
-        // Fails when the server has ended meanwhile; a new one has the old limit.
+        // This fails if the server has ended meanwhile. A restarted server has the old limit.
         drop(self.client.command(&["CONFIG", "SET", "maxclients", &self.limit]));
     }
 }
@@ -141,7 +141,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`Node::script_flush`].
+    /// The errors of [`Node::script_flush`].
     pub fn script_flush(&self) -> Result<()> {
         self.running().try_for_each(Node::script_flush)
     }
@@ -150,7 +150,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`Node::flush_all`].
+    /// The errors of [`Node::flush_all`].
     pub fn flush_all(&self) -> Result<()> {
         self.primaries().into_iter().filter(|node| node.is_running()).try_for_each(Node::flush_all)
     }
@@ -159,7 +159,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`Node::kill_clients`].
+    /// The errors of [`Node::kill_clients`].
     pub fn kill_clients(&self) -> Result<usize> {
         self.running().map(Node::kill_clients).sum()
     }
@@ -168,7 +168,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`Node::kill_subscribers`].
+    /// The errors of [`Node::kill_subscribers`].
     pub fn kill_subscribers(&self) -> Result<usize> {
         self.running().map(Node::kill_subscribers).sum()
     }
@@ -177,7 +177,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As [`Node::acl_set_user`].
+    /// The errors of [`Node::acl_set_user`].
     pub fn acl_set_user(&self, name: &str, rules: &[&str]) -> Result<()> {
         self.running().try_for_each(|node| node.acl_set_user(name, rules))
     }

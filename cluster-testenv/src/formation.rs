@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use crate::{Node, Result, topology::SLOTS, wait_for};
 
-/// Limit for the news of a node, which travels within milliseconds.
+/// Limit for the time until other nodes know a new node. Usually this takes milliseconds.
 const REPLICATE_BOUND: Duration = Duration::from_secs(20);
 
-/// Assigns the slots to the first `primaries` nodes, introduces all nodes, and makes the others replicas, round robin.
+/// Assigns the slots to the first `primaries` nodes, and introduces all nodes to each other. Makes the other nodes
+/// replicas, round robin.
 pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     let (primary_nodes, replica_nodes) = nodes.split_at(primaries);
     for (index, node) in primary_nodes.iter().enumerate() {
         let slots = SLOTS * index / primaries..SLOTS * (index + 1) / primaries;
-        // The command that takes a range is missing in 6.2.
+        // Redis 6.2 does not have the command that takes a range.
         let args: Vec<String> = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter().chain(slots.map(text)).collect();
         node.command(&args)?.into_result()?;
     }
-    // Nodes that all begin at epoch 0 would have to resolve the collisions one by one. The server allows this only
-    // before they meet.
+    // Nodes that all begin at epoch 0 would have to resolve the collisions one by one. The server allows the setting of
+    // an epoch only before the nodes meet.
     for (index, node) in nodes.iter().enumerate() {
         node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &text(index + 1)])?.into_result()?;
     }
@@ -35,7 +36,7 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     Ok(())
 }
 
-/// Introduces a new node to all others, and makes it a replica.
+/// Introduces a new node to all other nodes, and makes the new node a replica.
 pub(crate) fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
     let mut client = new.client()?;
     for other in nodes.iter().filter(|other| other.listed_port() != new.listed_port()) {
@@ -45,7 +46,7 @@ pub(crate) fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
     replicate(new, primary)
 }
 
-/// Makes all nodes forget one that has gone. A node that has forgotten it already refuses, which is fine.
+/// Makes all nodes forget a node that has ended. Ignores the refusal of a node that has forgotten it already.
 pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
     for node in nodes {
         let reply = node.command(&["CLUSTER", "FORGET", id])?;
@@ -56,7 +57,7 @@ pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes `replica` a replica of `primary`, as soon as it knows the primary.
+/// Makes `replica` a replica of `primary`, as soon as `replica` knows `primary`.
 fn replicate(replica: &Node, primary: &Node) -> Result<()> {
     let id = primary.cluster_id()?;
     let what = format!("{} becoming a replica of {}", replica.addr(), primary.addr());

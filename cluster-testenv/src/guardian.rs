@@ -2,8 +2,8 @@
 //!
 //! Destructors do not run for a `static`, in `exit` or under `kill -9`, so they are not enough. Each environment
 //! therefore has a guardian, a shell process that waits for the end of a pipe. Only this process holds the pipe open.
-//! However this process ends, the kernel closes the pipe; the guardian then ends the remaining servers and removes
-//! their files.
+//! The kernel closes the pipe at the end of this process, even after a kill. The guardian then ends the remaining
+//! servers and removes their files.
 
 use std::{
     env, fs,
@@ -51,8 +51,8 @@ impl Guardian {
 impl Drop for Guardian {
     /// Closes the pipe and waits for the guardian, which stops the servers.
     fn drop(&mut self) {
-        // `wait` closes the pipe first. It fails only when the process is not our child any more, and then there is
-        // nothing to wait for.
+        // `wait` closes the pipe first. It fails only if the guardian is not our child any more, and then no wait is
+        // needed.
         drop(self.shell.wait());
     }
 }

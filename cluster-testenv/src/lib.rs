@@ -15,14 +15,14 @@
 //! # }
 //! ```
 //!
-//! Threads may share an environment ([`Node`], [`Masters`], [`Cluster`], [`Sentinels`]); most methods take `&self`. It
-//! stops its servers when it is dropped. When the process ends without dropping it (a `static`, `exit`, `kill -9`), its
-//! guardian, a small shell process, stops them.
+//! Threads may share an environment ([`Node`], [`Masters`], [`Cluster`], [`Sentinels`]), and most methods take `&self`.
+//! The drop of an environment stops its servers. If the process ends without the drop (a `static`, `exit`, `kill -9`),
+//! the guardian of the environment stops the servers. The guardian is a small shell process.
 //!
 //! A [`Proxy`] in front of a server simulates a bad network, down to the reply of one chosen request.
 //!
 //! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
-//! server is an error, never a skip. Linux only.
+//! server is an error, so no test is skipped silently. The crate needs Linux.
 
 mod client;
 mod clock;

@@ -1,4 +1,4 @@
-//! Starts servers for trying something by hand.
+//! Program that starts servers for experiments by hand.
 
 use std::{any::Any, env, process::ExitCode, thread};
 
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
             println!("{}", started.urls.join("\n"));
             started.remark.iter().for_each(|remark| eprintln!("{remark}"));
             eprintln!("{server} runs until you press Ctrl-C");
-            // The signal ends this process without a destructor; the guardian then stops the servers.
+            // The signal ends this process without a destructor. The guardian then stops the servers.
             loop {
                 thread::park();
             }

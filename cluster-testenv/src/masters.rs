@@ -13,7 +13,7 @@ impl Masters {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or the reason why one of them did not start.
+    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or the reason why one of the servers did not start.
     pub fn start(server: Server, count: usize) -> Result<Self> {
         Ok(Self { nodes: Node::builder(server).start_many(count)? })
     }

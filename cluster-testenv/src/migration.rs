@@ -14,7 +14,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As the methods of [`SlotMigration`].
+    /// The errors of the methods of [`SlotMigration`].
     ///
     /// # Panics
     ///
@@ -25,8 +25,8 @@ impl Cluster {
 
     /// Moves a slot from its owner to `to` by the atomic migration of Valkey 9.
     ///
-    /// Clients see the slot at one of the two nodes, and never ASK or TRYAGAIN. Returns when the old owner calls the
-    /// migration done.
+    /// Clients see the slot at one of the two nodes, and never ASK or TRYAGAIN. Returns when the old owner reports the
+    /// end of the migration.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Cluster {
     }
 }
 
-/// Returns the state of the newest migration of these slots in the list of the node that they leave.
+/// Returns the state of the newest migration of these slots, from the list of the old owner.
 fn newest_migration(from: &Node, ranges: &str) -> Option<String> {
     let jobs = from.command(&["CLUSTER", "GETSLOTMIGRATIONS"]).ok()?;
     let field = |job: &Reply, name: &str| {
@@ -71,8 +71,8 @@ fn newest_migration(from: &Node, ranges: &str) -> Option<String> {
 
 /// Slot on its way from one primary to another, which a test moves step by step.
 ///
-/// Between the steps clients meet ASK (a key is not at the old owner any more) and TRYAGAIN (one key is, another is
-/// not). At the end they meet MOVED. Dropping it leaves the slot as it is.
+/// Between the steps, clients get ASK if a key is not at the old owner any more. They get TRYAGAIN if only some keys of
+/// a command are still there. After the end they get MOVED. A drop leaves the slot as it is.
 #[derive(Debug)]
 #[must_use = "the slot stays between two nodes until `finish` or `abandon`"]
 pub struct SlotMigration<'a> {
@@ -83,7 +83,7 @@ pub struct SlotMigration<'a> {
 }
 
 impl<'a> SlotMigration<'a> {
-    /// Marks the slot as importing at the new owner, and as migrating at the old one. No key moves.
+    /// Marks the slot as importing at the new owner, and as migrating at the old owner. No key moves.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl<'a> SlotMigration<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`](crate::Client::command).
+    /// The errors of [`Client::command`](crate::Client::command).
     pub fn keys_left(&self) -> Result<Vec<Vec<u8>>> {
         let ask = ["CLUSTER", "GETKEYSINSLOT", &self.slot.to_string(), KEYS_AT_ONCE];
         let reply = self.from.command(&ask)?.into_result()?;
@@ -128,7 +128,7 @@ impl<'a> SlotMigration<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`].
     pub fn move_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         self.migrate(&[key.as_ref()])
     }
@@ -137,7 +137,7 @@ impl<'a> SlotMigration<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`].
     pub fn move_keys(&self) -> Result<()> {
         loop {
             let keys = self.keys_left()?;
@@ -148,12 +148,12 @@ impl<'a> SlotMigration<'a> {
         }
     }
 
-    /// Moves the remaining keys, and announces the new owner to the new owner, the old one and the other primaries.
-    /// Replicas learn by gossip; [`Cluster::wait_ok`] waits for that.
+    /// Moves the remaining keys, and announces the new owner to the new owner, the old owner and the other primaries.
+    /// Replicas learn of the new owner by gossip, for which [`Cluster::wait_ok`] waits.
     ///
     /// # Errors
     ///
-    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`].
     pub fn finish(self) -> Result<()> {
         self.move_keys()?;
         let to_id = self.to.cluster_id()?;
@@ -167,7 +167,7 @@ impl<'a> SlotMigration<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`].
     pub fn abandon(self) -> Result<()> {
         [self.from, self.to].into_iter().try_for_each(|node| self.set_slot(node, &["STABLE"]))
     }

@@ -14,18 +14,18 @@ use crate::{
     port::PortReservation, process::Process, wait_for,
 };
 
-/// Limit for a start, far longer than any server needs, even on a busy machine.
+/// Limit for the start of a server. It is far longer than any server needs, even on a busy machine.
 const START_BOUND: Duration = Duration::from_secs(20);
-/// Number of ports that a start tries. Another program can take a port only in the moment between its reservation and
-/// the server's start.
+/// Number of ports that a start tries. Another program can take a port only between the reservation of the port and the
+/// server's start.
 const START_ATTEMPTS: usize = 5;
-/// Servers' default name of this folder.
+/// Default name that servers use for this folder.
 const APPEND_ONLY_DIR: &str = "appendonlydir";
 const ADDRESS_IN_USE: &str = "Address already in use";
 
 /// Server on its own port, without persistence.
 ///
-/// It keeps its port until the `Node` is dropped, whether the server runs or not.
+/// The `Node` keeps the port until it is dropped, even while the server does not run.
 #[derive(Debug)]
 pub struct Node {
     server: Server,
@@ -39,9 +39,9 @@ pub struct Node {
     proxy: Option<Proxy>,
     bus_proxy: Option<Proxy>,
     clock: Option<NodeClock>,
-    /// Time of the last order to have itself elected.
+    /// Time of the last order to this node to start an election.
     stood_for_election: Mutex<Option<Instant>>,
-    /// Last field, because fields are dropped in order: the guardian then finds no server to end.
+    /// This is the last field, because Rust drops fields in order. So the guardian finds no server to end.
     _guardian: Arc<Guardian>,
 }
 
@@ -57,7 +57,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or the reason why it did not start.
+    /// [`Error::NotInstalled`], or the reason why the server did not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
     }
@@ -114,8 +114,8 @@ impl Node {
         self.proxy.as_ref().expect("the node was started with a proxy")
     }
 
-    /// Proxy through which the other nodes of its cluster connect to it. Its own connections to them go through their
-    /// proxies.
+    /// Proxy through which the other nodes of the cluster connect to this node. The connections of this node go through
+    /// the proxies of the other nodes.
     ///
     /// # Panics
     ///
@@ -162,7 +162,7 @@ impl Node {
     ///
     /// # Panics
     ///
-    /// As [`Node::certificates`].
+    /// In the cases of [`Node::certificates`].
     #[must_use]
     pub fn certificates_dir(&self) -> &Path {
         assert!(self.tls.is_some(), "the node was started with TLS");
@@ -192,18 +192,18 @@ impl Node {
         self.proxy.as_ref().map_or(self.migration_port(), Proxy::port)
     }
 
-    /// Port where another node delivers keys, and where replicas and Sentinels connect: with TLS, if the server speaks
-    /// it.
+    /// Port to which another node sends keys, and to which replicas and Sentinels connect. It requires TLS if the
+    /// server speaks TLS.
     pub(crate) fn migration_port(&self) -> u16 {
         self.tls.as_ref().map_or(&self.port, |tls| &tls.port).port()
     }
 
-    /// Port under which the nodes of its cluster list it to a client without TLS, as this library is.
+    /// Port of this node in the answers of its cluster to a client without TLS, such as this library.
     pub(crate) fn listed_port(&self) -> u16 {
         if self.tls.is_some() { self.port() } else { self.client_port() }
     }
 
-    /// Id of the server process, or of the last one when the server does not run.
+    /// Id of the server process. If the server does not run, the id of its last process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process().id()
@@ -215,7 +215,8 @@ impl Node {
         self.process().is_running()
     }
 
-    /// Kills the server with SIGKILL; it has ended when this returns. Does nothing when the server has ended already.
+    /// Kills the server with SIGKILL, and waits until the process has ended. Does nothing if the server has ended
+    /// already.
     ///
     /// # Panics
     ///
@@ -225,10 +226,11 @@ impl Node {
         self.tell_proxy_down();
     }
 
-    /// Stops the server with SIGSTOP; it is stopped when this returns. Does nothing when the server is paused or has
-    /// ended.
+    /// Pauses the server with SIGSTOP, and waits until the process is stopped. Does nothing if the server is paused or
+    /// has ended.
     ///
-    /// The kernel goes on accepting connections and commands for it. The server answers them after [`Node::resume`].
+    /// The kernel still accepts connections and commands for the server. The server answers them after
+    /// [`Node::resume`].
     ///
     /// # Panics
     ///
@@ -248,12 +250,12 @@ impl Node {
 
     /// Kills the server if it runs, and starts it on the same port with the same arguments.
     ///
-    /// It then has no data, unless it was started with `--appendonly yes`; but a cluster node remembers its cluster.
-    /// Returns when it answers.
+    /// The restarted server has no data, unless it was started with `--appendonly yes`. A cluster node still knows its
+    /// cluster. Returns when the server answers.
     ///
     /// # Errors
     ///
-    /// The reason why it did not start.
+    /// The reason why the server did not start.
     ///
     /// # Panics
     ///
@@ -266,7 +268,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The reason why it did not start.
+    /// The reason why the server did not start.
     ///
     /// # Panics
     ///
@@ -313,13 +315,13 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// As [`Client::command`].
+    /// The errors of [`Client::command`].
     pub fn command(&self, args: &[impl AsRef<[u8]>]) -> Result<Reply> {
         self.client()?.command(args)
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
-        // A panic in one test must not keep another from cleaning up.
+        // A panic in one test must not prevent the cleanup of another test.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -380,7 +382,7 @@ pub struct NodeBuilder {
 }
 
 impl NodeBuilder {
-    /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one replaces an earlier one.
+    /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later value replaces an earlier value.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.args.extend([name.into(), value.into()]);
         self
@@ -394,7 +396,7 @@ impl NodeBuilder {
     }
 
     /// Makes the server require a password, which [`Node::url`] contains. [`Node::client`] and [`Node::command`] send
-    /// it by themselves. As a replica the server sends the same password to its primary.
+    /// the password by themselves. As a replica the server sends the same password to its primary.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         let password = password.into();
         self = self.arg("--requirepass", password.as_str()).arg("--masterauth", password.as_str());
@@ -406,7 +408,7 @@ impl NodeBuilder {
     /// ([`Node::certificates`]). [`Node::addr`], [`Node::client`] and [`Node::command`] use the other port, without
     /// TLS.
     ///
-    /// Of the servers that `install` brings, Redis 7.0 can do this.
+    /// Among the servers that `install` provides, only Redis 7.0 can do this.
     pub fn tls(mut self, clients: TlsClients) -> Self {
         self.tls = Some((clients, Arc::new(Certificates::make())));
         self
@@ -425,13 +427,13 @@ impl NodeBuilder {
         self
     }
 
-    /// Puts a [`Proxy`] between it and the other nodes of its cluster, [`Node::bus_proxy`].
+    /// Puts a [`Proxy`] between this node and the other nodes of its cluster, [`Node::bus_proxy`].
     pub(crate) fn proxied_bus(mut self) -> Self {
         self.is_bus_proxied = true;
         self
     }
 
-    /// Gives the server its own time of day, [`Node::clock`]. It is the machine's until a test steps it.
+    /// Gives the server its own time of day, [`Node::clock`]. It is the machine's time until a test steps it.
     pub fn clock(mut self) -> Self {
         self.has_clock = true;
         self
@@ -441,7 +443,7 @@ impl NodeBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or the reason why it did not start.
+    /// [`Error::NotInstalled`], or the reason why the server did not start.
     pub fn start(&self) -> Result<Node> {
         self.start_guarded(&Arc::new(Guardian::start()?))
     }
@@ -460,7 +462,7 @@ impl NodeBuilder {
                 Err(Error::NotStarted { log, .. }) if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS => {
                     attempt += 1;
                 }
-                // Redis calls the option wrong; Valkey names the missing feature.
+                // Redis reports a wrong option, and Valkey reports the missing feature.
                 Err(Error::NotStarted { log, .. }) if self.tls.is_some() && log.to_lowercase().contains("tls") => {
                     return Err(Error::Unsupported(format!(
                         "{} without TLS at {}: {log}",

@@ -1,12 +1,12 @@
 //! Reservation of ports that no other environment on this machine takes.
 //!
-//! A reservation is a socket that is bound to the port and never listens. It is bound *without* `SO_REUSEADDR`, so that
-//! the bind fails when any other socket has the port. It gets the option *afterwards*: the server sets it too, and so
-//! may bind the same port.
+//! A reservation is a socket that is bound to the port and never listens. The bind happens *without* `SO_REUSEADDR`, so
+//! that it fails if any other socket has the port. The socket gets the option *afterwards*. The server sets the option
+//! too, so the server may bind the same port.
 //!
-//! Thus the port stays reserved from before the server's first start, through every restart, until the reservation is
-//! dropped. Several test binaries can run at once. No file is needed, and the kernel frees the port however this
-//! process ends.
+//! So the port stays reserved before the server's first start and through every restart, until the reservation is
+//! dropped. Several test binaries can run at once. No file is needed, and the kernel frees the port at the end of this
+//! process, even after a kill.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},

@@ -11,8 +11,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// Shell line that writes the process id for the guardian atomically, and only then becomes the server. See
-/// `guardian.sh` for the reason why the server does not start when the write fails.
+/// Shell line that writes the process id for the guardian atomically, and only then becomes the server. If the write
+/// fails, the server does not start. `guardian.sh` explains the reason.
 const LISTED_THEN_SERVER: &str = r#"echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@""#;
 
 /// Server process, and the folder with its id and its output.
@@ -27,7 +27,7 @@ pub(crate) struct Process {
 enum State {
     Running,
     Paused,
-    /// Ended and reaped: another process may have its id by now.
+    /// The process has ended and was reaped. Another process may have its id by now.
     Ended,
 }
 
@@ -51,7 +51,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C is for the process that owns the environment; the guardian ends the servers.
+            // Ctrl-C must reach only the process that owns the environment. The guardian ends the servers.
             .process_group(0)
             .spawn()?;
         Ok(Self { child, pid_file, state: State::Running })
@@ -96,8 +96,8 @@ impl Process {
         if self.state == State::Running {
             let pid = Pid::from_child(&self.child);
             kill_process(pid, Signal::STOP)?;
-            // The kernel delivers a signal some time after the call. A process that ends meanwhile must stay to be
-            // reaped.
+            // The kernel delivers a signal some time after the call. A process that ends meanwhile must remain a zombie
+            // until it is reaped.
             let until = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             waitid(WaitId::Pid(pid), until)?;
             self.state = State::Paused;
@@ -123,14 +123,14 @@ impl Process {
         let look_only = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         if matches!(waitid(WaitId::Pid(pid), look_only), Ok(Some(_))) {
             self.unlist();
-            // The process has ended, so this returns at once. It cannot fail: the process is our child, and was not
-            // reaped before.
+            // The process has ended, so this returns at once. It cannot fail, since the process is our child and was
+            // not reaped before.
             drop(self.child.wait());
             self.state = State::Ended;
         }
     }
 
-    /// Removes the id from the guardian's list, before another process can have it.
+    /// Removes the id from the guardian's list, before another process can get this id.
     fn unlist(&self) {
         // The file is missing if the shell did not reach the write.
         drop(fs::remove_file(&self.pid_file));
@@ -139,7 +139,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // This fails only when there is no such child any more, which is the wanted state.
+        // This fails only if the child does not exist any more, which is the desired state.
         drop(self.kill());
     }
 }

@@ -28,17 +28,17 @@ mod wire;
 pub use held::{Fault, HeldReply, HeldRequest};
 pub use matcher::{Matcher, Request};
 
-/// TCP proxy in front of a server, which forwards everything until a test orders a fault.
+/// TCP proxy in front of a server. It forwards everything until a test orders a fault.
 ///
 /// An order has taken effect when its method returns.
 ///
 /// Faults of the connections ([`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole),
-/// [`cut`](Self::cut), [`refuse`](Self::refuse)) concern all connections, the links from replicas included. Faults of
-/// one request concern the next one that matches, on any connection, and no other. When several faults wait for the
-/// same request, the oldest takes it.
+/// [`cut`](Self::cut), [`refuse`](Self::refuse)) concern all connections, the links from replicas included. A fault of
+/// one request concerns only the next request that matches, on any connection. If several faults wait for the same
+/// request, the oldest fault takes it.
 ///
-/// The proxy forwards bytes that are not RESP, such as TLS, without parsing them. So no matcher finds a request in
-/// them, nor after `SYNC`, `PSYNC`, `MONITOR` or `CLIENT REPLY` on the same connection.
+/// The proxy does not parse bytes that are not RESP, such as TLS. So no matcher finds a request in such bytes. The
+/// proxy also stops parsing after `SYNC`, `PSYNC`, `MONITOR` or `CLIENT REPLY` on the same connection.
 #[derive(Debug)]
 pub struct Proxy {
     engine: Engine,
@@ -46,7 +46,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy on a new port in front of the server at `server`, which need not run yet.
+    /// Starts a proxy on a new port in front of the server at `server`. The server need not run yet.
     ///
     /// # Errors
     ///
@@ -74,22 +74,22 @@ impl Proxy {
         format!("redis://{}", self.addr())
     }
 
-    /// Delays everything that arrives from now on by `each_way` in each direction, so a round trip by twice that. Order
-    /// and throughput stay as they are.
+    /// Delays all bytes that arrive from now on by `each_way` in each direction. A round trip takes twice this time
+    /// longer. Order and throughput do not change.
     pub fn delay(&self, each_way: Duration) {
         self.order(move |state| state.delay = each_way);
     }
 
-    /// Stops all traffic from now on without losing any of it: everything arrives late, after [`heal`](Self::heal). The
-    /// proxy accepts new connections and resets none.
+    /// Stops all traffic from now on, but loses no bytes. All bytes arrive late, after [`heal`](Self::heal). The proxy
+    /// accepts new connections and resets none.
     pub fn freeze(&self) {
         self.order(|state| state.set_mode(Mode::Frozen));
     }
 
     /// Drops all traffic, on its way or new, in both directions and without a reset.
     ///
-    /// New connections are accepted and ignored. A connection that has been in the black hole stays silent even after
-    /// [`heal`](Self::heal), as after a firewall that forgot it.
+    /// New connections are accepted and ignored. A connection that was in the black hole stays silent even after
+    /// [`heal`](Self::heal), as with a firewall that has forgotten the connection.
     pub fn black_hole(&self) {
         self.order(|state| state.set_mode(Mode::BlackHole));
     }
@@ -99,25 +99,26 @@ impl Proxy {
         self.order(State::cut);
     }
 
-    /// Connects new connections to another server. Present ones go on with the old server, as behind a virtual address.
+    /// Connects new connections to another server. Existing connections go on with the old server, as behind a virtual
+    /// address.
     pub fn lead_to(&self, server: SocketAddr) {
         self.order(move |state| state.lead_to(server));
     }
 
-    /// Refuses new connections. Present ones go on.
+    /// Refuses new connections. Existing connections go on.
     ///
     /// # Panics
     ///
-    /// Never: only listening again can fail.
+    /// Never, since only a start of listening can fail.
     pub fn refuse(&self) {
         self.order(|state| state.set_refusing(true)).expect("a listener can always be closed");
     }
 
     /// Limits the scripts per second, on all connections together, as a slow or busy server does.
     ///
-    /// Other scripts wait here, first come, first served; later requests on the connection of a waiting script wait
-    /// too. Quiet time is not saved up. Scripts that pass in the same millisecond on several connections may reach the
-    /// server in any order.
+    /// Scripts above the limit wait in the proxy, in the order of their arrival. Later requests on the connection of a
+    /// waiting script wait too. Unused time does not raise the limit later. Scripts that pass in the same millisecond
+    /// on several connections may reach the server in any order.
     pub fn limit_scripts(&self, per_second: NonZeroU32) {
         self.order(move |state| state.rules.limit.begin(per_second, Instant::now()));
     }
@@ -130,11 +131,11 @@ impl Proxy {
     /// Ends [`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole),
     /// [`refuse`](Self::refuse) and [`limit_scripts`](Self::limit_scripts).
     ///
-    /// Scripts that wait because of a limit keep their moments. Faults of single requests stay.
+    /// Scripts that wait because of a limit keep their times. Faults of single requests stay.
     ///
     /// # Panics
     ///
-    /// When another program has taken the port although it is reserved.
+    /// When another program has taken the port despite the reservation.
     pub fn heal(&self) {
         let healed = self.order(|state| {
             state.delay = Duration::ZERO;
@@ -155,13 +156,14 @@ impl Proxy {
         Fault::new(self.remote(), self.arm(matcher, Action::Duplicate))
     }
 
-    /// Lets the server apply the next matching request. Holds its reply, with all that follows on that connection,
-    /// until the test releases it.
+    /// Lets the server apply the next matching request. Holds the reply, and all bytes after it on the same connection,
+    /// until the test releases the reply.
     pub fn hold_reply(&self, matcher: impl Into<Matcher>) -> HeldReply {
         HeldReply::new(self.remote(), self.arm(matcher, Action::HoldReply))
     }
 
-    /// Holds the next matching request, with all that follows on that connection, until the test releases it.
+    /// Holds the next matching request, and all bytes after it on the same connection, until the test releases the
+    /// request.
     pub fn hold_request(&self, matcher: impl Into<Matcher>) -> HeldRequest {
         HeldRequest::new(self.remote(), self.arm(matcher, Action::HoldRequest))
     }
@@ -190,7 +192,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when they have not after `timeout`.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when fewer requests have arrived after `timeout`.
     pub fn wait_for_requests(&self, matcher: impl Into<Matcher>, count: usize, timeout: Duration) -> Result<()> {
         let matcher = matcher.into();
         let what = format!("{count} matching requests");

@@ -1,14 +1,14 @@
 //! Compares the replicas' data with the writes of their primary.
 //!
-//! It compares offsets, because `WAIT` covers only the writes of its own connection. On a connection that has written
-//! nothing, `WAIT` returns at once.
+//! The comparison uses offsets, because `WAIT` covers only the writes of its own connection. On a connection without
+//! writes, `WAIT` returns at once.
 
 use crate::{Error, Node, Reply, Result};
 
-/// Returns a fault of the replication, if there is one: each replica must follow the primary and have all its writes up
-/// to now.
+/// Returns a fault of the replication, if there is one. Each replica must follow the primary, and must have all writes
+/// of the primary up to now.
 pub(crate) fn complaint(primary: &Node, replicas: &[&Node]) -> Result<Option<String>> {
-    // Read before the offsets of the replicas, because no replica needs to have what is written meanwhile.
+    // The primary's offset is read first, because the replicas need not have later writes.
     let written = Role::of(primary)?;
     let Role::Primary { offset, followers } = written else {
         return Ok(Some(format!("{} is no primary", primary.addr())));
@@ -32,7 +32,7 @@ enum Role {
     Primary { offset: i64, followers: usize },
     /// Replica that has carried out all writes up to this offset.
     Replica { offset: i64 },
-    /// Replica that has no link, or is copying.
+    /// Replica without a link, or replica that still copies the data.
     Unlinked,
 }
 

@@ -14,14 +14,14 @@ use crate::{
 const NAME: &str = "mymaster";
 const SENTINELS: usize = 3;
 const QUORUM: usize = 2;
-/// Limit for forming and for a failover, far longer than either takes with any sensible `down_after`.
+/// Limit for forming the environment, and for a failover. Both are far shorter with any sensible `down_after`.
 const OK_BOUND: Duration = Duration::from_secs(30);
 /// Shorter periods of a Sentinel, whose defaults are 10 s, 1 s, 1 s and 2 s.
 ///
 /// A replica that has been silent for three info periods or five ping periods is not good enough to be promoted. So
 /// periods shorter than these are too short for a busy machine.
 ///
-/// A Sentinel may not have heard of an ordered failover. After four publish periods it makes the new primary a replica
+/// A Sentinel may not know of an ordered failover yet. After four publish periods, it makes the new primary a replica
 /// again. The leading Sentinel asks only once a second whether the replica has become primary, so a publish period of
 /// 250 ms would be too short.
 const PERIODS_MS: [(&str, &str); 4] =
@@ -29,9 +29,9 @@ const PERIODS_MS: [(&str, &str); 4] =
 
 /// Primary, two replicas and three Sentinels, of which two must agree that the primary is down.
 ///
-/// The primary changes while a test runs; every method that returns it asks the Sentinels anew. The Sentinels are
-/// faster than by default; a restarted one forgets these settings. A pause of more than 2 s makes a Sentinel refuse to
-/// act for 30 s.
+/// The primary changes while a test runs, so every method that returns the primary asks the Sentinels again. The
+/// Sentinels are faster than by default. A restarted Sentinel does not have these settings. A pause of more than 2 s
+/// makes a Sentinel refuse to act for 30 s.
 #[derive(Debug)]
 pub struct Sentinels {
     sentinels: Vec<Node>,
@@ -84,7 +84,7 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// When they were started without [`SentinelsBuilder::tls`].
+    /// When the servers were started without [`SentinelsBuilder::tls`].
     #[must_use]
     pub fn certificates(&self) -> &Certificates {
         self.sentinels[0].certificates()
@@ -107,7 +107,7 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// As [`Sentinels::primary`].
+    /// In the cases of [`Sentinels::primary`].
     #[must_use]
     pub fn replicas(&self) -> Vec<&Node> {
         let primary = self.primary().port();
@@ -116,8 +116,8 @@ impl Sentinels {
 
     /// Orders a Sentinel to promote a replica in place of the primary, which need not be down.
     ///
-    /// Returns the new primary when its role is primary and all running Sentinels name it. A Sentinel may give up
-    /// because it has not heard from the replicas just now; it gets the order again.
+    /// Returns the new primary when its role is primary and all running Sentinels name it. A Sentinel gives up if its
+    /// data about the replicas is too old. The method then repeats the order.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// As [`Sentinels::primary`].
+    /// In the cases of [`Sentinels::primary`].
     pub fn failover(&self) -> Result<&Node> {
         let old = self.primary().migration_port();
         let sentinel = self.running_sentinels().next().expect("a Sentinel runs");
@@ -145,7 +145,7 @@ impl Sentinels {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`] when they do not within 30 s.
+    /// [`Error::NotInTime`] if the Sentinels do not agree within 30 s.
     pub fn wait_for_failover_from(&self, old: &Node) -> Result<&Node> {
         wait_for("another primary", OK_BOUND, || self.primary_after(old.migration_port()))
     }
@@ -153,8 +153,8 @@ impl Sentinels {
     /// Waits until all servers are healthy, at most 30 s.
     ///
     /// The running Sentinels then agree on a running primary without any flag of failure. They know all nodes and all
-    /// Sentinels, and could order a failover. All running replicas follow the primary and have all that it had written
-    /// when asked.
+    /// Sentinels, and could order a failover. All running replicas follow the primary, and have all writes up to the
+    /// primary's answer.
     ///
     /// # Errors
     ///
@@ -268,15 +268,15 @@ pub struct SentinelsBuilder {
 impl SentinelsBuilder {
     const REPLICAS: usize = 2;
 
-    /// Sets the time for which the primary may be silent before a Sentinel calls it down. Defaults to 1 s. A shorter
-    /// one makes failovers quicker; a longer one prevents failovers on a busy machine.
+    /// Sets the time for which the primary may be silent before a Sentinel marks it as down. Defaults to 1 s. A shorter
+    /// time makes failovers quicker. A longer time prevents failovers on a busy machine.
     pub fn down_after(mut self, silence: Duration) -> Self {
         self.down_after = silence;
         self
     }
 
-    /// Makes the primary and the replicas require a password, as [`NodeBuilder::password`] does. The Sentinels know it,
-    /// and require none themselves.
+    /// Makes the primary and the replicas require a password, as [`NodeBuilder::password`] does. The Sentinels know
+    /// this password, and require none themselves.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         let password = password.into();
         self.node = self.node.password(password.as_str());
@@ -301,7 +301,7 @@ impl SentinelsBuilder {
     ///
     /// # Errors
     ///
-    /// As [`Sentinels::start`].
+    /// The errors of [`Sentinels::start`].
     pub fn start(self) -> Result<Sentinels> {
         if self.server == Server::Redis62 {
             return Err(Error::Unsupported(format!("the Sentinel of {} cannot be made quick", self.server)));
@@ -321,8 +321,8 @@ impl SentinelsBuilder {
         Ok(sentinels)
     }
 
-    /// Starts the Sentinels with a list of the others, which they would find out only in 10 s. With TLS they correct
-    /// the ports, which are not known before the start.
+    /// Starts each Sentinel with a list of the other Sentinels. Without the list, it would find them only after 10 s.
+    /// With TLS, the Sentinels correct the ports, which are not known before the start.
     fn start_sentinels(&self, nodes: &[Node], guardian: &Arc<Guardian>) -> Result<Vec<Node>> {
         let ports = (0..SENTINELS).map(|_| PortReservation::new()).collect::<Result<Vec<_>>>()?;
         let known: Vec<(u16, String)> = ports.iter().map(|port| (port.port(), sentinel_id())).collect();
@@ -340,7 +340,7 @@ impl SentinelsBuilder {
         let mut lines = vec![
             format!("monitor {NAME} {} {QUORUM}", word_of(primary)),
             format!("down-after-milliseconds {NAME} {}", self.down_after.as_millis()),
-            // After a failed failover the next one waits for twice this time.
+            // After a failed failover, the next failover waits for twice this time.
             format!("failover-timeout {NAME} 2500"),
         ];
         lines.extend(self.password.as_ref().map(|password| format!("auth-pass {NAME} {}", quoted(password))));

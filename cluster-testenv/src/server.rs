@@ -20,7 +20,7 @@ pub enum Server {
     Redis70,
     /// Valkey 9.1.
     Valkey91,
-    /// Redis 6.2: software that needs 7.0 has to refuse it.
+    /// Redis 6.2, which software that needs 7.0 must refuse.
     Redis62,
 }
 

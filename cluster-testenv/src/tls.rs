@@ -15,12 +15,12 @@ use crate::{Error, Result};
 pub enum TlsClients {
     /// The server rejects a client without a certificate of the authority.
     Required,
-    /// A client needs no certificate, but one that it shows must be of the authority.
+    /// A client needs no certificate. If it shows a certificate, the certificate must be of the authority.
     Optional,
 }
 
-/// Certificates of one environment: of a private authority, of the servers, and of a client. They are made together
-/// with the environment, and no other program trusts them.
+/// Certificates of one environment, for a private authority, the servers and a client. They are created together with
+/// the environment, and no other program trusts them.
 ///
 /// The names of the servers are 127.0.0.1 and localhost.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ impl Certificates {
     /// When the system has no random numbers.
     #[must_use]
     pub fn make() -> Self {
-        // The parameters are always the same, and making keys fails only when the system has no random numbers.
+        // The parameters are always the same. The creation of keys fails only if the system has no random numbers.
         Self::try_make().expect("certificates can be made")
     }
 
@@ -59,7 +59,7 @@ impl Certificates {
         Ok(Self { ca_pem: authority.pem(), server_cert_pem, server_key_pem, client_cert_pem, client_key_pem })
     }
 
-    /// Certificate of the authority, which a client has to trust.
+    /// Certificate of the authority, which a client must trust.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
@@ -112,7 +112,7 @@ impl Certificates {
             TlsClients::Required => "yes",
             TlsClients::Optional => "optional",
         };
-        // Only a server in a cluster, or with a replica, uses the last two.
+        // Only a server in a cluster, or with a replica, uses the last two arguments.
         let settings = [("--tls-auth-clients", clients), ("--tls-cluster", "yes"), ("--tls-replication", "yes")];
         args.extend(settings.into_iter().flat_map(|(arg, value)| [arg.to_owned(), value.to_owned()]));
         Ok(args)

@@ -7,11 +7,11 @@ use crate::{Error, Node, Result, replication};
 /// Number of slots of a cluster.
 pub(crate) const SLOTS: usize = 16_384;
 
-/// Limit for an answer. A running node answers in a millisecond; a partitioned or blocked one must not delay the
-/// others' answers for long.
+/// Limit for an answer. A running node answers in a millisecond. A partitioned or blocked node must not delay the
+/// answers of the others for long.
 const ANSWER_BOUND: Duration = Duration::from_secs(1);
 
-/// Answers of all running nodes, each asked once.
+/// Answers of all running nodes. Each node is asked once.
 #[derive(Debug)]
 pub(crate) struct Topology<'a> {
     nodes: &'a [Node],
@@ -23,7 +23,7 @@ pub(crate) struct Topology<'a> {
 /// Cluster as one node sees it.
 #[derive(Debug)]
 struct View {
-    /// Port under which nodes list the node, as everywhere in this file.
+    /// Port under which the nodes list this node, as everywhere in this file.
     port: u16,
     /// Answer to CLUSTER INFO.
     state: String,
@@ -57,7 +57,7 @@ impl<'a> Topology<'a> {
         topology
     }
 
-    /// Returns the port of the slot's owner. Old claims remain at nodes that news has not reached; the newest claim has
+    /// Returns the port of the slot's owner. Nodes that do not know a change yet have old claims. The newest claim has
     /// the highest epoch.
     pub(crate) fn owner(&self, slot: u16) -> Option<u16> {
         let members = self.views.iter().flat_map(|view| &view.members);
@@ -96,7 +96,7 @@ impl<'a> Topology<'a> {
         self.silence.is_none() && self.views.iter().filter(is_voter).all(is_known)
     }
 
-    /// Returns the entry of a node: in its own view, or else in another's.
+    /// Returns the entry of a node from its own view, or else from the view of another node.
     fn member(&self, port: u16) -> Option<&Member> {
         let by_itself = self.views.iter().filter(|view| view.port == port);
         let views = by_itself.chain(&self.views);
@@ -176,8 +176,7 @@ impl Member {
             let flags: Vec<&str> = words.next()?.split(',').collect();
             let primary_id = words.next()?.to_owned();
             let config_epoch = words.nth(2)?.parse().ok()?;
-            // The slots follow the link's state. A slot that is migrating stands in brackets beside the owner's own
-            // ranges.
+            // The slots follow the link's state. A migrating slot stands in brackets after the ranges of the owner.
             let slots = words.skip(1).filter(|word| !word.starts_with('['));
             Some(Self {
                 id,

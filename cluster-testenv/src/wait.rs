@@ -7,11 +7,11 @@ use std::{
 
 use crate::{Error, Result};
 
-/// Calls `condition` every few milliseconds until it returns something, and returns that.
+/// Calls `condition` every few milliseconds until it returns a value, and returns this value.
 ///
 /// # Errors
 ///
-/// [`Error::NotInTime`], which names `what`, when it returned nothing for `bound`.
+/// [`Error::NotInTime`] with the name `what`, if `condition` returns no value within `bound`.
 pub fn wait_for<T>(what: impl Into<String>, bound: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
     const PERIOD: Duration = Duration::from_millis(5);
     let started = Instant::now();

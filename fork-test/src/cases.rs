@@ -1,5 +1,5 @@
-//! Cases: the state in which a process is copied. A copy may build a manager of its own, and may do nothing with the
-//! copied one.
+//! Cases, which differ in the state of the process that is copied. A copy may build a manager of its own. The copied
+//! manager must refuse all its calls.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use tokio::runtime::{Builder, Runtime};
 use crate::copy::Copy;
 use crate::kinds::{Kind, Manager};
 
-/// Lock that all processes take, each with a manager of its own.
+/// Lock that all processes take, each process with a manager of its own.
 const COMMON: &str = "common";
-/// Locks that the copied manager holds in some case, and one that it never had.
+/// Locks that the copied manager holds in some cases, and one lock that it never holds.
 const NAMES: [&str; 4] = ["written", "read", "cached", "other"];
 const LOST: HoldState = HoldState::Lost(LossReason::Forked);
 
@@ -45,7 +45,7 @@ fn is_forked<T>(what: &str, outcome: Result<T>) {
     }
 }
 
-/// Asks the copy of a manager for all that a manager can do.
+/// Asserts that the copy of a manager refuses all calls.
 async fn refuses_all(manager: &Manager) {
     for name in NAMES {
         is_forked("write", manager.write(name).await);
@@ -73,7 +73,8 @@ async fn is_renewed(guard: &WriteGuard) {
     }
 }
 
-/// Takes the common lock and keeps it until it was renewed, so the background of this process works.
+/// Takes the common lock and keeps it until a renewal. The renewal shows that the background runtime of this process
+/// works.
 async fn is_inside(manager: &Manager) {
     let guard = manager.write(COMMON).await.expect("granted");
     println!("in {}", u64::from(guard.fencing_token()));
@@ -82,12 +83,12 @@ async fn is_inside(manager: &Manager) {
     guard.release().await.expect("held to the end");
 }
 
-/// Takes the common lock as a holder of its own, with a manager that is built in this process.
+/// Takes the common lock with a manager that is built in this process.
 fn is_another_holder(kind: &Kind) {
     runtime().block_on(is_inside(&kind.build()));
 }
 
-/// Has two copies made, which are refused by the copied manager and go on with one of their own.
+/// Makes two copies of this process. In each, the copied manager refuses all calls, and a new manager works.
 fn copies(kind: &Kind, manager: &Manager) -> [Copy; 2] {
     [(); 2].map(|()| {
         Copy::of_this(|| {
@@ -97,7 +98,7 @@ fn copies(kind: &Kind, manager: &Manager) -> [Copy; 2] {
     })
 }
 
-/// Takes the common lock beside the copies, with the manager that was copied.
+/// Takes the common lock with the original manager while the copies run.
 fn goes_on_beside(copies: [Copy; 2], runtime: &Runtime, manager: &Manager) {
     runtime.block_on(is_inside(manager));
     copies.into_iter().for_each(Copy::ends_well);
@@ -172,7 +173,7 @@ fn cached(kind: &Kind) {
     runtime.block_on(async { manager.write("cached").await?.release().await }).expect("taken from the cache");
 }
 
-/// An acquisition that has a place in the queue. One copy polls it, the other drops it.
+/// Copies an acquisition that has a place in the queue. One copy of the process polls it, and the other copy drops it.
 fn waiting(kind: &Kind) {
     let (runtime, manager) = (runtime(), kind.build());
     let guard = runtime.block_on(manager.write("written").into_future()).expect("granted");
@@ -201,7 +202,7 @@ fn waiting(kind: &Kind) {
     assert_eq!(next.state(), HoldState::Held);
 }
 
-/// A copy that uses the copied runtime, and ends as programs do, with all that it has a copy of.
+/// Makes a copy that uses the copied runtime, and that drops the copied guard, manager and runtime at its end.
 fn runtime_is_dropped(kind: &Kind) {
     let (runtime, manager) = (runtime(), kind.build());
     let guard = runtime.block_on(manager.write("written").into_future()).expect("granted");
@@ -209,7 +210,7 @@ fn runtime_is_dropped(kind: &Kind) {
     let copy = Copy::of_this(|| {
         let (guard, manager, runtime) = all.take().expect("there");
         runtime.block_on(async {
-            // A connection with room is open here. The guard's own process would send its release on it.
+            // A connection is open, and the original process would send the release on it. The copy must not send it.
             drop(guard);
             is_forked("write", manager.write("other").await);
         });
@@ -250,8 +251,8 @@ fn blocking(kind: &Kind) {
     guard.expect("the copy has taken its own").release().expect("held to the end");
 }
 
-/// Background work runs on the runtime of its caller when the process can start no thread, and a blocking manager is
-/// refused.
+/// Asserts that background work runs on the caller's runtime if the process can start no thread. A blocking manager is
+/// refused then.
 fn no_thread(kind: &Kind) {
     assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "this process may start no thread");
     let manager = kind.build();

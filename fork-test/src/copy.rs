@@ -1,28 +1,28 @@
-//! A copy of this process.
+//! Copy of this process, made by `fork`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Time limit of a copy, in seconds. A copy that hangs ends then, and counts as failed.
+/// Time limit of a copy, in seconds. A copy that hangs is ended after this time, and counts as failed.
 const MAX_SECS: u32 = 60;
 
-/// Process that was made by `fork`, and runs some code of its own.
+/// Child process that `fork` has made.
 #[must_use]
 pub(crate) struct Copy(libc::pid_t);
 
 impl Copy {
-    /// Copies this process. The copy does its work and ends; a panic in it is a failure.
+    /// Copies this process. The copy does `work` and ends. A panic in `work` is a failure.
     #[allow(unsafe_code)]
     pub(crate) fn of_this(work: impl FnOnce()) -> Self {
-        // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. It takes no lock of
-        // another thread that this program has: none of its threads prints, and that a manager waits for none is what
-        // is tested.
+        // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. The copy must not wait
+        // for a lock that another thread held at the fork. No other thread of this program prints. The tests check that
+        // a manager waits for no such lock.
         match unsafe { libc::fork() } {
             -1 => panic!("fork failed: {}", std::io::Error::last_os_error()),
             0 => {
-                // SAFETY: sets a timer of the copy, which ends it.
+                // SAFETY: sets a timer that ends the copy.
                 unsafe { libc::alarm(MAX_SECS) };
                 let is_done = catch_unwind(AssertUnwindSafe(work)).is_ok();
-                // SAFETY: ends the copy without what `main` has left to do.
+                // SAFETY: ends the copy without the rest of `main`.
                 unsafe { libc::_exit(i32::from(!is_done)) }
             }
             id => Self(id),
@@ -33,7 +33,8 @@ impl Copy {
     #[allow(unsafe_code)]
     pub(crate) fn ends_well(self) {
         let mut status = 0;
-        // SAFETY: the status is ours to write, and the process is our child, which no other code waits for.
+        // SAFETY: the status is a local variable. The process is a child of this process, and no other code waits for
+        // it.
         let waited = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
         assert_eq!(waited, self.0, "{}", std::io::Error::last_os_error());
         assert!(!libc::WIFSIGNALED(status), "the copy hung or crashed: signal {}", libc::WTERMSIG(status));

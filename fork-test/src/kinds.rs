@@ -13,7 +13,7 @@ pub(crate) type Manager = Arc<dyn RwLockManager>;
 
 /// Lease of all holds. The first renewal is due after 2 s, so a busy machine has 4 s for it.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
-/// Time that managers cache a hold: long enough that the hold is there when a case looks.
+/// Time for which managers cache a hold. It is long, so that the hold is still cached when a case checks.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 
 /// Kind of a manager, and its servers.
@@ -28,7 +28,7 @@ impl Kind {
         Self { name: name.to_owned(), urls }
     }
 
-    /// Returns true if managers of other processes have the same locks.
+    /// Returns true if managers of different processes share their locks.
     pub(crate) fn is_shared(&self) -> bool {
         self.name != "memory"
     }
@@ -46,9 +46,9 @@ impl Kind {
         let manager: Result<Manager> = match (self.name.as_str(), self.urls.first()) {
             ("hash", Some(url)) => as_dyn(RedisManager::builder(url.as_str()).cache_for(cached_for)),
             ("tls", Some(url)) => {
-                // The file of the authority follows the URL. The test reads it here, because a manager reads its files
-                // on a thread of the runtime. Tokio waits for these threads when a runtime is dropped, and a copy has
-                // none of them.
+                // The argument after the URL is the authority's file. It is read here, because a manager would read its
+                // files on a thread of the runtime. Tokio waits for such threads when a runtime is dropped, but a copy
+                // does not have these threads.
                 let read = |path: &String| std::fs::read(path).expect("a file");
                 let tls = self.urls.iter().skip(1).fold(Tls::new(), |tls, path| tls.ca_pem(read(path)));
                 as_dyn(RedisManager::builder(Topology::node(url.as_str()).tls(tls)).cache_for(cached_for))

@@ -1,6 +1,6 @@
-//! Copies itself while it has a manager: `fork-test KIND CASE URL...`. It fails if a copy can do what only the process
-//! may that built the manager, or if that process suffers. Its output says when it was inside a lock: `in TOKEN`, `out
-//! TOKEN`.
+//! Program that copies itself while it has a manager: `fork-test KIND CASE URL...`. It fails if the copied manager does
+//! more than refuse calls, or if the original manager has a fault. The output has a line `in TOKEN` when a process
+//! enters the lock, and `out TOKEN` when it leaves.
 
 #[cfg(unix)]
 mod cases;

@@ -1,5 +1,6 @@
-//! A copied process is another holder or gets a clear error, with every manager: it is never inside by a hold of the
-//! process that it was copied from, and does that process no harm. Each case is a program that copies itself.
+//! Tests of processes that `fork` copies, with every manager. A copy never has the holds of the original process, and
+//! does not harm that process. The copied manager returns a clear error, and a new manager works. Each case is a
+//! program that copies itself.
 #![cfg(unix)]
 
 use std::process::{Command, Stdio};
@@ -10,11 +11,11 @@ use cluster_testenv::{Masters, Node, Server, TlsClients};
 
 const CASES: [&str; 6] = ["unused", "used", "held", "waiting", "runtime", "blocking"];
 
-/// Runs a case, which ends in bounded time since its copies do, and returns its output.
+/// Runs a case, and returns its output. The time is bounded, since the copies have a time limit.
 fn run(kind: &str, case: &str, urls: &[String]) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_fork-test"));
     if case == "no-thread" {
-        // A stack that no machine has room for.
+        // No machine has memory for such a stack, so no thread can start.
         program.env("RUST_MIN_STACK", (1_u64 << 60).to_string());
     }
     let ended = program.arg(kind).arg(case).args(urls).stderr(Stdio::inherit()).output().expect("it runs");
@@ -22,7 +23,7 @@ fn run(kind: &str, case: &str, urls: &[String]) -> String {
     String::from_utf8(ended.stdout).expect("text")
 }
 
-/// Panics unless one process at a time was inside, each with a token of its own, and the tokens grew.
+/// Panics unless one process at a time had the lock, and each had a higher token than the process before.
 fn judge(kind: &str, case: &str, output: &str) {
     let lines: Vec<(&str, u64)> = output
         .lines()
@@ -42,7 +43,7 @@ fn judge(kind: &str, case: &str, output: &str) {
 fn copies_are_no_holders(kind: &str, cases: &[&str], urls: &[String]) {
     for case in cases {
         let output = run(kind, case, urls);
-        // Each process has its own memory, and locks in it.
+        // With this manager, each process has its own locks in its memory.
         if kind != "memory" {
             judge(kind, case, &output);
         }
@@ -84,7 +85,7 @@ fn of_a_quorum() {
     copies_are_no_holders("quorum", &CASES, &masters.urls());
 }
 
-/// Writes something, and returns true if the replica has acknowledged such a write.
+/// Writes a key, and returns true if the replica has acknowledged a write.
 fn has_acknowledged(primary: &Node) -> bool {
     let ask = |command: &[&str]| primary.command(command).expect("answered").into_result().expect("granted");
     ask(&["SET", "written", "1"]);
@@ -98,7 +99,7 @@ fn of_a_primary_with_a_replica() {
     let primary = Node::builder(Server::Redis70).arg("--repl-diskless-sync-delay", "0").start().expect("it starts");
     let replica = Node::start(Server::Redis70).expect("it starts");
     replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]).expect("it follows");
-    // Before the replica has acknowledged something, a grant does not count and the caller gets an error.
+    // Until the replica acknowledges writes, a grant does not count and the caller gets an error.
     let until = Instant::now() + Duration::from_secs(30);
     while !has_acknowledged(&primary) {
         assert!(Instant::now() < until, "the replica has acknowledged nothing");

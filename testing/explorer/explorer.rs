@@ -1,14 +1,14 @@
-//! Exhaustive exploration of the specification. It visits every order in which a few clients, messages, faults and
-//! ticks of time can follow each other, and each state once.
+//! Exhaustive exploration of the specification. It visits every order of the steps of a few clients, of messages,
+//! faults and ticks of time. It visits each state once.
 //!
 //! * `server` is a [`Record`](super::Record), and `world` has its clients and the faults of messages.
-//! * `watch` is the second account by which answers are judged.
+//! * `watch` is a second, independent model, which judges the answers.
 //! * `search` visits all states, and `words` describes a path in text.
 //! * `keeping` has the scenes with cached holds.
 //!
-//! Faults of the server and slips of clients are made on purpose, to show which invariant finds each of them.
+//! Some runs have planted faults of the server or of clients. They show which invariant finds each fault.
 //!
-//! Unoptimised builds explore small scenes. The others are for optimised builds: `.ci/run` makes one.
+//! Unoptimised builds explore small scenes. Large scenes need an optimised build, which `.ci/run` makes.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ use world::{Budget, Caching, Rules, Slip};
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     clients: usize,
-    /// Acquisitions of each client, one after the other; a conversion counts as one.
+    /// Number of acquisitions of each client, one after the other. A conversion counts as an acquisition.
     each: usize,
     /// True if there are also acquisitions that do not wait.
     has_tries: bool,
@@ -83,9 +83,9 @@ impl Scene {
         self.records.is_some()
     }
 
-    /// Returns the number of ticks within which some waiter enters from any state. In that time a hold that was just
-    /// renewed ends. A dead waiter that was granted the lock is passed over, and the next one asks again. Where
-    /// operations are bounded, it asks more than once.
+    /// Returns the number of ticks within which some waiter enters from any state. During these ticks a hold that was
+    /// just renewed ends. A dead waiter that was granted the lock is passed over, and the next waiter asks again. With
+    /// bounded operations, this waiter asks more than once.
     fn progress_ticks(&self) -> u8 {
         LEASE + PATIENCE + if self.is_limited() { 2 * PATIENCE } else { 1 }
     }
@@ -106,7 +106,7 @@ impl Scene {
         assert!(states >= least, "{states} states instead of {least} and more: {self:?} has shrunk");
     }
 
-    /// Asserts that the exploration finds the fault or slip by this invariant, with a shortest path of so many steps.
+    /// Asserts that the exploration finds the planted fault by this invariant, with a path of at most `steps` steps.
     fn finds(&self, fault: Option<Fault>, slip: Option<Slip>, invariant: Invariant, steps: usize) {
         let what = format!("{fault:?} {slip:?}");
         let found = self.explored(fault, slip).found.unwrap_or_else(|| panic!("{what} is not found"));

@@ -1,4 +1,4 @@
-//! Breadth-first search through all states, each seen once, so that a broken invariant is reported with a shortest
+//! Breadth-first search through all states. It visits each state once, and reports a broken invariant with a shortest
 //! path.
 
 use std::collections::{HashSet, VecDeque};
@@ -64,7 +64,7 @@ impl Hasher for Print {
     }
 }
 
-/// Hasher for fingerprints, which are their own hash.
+/// Hasher for fingerprints. A fingerprint is its own hash.
 #[derive(Default)]
 struct Own(u64);
 
@@ -116,7 +116,7 @@ pub(super) fn explore(rules: &Rules<'_>) -> Explored {
     'all: while let Some((state, own, deep)) = queue.pop_front() {
         depth = deep;
         state.acts(rules, &mut acts);
-        // A few steps without a fault lead from every other state to one of these.
+        // From every other state, a few steps without a fault lead to one of these states.
         if acts.contains(&Act::Tick)
             && let Err(invariant) = state.judge_progress(rules)
         {
@@ -148,7 +148,7 @@ pub(super) fn explore(rules: &Rules<'_>) -> Explored {
 }
 
 impl Ways {
-    /// Describes the path in text. Clients keep the names that they had at first, however states are sorted.
+    /// Describes the path in text. Clients keep their first names, although the order of clients in a state changes.
     fn told(&self, rules: &Rules<'_>, mut at: u32, last: Option<Act>) -> Vec<String> {
         let mut acts: Vec<Act> = last.into_iter().collect();
         while at != 0 {

@@ -1,5 +1,5 @@
-//! Server of the exploration: a [`Record`] between operations, and its possible faults. The form is small, and equal
-//! for equal situations.
+//! Server of the exploration, which is a [`Record`] between operations, and its possible faults. The form is small.
+//! Equivalent states have equal forms.
 
 mod cached;
 mod wrong;
@@ -23,8 +23,8 @@ pub(super) const IDS: usize = 6;
 /// Sender of requests that belong to no acquisition.
 pub(super) const OPERATOR: Id = 6;
 
-/// Length of a tick. It is long against the margins of a lease, so that validity ends with a tick. Waiters recall once
-/// in each tick.
+/// Length of a tick. It is long compared with the margins of a lease, so that validity ends with a tick. Waiters recall
+/// once in each tick.
 pub(super) const TICK_MS: u64 = RECALL_INTERVAL_MS;
 /// Time of every operation, since times are relative. It is divisible by every number of readers.
 const NOW_MS: u64 = 12_000_000;
@@ -37,7 +37,7 @@ pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
 pub(super) const LIMIT: i8 = 1;
 /// Tokens of a write grant.
 pub(super) const TOKENS: u64 = 2;
-/// Distance of the last token behind the clock from which it makes no difference: one operation later it is farther.
+/// Distance of the last token behind the clock from which larger distances make no difference.
 pub(super) const TOKEN_GAP: i8 = 1;
 
 fn span(ticks: u8) -> Duration {
@@ -127,12 +127,12 @@ pub(super) enum What {
         mode: Side,
         waits: bool,
     },
-    /// Conversion to this side. It gives up the acquisition before this one.
+    /// Conversion to this side. It gives up the acquisition before this acquisition.
     Convert {
         to: Side,
     },
-    /// Force by an operator. `seen` has a bit for each hold that it saw, and `back` is the distance of the last token
-    /// then.
+    /// Force by an operator. `seen` has a bit for each hold that the inspection showed, and `back` is the distance of
+    /// the last token at that time.
     Force {
         seen: u8,
         back: u8,
@@ -160,9 +160,9 @@ impl Side {
 pub(super) struct Request {
     pub(super) id: Id,
     pub(super) what: What,
-    /// Ticks until the limit; below zero it is over.
+    /// Ticks until the limit. Below zero, the limit is over.
     pub(super) limit: i8,
-    /// `Some` if the hold may be cached. A renewal brings so many more tokens.
+    /// `Some` if the hold may be cached, with the number of further tokens that a renewal brings.
     pub(super) keeps: Option<u8>,
 }
 
@@ -182,12 +182,12 @@ pub(super) struct Block {
     pub(super) count: u8,
 }
 
-/// Recall: someone waits for a lock with the recallable flag.
+/// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ServerRecall {
     /// Last token, relative to now.
     pub(super) token: i8,
-    /// Acquisition that recalls, if it only tries.
+    /// Acquisition that recalls, if that acquisition only tries.
     pub(super) tries: Option<Id>,
 }
 
@@ -203,7 +203,7 @@ pub(super) enum Reply {
     Queued,
     Contended,
     Late,
-    /// Answer to a release. True if it held until now.
+    /// Answer to a release. True if the acquisition held the lock until now.
     Left {
         held: bool,
     },
@@ -214,7 +214,7 @@ pub(super) enum Reply {
     },
     Lost,
     Refused,
-    /// Holds that the force has ended, a bit each.
+    /// Holds that the force has ended, with one bit for each hold.
     Forced {
         ended: u8,
     },
@@ -222,7 +222,7 @@ pub(super) enum Reply {
 
 pub(super) struct Outcome {
     pub(super) reply: Reply,
-    /// Notices: a grant, or `None` to ask again.
+    /// Notices. Each has a grant, or `None` as the order to ask again.
     pub(super) news: Vec<(Id, Option<Grant>)>,
     pub(super) call: Option<ServerRecall>,
     /// True if the record is kept for long enough.
@@ -236,11 +236,12 @@ pub(super) struct Outcome {
 pub(super) enum Fault {
     /// A writer enters while there are readers.
     WriterBesideReaders,
-    /// A reader enters beside readers while a writer waits.
+    /// A reader enters while other readers hold the lock and a writer waits.
     ReaderPassesWaitingWriter,
-    /// Waiting readers enter beside readers while a writer waits.
+    /// Waiting readers enter while other readers hold the lock and a writer waits.
     WriterTurnForgotten,
-    /// A writer leaves, and the record forgets that it was one. The next writer enters before the readers.
+    /// A writer leaves, and the record forgets that the last holder was a writer. The next writer enters before the
+    /// readers.
     LastWriterForgotten,
     /// Readers of a phase too long for one operation wait like any others.
     TurnForgotten,
@@ -248,7 +249,7 @@ pub(super) enum Fault {
     /// A heartbeat moves the waiter to the end of the queue.
     HeartbeatLosesPlace,
     LateIsCarriedOut,
-    /// The release of an acquisition that does not hold ends the hold of the writer that does.
+    /// The release of an acquisition without a hold ends the hold of another writer.
     ReleaseByLock,
     CancelLeavesPlace,
     /// The notice of a grant goes to another waiter.
@@ -395,13 +396,13 @@ impl Server {
         let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
         let waiters = lists[1..].iter().copied().flat_map(List::iter);
-        // No longer than it has to be, so that a key that is forgotten early is found.
+        // The key lives no longer than necessary, so that the exploration finds a key that expires too early.
         let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
         let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
         Record {
             limits: self.limits,
             token,
-            // Reported only to acquisitions that are not there, and the clients here ignore it.
+            // Only unknown acquisitions get this value, and the clients here ignore it.
             first_token: token,
             forced: 0,
             barred: 0,
@@ -418,13 +419,13 @@ impl Server {
             waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
             batch_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
             waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
-            // No later than it has to be.
+            // This time is as early as possible.
             waiters_until_ms: waiters.map(deadline_ms).max().unwrap_or(0),
             recallable: shelf.mark.map(|called| RecallableFlag { token, recalled_ms: called.then_some(NOW_MS) }),
             pending_recall: None,
             notifications: Vec::new(),
             next_to_ask: None,
-            // No clients of the timestamp scheme.
+            // The exploration has no clients of the timestamp scheme.
             stamps: None,
             forget_ms,
         }
@@ -470,7 +471,7 @@ impl Server {
             waiting_writers: waiting_writers.iter().map(place).collect(),
             turn_readers: turn_readers.iter().map(place).collect(),
             waiting_readers: waiting_readers.iter().map(place).collect(),
-            // A flag of an earlier phase means nothing.
+            // A flag of an earlier phase has no effect.
             mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.recalled_ms == Some(NOW_MS)),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-/// List of at most `N` items. Unused places hold the default, so that equal lists are equal.
+/// List of at most `N` items. Unused places hold the default value, so that lists with the same items compare as equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct List<T, const N: usize> {
     len: u8,

@@ -1,5 +1,5 @@
-//! Second, simpler account of the lock: the promises that each client got. It is kept from answers and notices alone,
-//! and judges them.
+//! Second, simpler model of the lock, which records the promises that each client got. It learns only from answers and
+//! notices, and judges them.
 
 mod cached;
 
@@ -11,19 +11,19 @@ use super::small::List;
 pub(super) enum Invariant {
     /// No two valid holds conflict.
     Exclusion,
-    /// The tokens of a writer and of a read phase are above all before. The readers of a phase share theirs.
+    /// The tokens of a writer and of a read phase are above all earlier tokens. The readers of a phase share theirs.
     Tokens,
     /// Writers enter in the order in which they came.
     WritersInOrder,
-    /// After a writer has left, all readers that waited then enter before the next writer, so one writer at most passes
-    /// each.
+    /// After a writer has left, all readers that waited at that time enter before the next writer. So at most one
+    /// writer passes each reader.
     ReadersTurn,
-    /// While a writer waits no reader enters. Exceptions are readers that waited before it came, or when the writer
-    /// before it left.
+    /// While a writer waits, no reader enters. Exceptions are readers that waited before this writer came, or when the
+    /// previous writer left.
     WriterPassed,
-    /// A waiter that is granted the lock has it for a claim.
+    /// A waiter that is granted the lock has it for the time of a claim.
     Claim,
-    /// A live hold is neither denied nor cut, and one that is over is not brought back.
+    /// A live hold is neither denied nor shortened, and an ended hold does not come back.
     HoldStands,
     /// A grant reports whether a writer waits.
     WaitedFor,
@@ -33,11 +33,11 @@ pub(super) enum Invariant {
     Remembered,
     /// From every state some client enters by time and heartbeats alone.
     Progress,
-    /// A client that is done leaves nothing, and nothing is left when all are done.
+    /// A finished client leaves no record, and no record is left when all clients have finished.
     Leftovers,
     /// A waiter recalls the cached hold that keeps it out, by its token, and no other client does.
     Call,
-    /// A hold that may be cached goes when someone waits, as soon as no guard is inside.
+    /// A hold that may be cached is released when another client waits, as soon as no guard is inside.
     StandsAside,
     /// A try learns that a guard is inside only if that is true.
     Used,
@@ -58,24 +58,24 @@ struct WriterSeen {
     back: i8,
 }
 
-/// State of the account.
+/// State of this model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Watch {
     /// Highest token that was given, relative to now, and its side.
     top: Option<(i8, Side)>,
-    /// Writer; a dead one stays until the next operation.
+    /// Writer. A dead writer stays until the next operation.
     writer: Option<WriterSeen>,
     readers: List<Until, IDS>,
     queue: List<Place, IDS>,
-    /// Readers that have waited since before the last writer left, a bit each.
+    /// Readers that were waiting when the last writer left, with one bit for each reader.
     turn: u8,
-    /// Readers that have waited since before a writer came, a bit each.
+    /// Readers that were waiting before a writer came, with one bit for each reader.
     earlier: u8,
     /// Recallable flag of this phase, if it is set. True if a waiter has recalled in this tick.
     marked: Option<bool>,
     /// Token of the last guard, counted from the highest, and its side.
     handed: Option<(i8, Side)>,
-    /// True if a guard's token was not above those before.
+    /// True if a guard's token was not above the earlier tokens.
     pub(super) has_disorder: bool,
     /// True if the record was lost. Then earlier promises are void, except for tokens.
     pub(super) was_wiped: bool,
@@ -95,10 +95,10 @@ fn hold(when: bool, invariant: Invariant) -> Judged {
     if when { Ok(()) } else { Err(invariant) }
 }
 
-/// Doubt whether a recorded waiter that is dead may be taken for live.
+/// Cases in which the server may count a dead waiter as live.
 #[derive(Clone, Copy)]
 struct Unsure {
-    /// True if the server may touch few records, so it does not reach all of them.
+    /// True if the server may touch only few records, so that it does not reach all of them.
     behind_readers: bool,
     /// True if the server does not examine queued readers for a writer's answer.
     behind_writer: bool,
@@ -157,7 +157,7 @@ impl Watch {
         writer.into_iter().chain(self.readers.as_mut_slice()).find(|until| until.id == id)
     }
 
-    /// Takes an operation in, and judges its answer and notices. Returns the change of the highest token.
+    /// Applies an operation, and judges its answer and notices. Returns the change of the highest token.
     pub(super) fn judge(
         &mut self,
         request: Request,
@@ -210,7 +210,7 @@ impl Watch {
         if self.writer.is_none() && self.first_writer().is_none() {
             self.earlier |= self.waiting_readers();
         }
-        // A waiter that asks keeps its own place until it is let in, because the order counts.
+        // A waiter that asks again keeps its place until it enters, because the order counts.
         for (id, grant) in &outcome.news {
             if let Some(grant) = grant {
                 self.judge_waiter_grant(*id, *grant, unsure)?;
@@ -282,7 +282,7 @@ impl Watch {
     fn judge_waiter_grant(&mut self, id: Id, grant: Grant, unsure: Unsure) -> Judged {
         hold(grant.remaining == CLAIM, Invariant::Claim)?;
         let place = self.queue.iter().find(|place| place.until.id == id).copied();
-        // Only a waiter is let in.
+        // Only a waiter can get a grant by a notice.
         let Some(Place { side, .. }) = place else {
             return hold(self.was_wiped, Invariant::Claim);
         };

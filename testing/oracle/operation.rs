@@ -76,11 +76,11 @@ impl Face {
     }
 }
 
-/// Modes of the clients. Enough readers for one to move into the gap that another leaves, and enough writers for the
-/// middle of a list.
+/// Modes of the clients. There are enough readers that one moves into the gap of another, and enough writers that one
+/// leaves the middle of a list.
 pub(super) const MODES: [Mode; 7] =
     [Mode::Read, Mode::Read, Mode::Read, Mode::Read, Mode::Write, Mode::Write, Mode::Write];
-/// Has the length of a manager's name, since the channel is cut out of the id.
+/// Name of a manager, with its real length, since the scripts cut the channel out of the id.
 pub(super) const MANAGER: &str = "0123456789abcdef0123456789abcdef";
 
 pub(super) fn acquisition(who: usize) -> AcquisitionId {
@@ -138,7 +138,7 @@ pub(super) enum Operation {
         wish: Wish,
         limit_ms: i64,
     },
-    /// Upgrade: a reader asks to write beside another reader.
+    /// Upgrade. A reader requests a write while another reader may be inside.
     UpgradeBeside {
         old: usize,
         beside: usize,
@@ -150,14 +150,14 @@ pub(super) enum Operation {
     Inspect,
     /// Inspects the lock, then forces.
     Force,
-    /// Forces by the last inspection, whatever has happened since.
+    /// Forces by the last inspection, even if the lock has changed since.
     ForceLate,
     /// Inspects, renews with tokens if asked for, then forces by the inspection.
     ForceRenewed(Renews),
     Pause {
         ms: u64,
     },
-    /// A client of the timestamp scheme asks; its clock differs from the server's by `skew_ms`.
+    /// A client of the timestamp scheme requests the lock. Its clock differs from the server's by `skew_ms`.
     TheirLock {
         mode: Mode,
         skew_ms: i64,
@@ -176,8 +176,7 @@ pub(super) enum Operation {
 
 pub(super) fn operation() -> impl Strategy<Value = Operation> {
     let who = || 0..MODES.len();
-    // Some leases are over before the next operation or the one after, some last for several operations, some never
-    // end.
+    // Some leases end within the next two operations, some last for several operations, and some never end.
     let time_ms = || prop_oneof![4 => 1..=5_u64, 1 => 6..=30_u64, 3 => Just(10_000_u64)];
     let patience = || {
         prop_oneof![
@@ -221,7 +220,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
 
 pub(super) fn their_operation() -> impl Strategy<Value = Operation> {
     let mode = prop_oneof![2 => Just(Mode::Read), 1 => Just(Mode::Write)];
-    // Right, a little or more than a limit beside it, and near the stamps of our long leases.
+    // The stamp is exact, wrong by a little, wrong by more than a limit, or near the stamps of our long leases.
     let skew_ms = prop_oneof![
         4 => -2..=2_i64,
         2 => -20..=20_i64,
@@ -236,7 +235,7 @@ pub(super) fn their_operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Returns mishaps that no client causes.
+/// Returns faults that no client causes.
 pub(super) fn mishap() -> impl Strategy<Value = Operation> {
     let size_ms = prop_oneof![2 => 1..=5_i64, 2 => 6..=40_i64, 1 => 9_980..=10_020_i64, 2 => Just(71_000)];
     let ms = (size_ms, any::<bool>()).prop_map(|(ms, forward)| if forward { ms } else { -ms });

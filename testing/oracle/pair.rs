@@ -21,7 +21,7 @@ use crate::store::{
     Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, RenewalRequest, Renewed, Scheme, View,
 };
 
-/// Limit that no history reaches.
+/// Limit that is longer than any history.
 const DAY_MS: i64 = 24 * 3600 * 1000;
 
 /// Lock on a server, and the same lock in memory.
@@ -41,12 +41,12 @@ pub(super) struct Pair<'a> {
     news: Vec<String>,
     /// Operations and answers so far.
     history: String,
-    /// Connection for facts that no answer contains, where they are needed.
+    /// Connection for reading state that no answer contains, if a comparison needs such state.
     raw: Option<Client>,
     clock: Option<&'a NodeClock>,
     /// Holds of timestamp clients: side and stamp.
     theirs: Vec<(Mode, u64)>,
-    /// Time at which the server removes the lock, as it reports itself.
+    /// Time at which the server removes the lock, as the server reports.
     expires_ms: Option<u64>,
     /// Highest token that was granted, and the highest one before the last loss. A step back of the clock resets both.
     highest: u64,
@@ -78,7 +78,7 @@ impl<'a> Pair<'a> {
 
     pub(super) fn apply_all(&mut self, runtime: &Runtime, operations: Vec<Operation>) -> TestCaseResult {
         runtime.block_on(async {
-            // The first look says what the server's time is, the last one what all operations have left behind.
+            // The first inspection reports the server's time, and the last one the state after all operations.
             self.apply(Operation::Inspect).await?;
             for operation in operations {
                 self.apply(operation).await?;
@@ -164,8 +164,8 @@ impl<'a> Pair<'a> {
         Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
     }
 
-    /// Removes dead records of the two-key scheme. The next grant removes them at the latest. Here they go before a
-    /// clock step can make them live again, since the specification removes others.
+    /// Removes dead records of the two-key scheme. The next grant would remove them at the latest. They are removed
+    /// earlier here, because a clock step could make them live again. The specification removes other records.
     fn sweep_two_keys(&mut self) {
         if self.face == Face::TwoKey {
             const SWEEP: &str = "
@@ -199,7 +199,7 @@ impl<'a> Pair<'a> {
     }
 
     fn their_lock(&mut self, mode: Mode, skew_ms: i64) -> TestCaseResult {
-        // An even number: Lua can hold a large one exactly.
+        // The number is even, since Lua represents large even numbers exactly.
         let stamp_ms = self.last_ms().saturating_add_signed(skew_ms);
         let stamp_ms = if stamp_ms > 1 << 53 { stamp_ms & !1 } else { stamp_ms };
         let script = match mode {
@@ -276,7 +276,7 @@ impl<'a> Pair<'a> {
 
     async fn force(&mut self) -> TestCaseResult {
         let real = self.real.force(&self.key, &self.seen).await;
-        // Renewals bring tokens in only one of the schemes; in the other a force needs no ids.
+        // Renewals bring tokens in only one of the schemes. In the other scheme, a force needs no ids.
         let holders = if self.face == Face::Hash { self.seen.holders.clone() } else { Vec::new() };
         let seen = View { holders, ..self.seen.clone() };
         let in_order = |mut forced: Forced| {
@@ -321,8 +321,8 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Applies the operation in memory, at the server's time, and compares. A request that brings a grant gets no
-    /// notice of it.
+    /// Applies the operation in memory at the server's time, and compares the answers. A request that is granted gets
+    /// no notice of its own grant.
     fn compare<T>(
         &mut self,
         asks: Option<usize>,
@@ -372,7 +372,7 @@ impl<'a> Pair<'a> {
         self.history.push_str(&format!("\n  {how}"));
     }
 
-    /// Asserts that tokens grow across a loss of the key, too, as long as the clock does.
+    /// Asserts that tokens grow even across a loss of the key, as long as the clock does not step back.
     fn outgrows(&mut self, first: FencingToken, count: u64) -> TestCaseResult {
         let token = first.as_u64();
         prop_assert!(token > self.highest_lost, "a token not above one that was lost; so far:{}", self.history);
@@ -384,7 +384,7 @@ impl<'a> Pair<'a> {
         let live = self.record.inspect(server);
         let now_ms = server.as_micros() / 1000;
         let mut deadlines: Vec<_> = self.record.live_holds(now_ms).into_iter().map(|(_, _, ends_ms)| ends_ms).collect();
-        // Too many dead records to examine: the next request soon finds fewer.
+        // There are too many dead records to examine. The next requests find fewer.
         deadlines.extend(self.limited.then_some(now_ms + 1));
         self.history.push_str(&format!("\n    at {} us: {real:?}", server.as_micros()));
         prop_assert!(
@@ -410,7 +410,7 @@ fn message(news: &GrantNotification, server: ServerTime) -> String {
 
 fn sorted(mut view: View) -> View {
     view.holders.sort_by(|a, b| a.id.cmp(&b.id));
-    // Within a millisecond any order is right.
+    // Any order within one millisecond is right.
     view.waiters.sort_by(|a, b| (a.since_ms, &a.id).cmp(&(b.since_ms, &b.id)));
     view
 }

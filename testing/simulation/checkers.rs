@@ -1,4 +1,4 @@
-//! Checkers of the promises, one for each, named by its number in the contract. They know the history and the
+//! Checkers of the promises. Each promise has a number in the contract. The checkers know the history and the
 //! assumptions, and nothing of the engine.
 
 mod answers;

@@ -1,4 +1,4 @@
-//! Pause, crash and cut: control over when futures of a virtual process are polled.
+//! Control over the polls of a virtual process's futures, for pauses, crashes and dropped futures.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const OPEN: u8 = 0;
 const CLOSED: u8 = 1;
 const DEAD: u8 = 2;
 
-/// Gate that a process passes before every action. It is closed while the process is paused, and for good after a
+/// Gate that a process passes before every action. It is closed while the process is paused, and for ever after a
 /// crash.
 ///
 /// Tasks of users are wrapped in a [`Pausable`]. The engine spawns its own tasks, which go on during a pause. They
@@ -93,7 +93,7 @@ impl<F: Future> Future for Pausable<F> {
     }
 }
 
-/// Future that is dropped instead of its n-th wait; then it returns `None`.
+/// Future that is dropped in place of its n-th wait. It returns `None` then.
 pub(super) struct CutAt<F> {
     inner: Option<Pin<Box<F>>>,
     waits: u32,

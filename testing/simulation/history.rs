@@ -1,4 +1,5 @@
-//! History of a run: what users saw, what travelled, what the store did. Checkers read nothing else.
+//! History of a run, with the observations of users, the messages, and the actions of the store. Checkers read nothing
+//! else.
 
 use std::fmt;
 
@@ -150,7 +151,7 @@ pub(super) struct News {
     pub(super) is_waited_for: bool,
 }
 
-/// Recall: someone waits for a lock with the recallable flag.
+/// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Called {
     pub(super) token: u64,
@@ -215,7 +216,7 @@ impl End {
     }
 }
 
-/// Way in which a user let go of a guard.
+/// Manner in which a user gave up a guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Letting {
     Release,

@@ -1,5 +1,5 @@
-//! Runs with cached holds. All other promises hold as without them, whatever happens to recalls and subscriptions. A
-//! recalled hold is given up in time.
+//! Runs with cached holds. All other promises hold as in runs without them, even if recalls and subscriptions fail. A
+//! process gives up a recalled hold in time.
 
 use super::checkers::{self, Violation};
 use super::mutants::Mutant;

@@ -1,5 +1,5 @@
-//! Faults of the past that must not come back. Each entry has the run that showed it. No fault is known today, so every
-//! run is checked for all promises.
+//! Earlier faults that must not come back. Each entry has the run that showed the fault. No fault is known now, so
+//! every run is checked for all promises.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn broken(profile: Profile, seed: u64) -> BTreeSet<&'static str> {
     checkers::check(&run(seed, profile, None)).into_iter().map(|violation| violation.promise).collect()
 }
 
-/// Runs and scenes that showed a fault before it was mended.
+/// Runs and scenes that showed a fault before the fault was repaired.
 const MENDED: [(&str, Profile, u64); 23] = [
     ("T2 a burst", BURST, 0),
     ("E2 a runtime that nobody drives", Profile::of_scene(Scene::RuntimeNotDriven), 0),

@@ -1,4 +1,4 @@
-//! Fault layer as one process sees it: a scheme whose requests travel through the [`World`]. It treats silence, late
+//! Fault layer of one process. It is a scheme whose requests travel through the [`World`]. It treats silence, late
 //! replies and limits as the transport to real servers does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -38,11 +38,12 @@ pub(super) struct Link {
     /// Requests in flight, as on a connection. A request over the limit waits here, and not at the server. Background
     /// requests are not limited.
     room: Semaphore,
-    /// Limit for releases that callers wait for: a release does not wait behind acquisitions.
+    /// Limit for releases that callers wait for. Because of this separate limit, a release does not wait behind
+    /// acquisitions.
     room_ahead: Semaphore,
     /// Last acquisition that was sent, for each lock.
     pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
-    /// Inline releases: each goes out on the runtime that drops the guard, if that runtime goes on.
+    /// Inline releases. The runtime that drops the guard sends the release, if the runtime goes on.
     inline: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
     /// Acquisitions that the server was asked to release or to convert.
     left: Mutex<HashSet<AcquisitionId>>,
@@ -105,7 +106,7 @@ impl Link {
         let now = world.clock.now();
         let believes_all = self.believes_late(&parcel);
         match delivery {
-            // A process that stood still sees the reply before the timer, so the clock decides.
+            // A process that was paused sees the reply before the timer, so the clock decides.
             Some(Delivery::Answered(answer, server)) if believes_all || now.since(sent) <= self.response_timeout => {
                 world.record(What::Answered { request, reply: answer.reply() });
                 *self.anchor.lock() = Some(ClockSample { sent, server });
@@ -440,7 +441,7 @@ impl Scheme for Link {
     }
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
-        // One pipeline: all requests arrive together, or none does.
+        // The requests form one pipeline. All of them arrive together, or none does.
         let Some(first) = batch.first() else {
             return Box::pin(std::future::ready(Vec::new()));
         };

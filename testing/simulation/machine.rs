@@ -1,4 +1,4 @@
-//! Machines: each runs a process with its runtimes and their tasks. The process pauses, dies or is closed.
+//! Machines. Each machine runs a process with its runtimes and their tasks. The process can pause, die or be closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) struct Machine {
     leaked: Leaked,
     pub(super) address: Address,
     pub(super) manager: SimManager,
-    /// Runtimes that have not ended. `next_runtime` is the number of all so far.
+    /// Runtimes that have not ended. `next_runtime` is the number of all runtimes so far.
     runtimes: Vec<Arc<Runtime>>,
     next_runtime: u32,
     tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -129,7 +129,7 @@ impl Machine {
         }
     }
 
-    /// Ends the process at once: no task of it runs any more.
+    /// Ends the process at once. None of its tasks runs any more.
     pub(super) fn crash(&mut self) {
         self.world.record(What::Crashed { process: self.address.process });
         self.world.all_leave(self.address.process);

@@ -1,5 +1,5 @@
-//! Locks that are wrong on purpose, to show that a checker reports the fault. They live in the fault layer: the product
-//! has none.
+//! Locks with planted faults, which show that a checker reports each fault. The code of the faults is in the fault
+//! layer, and the crate has none of it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, 
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mutant {
-    /// The server lets a writer in beside readers.
+    /// The server lets a writer in while there are readers.
     WriterBesideReaders,
     /// A release ends any hold of the lock.
     ReleaseOfAnybody,
@@ -22,13 +22,13 @@ pub(super) enum Mutant {
     RenewalRecreates,
     /// A renewal with a shorter lease shortens the hold.
     RenewalShortens,
-    /// Tokens are counted up, from one again after a loss.
+    /// Tokens are consecutive numbers, which begin with one again after a loss.
     PlainTokens,
     /// Each reader of a phase has a token of its own.
     TokenForEachReader,
     /// A reply after the response timeout is taken for the answer to the next copy.
     LateGrantBelieved,
-    /// A repeated acquisition counts as another one.
+    /// A repeated acquisition counts as a second acquisition.
     RetryCountsTwice,
     /// Copies are carried out after their limit.
     LimitIgnored,
@@ -58,21 +58,21 @@ pub(super) enum Mutant {
     OutOfOrder,
     /// Readers of a process do not see its waiting writer.
     UnseenWriter,
-    /// A reader is let in beside readers though a writer waits.
+    /// A reader joins other readers although a writer waits.
     ReaderPassesWriter,
     /// The writer that came last is served first.
     NewestFirst,
-    /// A waiter that was cancelled stays in the queue.
+    /// A cancelled waiter stays in the queue.
     CancelledStays,
     /// A waiter is granted a full lease before it claims the hold.
     FullLeaseUnclaimed,
     /// A notice names another waiter.
     NoticeToAnother,
-    /// An old notice is taken for one of a new grant.
+    /// An old notice counts as the notice of a new grant.
     StaleNotice,
     /// A downgrade lets the next writer in.
     DowngradeLetsWriterIn,
-    /// An upgrade is granted beside other readers.
+    /// An upgrade is granted while there are other readers.
     UpgradeBesideReaders,
     /// A release is not repeated after the last copy of its acquisition may have arrived.
     LeavesOnce,
@@ -148,7 +148,7 @@ pub(super) enum Mutant {
     ForgetsTokens,
     /// A recall takes effect only after a while.
     JoinsAfterCall,
-    /// Neither recalls nor renewals show a process that someone waits.
+    /// Neither recalls nor renewals report waiters to a process.
     DeafToCalls,
     /// A subscription counts before it is confirmed, and after it breaks.
     KeepsUnconfirmed,
@@ -158,7 +158,7 @@ pub(super) enum Mutant {
     IgnoresBreak,
     /// A silent connection counts as live for ever.
     NoAge,
-    /// Answers count whichever node sent them.
+    /// Answers count even if another node sent them.
     OtherNode,
     /// A recall ends the hold though a guard is inside.
     LeavesUnderGuard,
@@ -170,11 +170,11 @@ pub(super) enum Mutant {
     CallsOnce,
     /// Every waiter recalls every time.
     CallPerWaiter,
-    /// A renewal never reports that someone waits.
+    /// A renewal never reports waiters.
     RenewalMute,
     /// A force sends no recall.
     ForceUncalled,
-    /// A writer that has new tokens since it was seen is not ended by force.
+    /// A force does not end a writer that has got new tokens since the inspection.
     ForceMissesTokens,
     /// A try stays in the queue.
     TryStays,

@@ -1,4 +1,4 @@
-//! Level where a replica has to acknowledge grants: a failover takes no hold with it.
+//! Level at which a replica must acknowledge grants. A failover loses no hold at this level.
 
 use super::checkers::{self, Violation};
 use super::mutants::{self, Mutant};

@@ -97,7 +97,7 @@ impl Runtime {
         self.gate.is_open()
     }
 
-    /// Returns when the runtime is driven; never after its end.
+    /// Waits until the runtime is driven. Never returns after the end of the runtime.
     pub(super) async fn driven(&self) {
         self.gate.pass().await;
         if self.has_ended() {
@@ -120,7 +120,7 @@ impl Runtime {
                 waker.wake();
             }
         }
-        // A waiter for the tasks has to see that they are over.
+        // A future that waits for the tasks must notice their end.
         self.gate.open();
     }
 }

@@ -1,4 +1,4 @@
-//! Short scenes that chance would show rarely or never: each one shows one fault that is known to be possible.
+//! Short scenes, which random runs would show rarely or never. Each scene shows one fault that is known to be possible.
 
 mod kept;
 

@@ -1,4 +1,4 @@
-//! World of a run: one server, its network, its clock, and all faults. All of it is drawn from one seed.
+//! World of a run, with one server, its network, its clock, and all faults. One seed determines all of it.
 
 mod calls;
 mod network;

@@ -1,5 +1,5 @@
-//! Servers that are in trouble though they answer, and servers that are well again. The log and `health` show both,
-//! without any request of a caller.
+//! Servers that answer but have a problem, and servers that are healthy again. The log and `health` show both, without
+//! a request of a caller.
 
 use std::time::Duration;
 

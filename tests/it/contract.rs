@@ -1,4 +1,4 @@
-//! What every manager promises, whatever it keeps its locks on.
+//! Promises of every manager, with each kind of server.
 
 mod exclusion;
 mod flush;

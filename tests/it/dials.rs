@@ -1,5 +1,5 @@
-//! Connections serve all callers. A caller's short limit, a look at the server or a dead connection does not delay the
-//! next caller.
+//! Connections serve all callers. A caller's short limit, an inspection or a dead connection does not delay the next
+//! caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Guards and managers are dropped where no work is possible any more: no drop panics, and leases end what is left.
+//! Drops of guards and managers in other threads, during panics, and after the end of a runtime. No drop panics, and
+//! leases end the remaining holds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A grant counts only when replicas have it.
+//! Grants that count only after replicas have acknowledged them.
 
 use std::future::IntoFuture;
 use std::num::NonZeroU8;

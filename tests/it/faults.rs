@@ -1,4 +1,4 @@
-//! Servers that fall silent or lose their data. Each case is alone with its servers.
+//! Servers that stop answering or lose their data. Each case has servers of its own.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken: they change nothing
-//! more.
+//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken. Such requests change
+//! nothing more.
 //!
-//! A proxy holds the requests, and a copy of one arrives when the case orders it. A case looks at the server's stored
-//! state, and at the guards of others, which must be held to their end.
+//! A proxy holds the requests, and a copy of one arrives when the case orders it. A case checks the stored state of the
+//! server, and the guards of other processes, which must stay valid.
 
 use std::sync::Arc;
 use std::time::Duration;

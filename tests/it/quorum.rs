@@ -1,4 +1,4 @@
-//! A majority of independent masters decides.
+//! Locks that need a majority of independent masters.
 
 mod contenders;
 mod faults;

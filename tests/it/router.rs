@@ -1,4 +1,4 @@
-//! The way of a request to its server, and the faults on it: each module has one reason to fail.
+//! Route of a request to its server, and the faults on the route. Each module tests one kind of fault.
 //!
 //! The hazards were measured on the client library's own cluster connection:
 //! * the library ran a request again, and the caller did not know;

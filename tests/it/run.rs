@@ -1,4 +1,4 @@
-//! Work under a lock, which `run` takes and gives back. A lost hold drops the work.
+//! Work under a lock that `run` acquires and releases. The loss of the hold drops the work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

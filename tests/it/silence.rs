@@ -1,4 +1,5 @@
-//! Silence: a server that accepts and never answers is no denial, and one that answers is asked at least once.
+//! Servers that accept connections and do not answer. Their silence is no denial. A server that answers gets at least
+//! one request.
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Far servers, and managers with default options.
+//! Servers with a long round trip, and managers with default options.
 
 use std::time::{Duration, Instant};
 

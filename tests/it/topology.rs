@@ -1,4 +1,4 @@
-//! Ways to the servers: TLS, Sentinels, URLs, addresses that change. Cases have servers of their own.
+//! Connections to the servers: TLS, Sentinels, URLs, addresses that change. Cases have servers of their own.
 
 use std::time::{Duration, Instant};
 

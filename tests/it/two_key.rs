@@ -1,4 +1,4 @@
-//! A property of the two-key scheme alone: a release wakes the next waiter, and no other.
+//! Wake-ups of the two-key scheme. A release wakes the next waiter, and no other waiter.
 
 use std::time::{Duration, Instant};
 

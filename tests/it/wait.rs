@@ -1,4 +1,4 @@
-//! Waiting with a bound, and polling by hand.
+//! Waits with a limit, and futures that a case polls by hand.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The folders of `src`, and which of them may import which.
+//! Rules for the folders of `src`: each folder may import only certain other folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

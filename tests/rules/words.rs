@@ -1,4 +1,4 @@
-//! The rules for words: one idea has one word, and a comment begins with what it is about.
+//! Rules for names and comments. One idea has one word, and a comment begins with its subject.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Rules of the documents: the targets of links exist, in the repository and in the package, and examples are whole.
+//! Tests of the documents. The targets of links exist in the repository and in the package, and examples are complete.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +11,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All documents, by their paths within the repository.
+/// Returns all documents, by their paths within the repository.
 fn documents() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in ["", "docs", "docs/zh-CN", "examples", "lua", "cluster-testenv", "cli"] {
@@ -26,7 +26,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The text outside of code, and the code.
+/// Returns the text outside of code, and the code.
 fn prose_and_code(text: &str) -> (String, String) {
     let (mut prose, mut code, mut inside) = (String::new(), String::new(), false);
     for line in text.lines() {
@@ -41,7 +41,7 @@ fn prose_and_code(text: &str) -> (String, String) {
     (prose, code)
 }
 
-/// Targets of the links that stay in the repository: the file, and the heading.
+/// Returns the targets of links within the repository: the file, and the heading if there is one.
 fn links(text: &str) -> Vec<(String, Option<String>)> {
     let (prose, _) = prose_and_code(text);
     let targets =
@@ -54,7 +54,7 @@ fn links(text: &str) -> Vec<(String, Option<String>)> {
     parts.collect()
 }
 
-/// Anchors of the headings, as links write them.
+/// Returns the anchors of the headings, in the form that links use.
 fn anchors(text: &str) -> Vec<String> {
     let (prose, _) = prose_and_code(text);
     let headings = prose.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
@@ -62,7 +62,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(|line| line.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
 }
 
-/// Path of a link's target, without `..`.
+/// Returns the path of a link's target, without `..`.
 fn resolved(from: &Path, target: &str) -> PathBuf {
     let mut path = from.parent().expect("a folder").to_owned();
     for part in Path::new(target).components() {
@@ -74,7 +74,7 @@ fn resolved(from: &Path, target: &str) -> PathBuf {
     path
 }
 
-/// Patterns of the files that `Cargo.toml` puts into the package.
+/// Returns the patterns of the files that `Cargo.toml` puts into the package.
 fn packaged() -> Vec<String> {
     let manifest = read(&root().join("Cargo.toml"));
     let (_, rest) = manifest.split_once("\ninclude = [").expect("a list");
@@ -85,13 +85,13 @@ fn packaged() -> Vec<String> {
 fn is_packaged(path: &Path, patterns: &[String]) -> bool {
     let path = format!("/{}", path.display());
     patterns.iter().any(|pattern| match pattern.split_once('*') {
-        // A link to a folder stands for the files in it.
+        // A link to a folder counts as packaged if the pattern is for files in the folder.
         Some((start, end)) => path.starts_with(start) && path.ends_with(end) || path == start.trim_end_matches('/'),
         None => path == *pattern || path.starts_with(&format!("{pattern}/")),
     })
 }
 
-/// Folders of pictures and tables of measurements, which are in the repository only.
+/// Folders of pictures and of tables of measurements, which only the repository has.
 const MEASUREMENTS: [&str; 3] = ["docs/PERFORMANCE", "docs/BENCHES", "docs/RELIABILITY"];
 
 #[test]

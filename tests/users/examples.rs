@@ -1,5 +1,5 @@
-//! The examples run on real servers and print what their documentation says. `cargo test` builds them first. Before
-//! `--test users` alone, run `cargo build --examples` with the same features.
+//! Tests that run the examples on real servers and check their output. `cargo test` builds them first. Before `--test
+//! users` alone, run `cargo build --examples` with the same features.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use cluster_testenv::{Node, Sentinels, Server, TlsClients, wait_for};
 
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
-/// The program of an example.
+/// Returns a command that runs an example.
 pub(crate) fn example(name: &str) -> Command {
     let tests = std::env::current_exe().expect("this program has a path");
     let folder = tests.ancestors().nth(2).expect("target/debug/deps").join("examples");
@@ -24,7 +24,7 @@ pub(crate) fn example(name: &str) -> Command {
     command
 }
 
-/// Output of a command, which must end with success.
+/// Returns the output of a command, which must end with success.
 fn printed(command: &mut Command) -> String {
     let child = command.spawn().expect("it starts");
     let Output { status, stdout, .. } = child.wait_with_output().expect("it ends");
@@ -126,7 +126,7 @@ fn service_answers_is_ready_and_closes_what_it_holds() {
     assert!(service.0.wait().expect("it ends").success());
 }
 
-/// A program that ends with the test, even if the test fails.
+/// Running program, which the drop ends, even if the test fails.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
@@ -137,7 +137,7 @@ impl Drop for Running {
     }
 }
 
-/// The rules that `docs/OPERATIONS.md` has for one node.
+/// Returns the ACL rules that `docs/OPERATIONS.md` has for one node.
 fn least_rights() -> Vec<&'static str> {
     let document = include_str!("../../docs/OPERATIONS.md");
     let (_, rest) = document.split_once("# RedisManager on one node").expect("rules for it");
@@ -158,8 +158,8 @@ fn tls_acl_works_with_little_and_no_more() {
     assert!(!text.contains("secret"), "{text}");
 }
 
-/// Waits until the replicas have all writes so far. `WAIT` counts what its own connection has written, so this writes
-/// first.
+/// Waits until the replicas have all writes so far. `WAIT` counts only writes of its own connection, so this function
+/// writes first.
 fn everybody_has_it(primary: &Node) {
     let mut client = primary.client().expect("connected");
     wait_for("the replicas", BOUND, || {

@@ -1,11 +1,11 @@
-//! Every public item has an example, or a link to an item that has one. An example in the documentation of a type
-//! counts for the methods that it calls.
+//! Tests that every public item has an example, or a link to an item with an example. An example in the documentation
+//! of a type counts for the methods that the example calls.
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-/// A type, a trait, a function or a method that users can name.
+/// Type, trait, function or method that users can name.
 #[derive(Debug)]
 struct Item {
     file: String,
@@ -20,7 +20,7 @@ impl Item {
         self.docs.split("```").skip(1).step_by(2).collect()
     }
 
-    /// Names of the items that the documentation links to.
+    /// Returns the names of the items that the documentation links to.
     fn links(&self) -> Vec<String> {
         let mut found = Vec::new();
         for rest in self.docs.split("[`").skip(1) {
@@ -44,7 +44,7 @@ fn read(path: &str) -> String {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Files of the items that `lib.rs` exports.
+/// Returns the files of the items that `lib.rs` exports.
 fn files() -> Vec<String> {
     let lib = read("src/lib.rs");
     let used = lib.lines().filter_map(|line| line.strip_prefix("pub use ")?.rsplit_once("::"));
@@ -52,7 +52,7 @@ fn files() -> Vec<String> {
     paths.chain(["src/face/blocking.rs".to_owned(), "src/face/manager/quorum.rs".to_owned()]).collect()
 }
 
-/// Word after one of these beginnings of a line.
+/// Returns the word after one of these beginnings of a line.
 fn word_after<'a>(line: &'a str, starts: &[&str]) -> Option<&'a str> {
     let rest = starts.iter().find_map(|start| line.strip_prefix(start))?;
     rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().filter(|word| !word.is_empty())
@@ -63,7 +63,7 @@ fn is_name(text: &str) -> bool {
     text.starts_with(char::is_uppercase) && text.chars().all(char::is_alphanumeric)
 }
 
-/// The type that an `impl` is for.
+/// Returns the type that an `impl` is for.
 fn owner_of(line: &str) -> Option<String> {
     let rest = line.trim_start().strip_prefix("impl")?;
     // Bounds in angle brackets, then perhaps a trait, then the type.
@@ -98,7 +98,7 @@ fn items() -> Vec<Item> {
             if bare.starts_with("pub trait ") {
                 owner = named.map(str::to_owned);
             }
-            // Items that a macro makes: its call has the documentation, the name, and more.
+            // A macro makes some items. Its call has the documentation and the name.
             let made = || line.strip_prefix("    ")?.split_once(", ").filter(|(name, _)| is_name(name));
             let (name, of) = match (named, word_after(bare, &functions)) {
                 (Some(name), _) => (Some(name), None),

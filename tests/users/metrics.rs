@@ -1,5 +1,5 @@
-//! The service of the example `metrics` in an outage. It exports all metrics of docs/alerts.yml and
-//! docs/dashboard.json, and the rules report the outage, as `promtool` sees them.
+//! Tests of the example `metrics` during an outage. The service exports all metrics of docs/alerts.yml and
+//! docs/dashboard.json. `promtool` evaluates the rules, which report the outage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,10 +15,10 @@ use redis_rwlock::blocking;
 
 use crate::examples::{BOUND, Running, example, http};
 
-/// Wait that is longer than the rule for long waits allows.
+/// Wait that is longer than the limit in the rule for long waits.
 const LONG_WAIT: Duration = Duration::from_millis(10_100);
 
-/// Metrics that a service exports at one time, by series with its labels.
+/// Metrics that a service exports at one time. The keys are series with their labels.
 #[derive(Clone, Debug)]
 struct Scrape(BTreeMap<String, f64>);
 
@@ -48,7 +48,7 @@ struct Selector {
     labels: Vec<(String, Vec<String>)>,
 }
 
-/// Selectors in a file of rules or in a dashboard.
+/// Returns the selectors in a file of rules or in a dashboard.
 fn selectors(text: &str) -> BTreeSet<Selector> {
     let text = text.replace("\\\"", "\"");
     let mut found = BTreeSet::new();
@@ -60,14 +60,14 @@ fn selectors(text: &str) -> BTreeSet<Selector> {
             let values = values.trim_start_matches('~').trim_matches('"').split('|').map(str::to_owned);
             Some((label.to_owned(), values.collect::<Vec<_>>()))
         });
-        // Prometheus adds the label `job` itself.
+        // Prometheus adds the label `job` by itself.
         let labels = matchers.filter(|(label, _)| label != "job").collect();
         found.insert(Selector { metric: format!("rwlock_{}", &rest[..end]), labels });
     }
     found
 }
 
-/// Labels by which expressions group a metric, without those of Prometheus.
+/// Returns the labels by which expressions group a metric, without the labels that Prometheus adds.
 fn groupings(text: &str) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for rest in text.split(" by (").skip(1) {
@@ -89,7 +89,7 @@ fn assert_exports_what_is_asked_for(scrape: &Scrape) {
     for name in ["alerts.yml", "dashboard.json"] {
         let text = document(name);
         let mut selectors = selectors(&text);
-        // A single node has no map, so this metric is missing here.
+        // A single node has no map of slots, so the service does not export this metric.
         selectors.retain(|selector| selector.metric != "rwlock_map_refreshes_total");
         assert!(selectors.len() >= 8, "{name}: {selectors:?}");
         for Selector { metric, labels } in &selectors {
@@ -110,10 +110,10 @@ fn assert_exports_what_is_asked_for(scrape: &Scrape) {
     }
 }
 
-/// Metrics for five minutes, and the rules that fire meanwhile, if the test checks them.
+/// Metrics for five minutes, and the rules that must fire during this time if the test checks them.
 type Phase<'a> = (&'a Scrape, Option<&'a [&'a str]>);
 
-/// Text of a test for promtool.
+/// Returns the text of a test for promtool.
 fn promtool_test(phases: &[Phase<'_>]) -> String {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/alerts.yml");
     let mut text = format!("rule_files: [{}]\nevaluation_interval: 30s\ntests:\n  - interval: 30s\n", rules.display());

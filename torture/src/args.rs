@@ -33,7 +33,7 @@ OPTIONS
   --keep             the histories are kept, and it is said where
   --help";
 
-/// Guarantee that a grant gives, by which the faults are divided.
+/// Guarantee of a grant. Each level survives different faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Level {
     Primary,
@@ -60,12 +60,12 @@ impl FromStr for Level {
     }
 }
 
-/// Planted fault, which the judge has to find.
+/// Planted fault, which the judge must find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plant {
     /// A task uses a hold beyond its local deadline, as if a late answer to its renewal counted.
     LateRenewal,
-    /// Workers do not wait for replicas, but are judged as if they did.
+    /// Workers do not wait for replicas, but the judge assumes that they do.
     SkippedWait,
     /// A quorum counts masters that have not answered in time. This fault is in the crate itself.
     LateReplies,
@@ -82,7 +82,7 @@ impl Plant {
         }
     }
 
-    /// Returns an error unless the fault can be found at the level, with this build.
+    /// Returns an error unless the judge can find the fault at this level with this build.
     fn check(plant: Option<Self>, level: Level) -> Result<(), String> {
         let is_built = cfg!(redis_rwlock_plant);
         match plant {
@@ -118,7 +118,7 @@ pub(crate) struct Args {
     pub(crate) seed: u64,
     pub(crate) faults: String,
     pub(crate) workers: usize,
-    /// Time for which cached holds stay.
+    /// Time for which managers cache holds.
     pub(crate) cache_for: Duration,
     pub(crate) plant: Option<Plant>,
     pub(crate) style: Style,
@@ -133,14 +133,14 @@ pub(crate) enum Style {
     Markdown,
 }
 
-/// Treatment of the histories after the run.
+/// Treatment of the histories after the run: kept or deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keeps {
     Nothing,
     Histories,
 }
 
-/// Request of the user.
+/// Action that the user requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asks {
     Run,

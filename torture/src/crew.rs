@@ -1,4 +1,4 @@
-//! Worker processes, as their parent sees them.
+//! Worker processes, which the parent process starts, stops and kills.
 
 use std::env;
 use std::fs;
@@ -14,9 +14,10 @@ use crate::Result;
 use crate::history::{History, Moment, now};
 use crate::worker::{ORDER, Order};
 
-/// Limit for a stop: a worker finishes its present work and releases its holds.
+/// Limit for the end of a worker, which first finishes its work and releases its holds.
 const STOPPING: Duration = Duration::from_secs(20);
-/// Limit for a start. A quorum grants nothing for a lease after its start, and a connection may meet a fault.
+/// Limit for the start of a worker. A quorum grants nothing for a lease after its start, and a fault may delay the
+/// connection.
 const STARTING: Duration = Duration::from_secs(30);
 
 /// Process that has ended.
@@ -36,11 +37,11 @@ struct Member {
 
 #[derive(Debug)]
 struct State {
-    /// Processes by worker; none where one was killed and has no successor yet.
+    /// Processes by worker. `None` for a killed worker without a successor.
     members: Vec<Option<Member>>,
     past: Vec<Past>,
     started: u64,
-    /// Stops by worker, each with its begin and end.
+    /// Workers that were stopped by SIGSTOP, each with the begin and the end of the stop.
     stops: Vec<(usize, Moment, Moment)>,
 }
 
@@ -61,7 +62,7 @@ pub(crate) struct Told {
 }
 
 impl Crew {
-    /// Starts the workers, whose journals lie in `dir`.
+    /// Starts the workers, which write their journals into `dir`.
     pub(crate) fn start(count: usize, order: Order, dir: &Path) -> Result<Self> {
         let members = (0..count).map(|_| None).collect();
         let state = Mutex::new(State { members, past: Vec::new(), started: 0, stops: Vec::new() });
@@ -78,8 +79,8 @@ impl Crew {
         self.state().members.len()
     }
 
-    /// Starts a successor for each killed worker, and waits until all are at work. The thread that calls this must live
-    /// as long as the run, because workers end with the thread that started them.
+    /// Starts a successor for each killed worker, and waits until all workers are at work. The calling thread must live
+    /// as long as the run, because the kernel ends a worker with the thread that started it.
     pub(crate) fn replace(&self) -> Result<()> {
         let mut state = self.state();
         for worker in 0..state.members.len() {
@@ -115,7 +116,7 @@ impl Crew {
     pub(crate) fn kill(&self, worker: usize) -> Result<()> {
         let mut state = self.state();
         let Some(mut member) = state.members[worker].take() else { return Ok(()) };
-        // The moment is taken before the kill: the process surely did all that it wrote until then.
+        // The clock is read before the kill, since the process certainly ran until that moment.
         let ended = now();
         member.child.kill()?;
         member.child.wait()?;

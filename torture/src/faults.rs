@@ -15,19 +15,19 @@ mod network;
 mod servers;
 mod workers;
 
-/// Claim of a level about a fault: the two columns of docs/GUARANTEES.md.
+/// Claim of a level about a fault, as one of the two columns in docs/GUARANTEES.md.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Column {
     /// The level survives the fault.
     Left,
-    /// The level does not survive the fault: violations are counted and shown.
+    /// The level does not survive the fault. The run counts violations and shows them.
     Right,
 }
 
-/// Compatibility of a fault with another one at the same time.
+/// Compatibility of a fault with other faults at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mixes {
-    /// No server's role changes.
+    /// The fault changes no server's role.
     Yes,
     No,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Fault {
     pub(crate) about: &'static str,
     pub(crate) column: Column,
     pub(crate) mixes: Mixes,
-    /// Causes the fault, and returns when it is over. The caller heals its remains.
+    /// Causes the fault, and returns when the fault is over. The caller repairs the remains.
     pub(crate) happen: fn(&Scene<'_>, &mut Rng) -> Result<()>,
 }
 
@@ -63,7 +63,7 @@ const fn right(name: &'static str, happen: fn(&Scene<'_>, &mut Rng) -> Result<()
     Fault { name, about, column: Column::Right, mixes: Mixes::No, happen }
 }
 
-/// Returns all faults that a level meets.
+/// Returns all faults for a level.
 pub(crate) fn of(level: Level, server: Server) -> Vec<Fault> {
     let own = match level {
         Level::Primary => cluster::at_primary(server),
@@ -73,7 +73,8 @@ pub(crate) fn of(level: Level, server: Server) -> Vec<Fault> {
     [own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec(), clocks::ALL.to_vec()].concat()
 }
 
-/// Returns the faults that the command line names: one at a time, or several that happen at once.
+/// Returns the faults that the command line names. Each item has one fault, or several faults that happen at the same
+/// time.
 pub(crate) fn chosen(args: &Args) -> Result<Vec<Vec<Fault>>> {
     let mut chosen = Vec::new();
     for word in args.faults.split(',') {

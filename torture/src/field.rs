@@ -8,7 +8,7 @@ use crate::args::Level;
 use crate::tasks::{LOCKS, lock_name};
 use crate::{PREFIX, Result};
 
-/// Node timeout that is longer than any pause here: only an order causes a failover, never a busy machine.
+/// Node timeout that is longer than any pause here. So only an order causes a failover, and a busy machine does not.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Node timeout during an ordered failover. No node votes twice for successors of the same primary within two of these.
 const TIMEOUT_OF_VOTERS: Duration = Duration::from_secs(3);
@@ -23,11 +23,11 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    /// Starts the servers, each with a proxy and its own clock. Each writes files, so that a killed one comes back with
-    /// its data.
+    /// Starts the servers, each with a proxy and its own clock. Each server writes files, so that a killed server comes
+    /// back with its data.
     pub(crate) fn start(level: Level, server: Server) -> Result<Self> {
-        // An answered write is in the file, if not on the disk. That is enough for a killed process on a machine that
-        // keeps running.
+        // The file has an answered write, although the disk may not have it. This is enough, because only the process
+        // is killed and the machine keeps running.
         let persistence = [("--appendonly", "yes"), ("--appendfsync", "no")];
         Ok(match level {
             Level::Primary | Level::Replicated => {
@@ -58,7 +58,7 @@ impl Field {
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// If the servers are independent masters.
     pub(crate) fn cluster(&self) -> Result<&Cluster> {
         match self {
             Self::Cluster(cluster) => Ok(cluster),
@@ -78,7 +78,7 @@ impl Field {
     ///
     /// # Errors
     ///
-    /// Those of `order`, and when there is no cluster.
+    /// The errors of `order`, and an error if there is no cluster.
     pub(crate) fn with_votes<'a>(
         &'a self,
         order: impl FnOnce(&'a Cluster) -> cluster_testenv::Result<&'a Node>,
@@ -97,12 +97,12 @@ impl Field {
         self.nodes().iter().for_each(|node| node.bus_proxy().freeze());
     }
 
-    /// Reconnects the nodes of the cluster, which then exchange their news.
+    /// Reconnects the nodes of the cluster, which then learn of changes.
     pub(crate) fn join_nodes(&self) {
         self.nodes().iter().for_each(|node| node.bus_proxy().heal());
     }
 
-    /// Waits until all running nodes know this one as a primary.
+    /// Waits until all running nodes know `primary` as a primary.
     pub(crate) fn wait_until_known(&self, primary: &Node) -> Result<()> {
         let address = format!(":{}@", primary.proxy().port());
         let knows = |node: &Node| {
@@ -126,8 +126,8 @@ impl Field {
         Ok(())
     }
 
-    /// Undoes the remains of a fault, and waits until all servers are healthy. In a cluster every primary then has the
-    /// acknowledgement of its replica.
+    /// Repairs the remains of a fault, and waits until all servers are healthy. In a cluster, the replica of each
+    /// primary then acknowledges writes.
     pub(crate) fn heal(&self) -> Result<()> {
         for node in self.nodes() {
             node.resume();

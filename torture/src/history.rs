@@ -1,7 +1,7 @@
-//! History of a run, written by the processes that took part.
+//! History of a run, which the worker processes write.
 //!
-//! A worker writes one line per event, at once, so a killed one has written all its events. All processes of a machine
-//! share the clock of local validity, so their lines can be compared.
+//! A worker writes one line per event without a delay, so a killed worker has written all its events. All processes of
+//! a machine share the clock of local validity, so the judge can compare their lines.
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Result;
 
-/// Moment in nanoseconds, by the clock that also runs during suspend.
+/// Moment in nanoseconds, by a clock that also runs while the machine is suspended.
 pub(crate) type Moment = u64;
 
 pub(crate) fn now() -> Moment {
@@ -69,12 +69,12 @@ impl Journal {
         self.tell(format_args!("I {}", now()));
     }
 
-    /// Notes the begin of an acquisition, and returns an id for its later events.
+    /// Writes the begin of an acquisition, and returns an id for its later events.
     pub(crate) fn asks(&self, lock: usize, mode: Mode) -> u64 {
         self.begins('A', lock, mode)
     }
 
-    /// Notes that a user still has the hold that it could not convert, and returns an id for its later events.
+    /// Writes that a user keeps a hold after a failed conversion, and returns an id for its later events.
     pub(crate) fn goes_on(&self, lock: usize, mode: Mode) -> u64 {
         self.begins('B', lock, mode)
     }
@@ -94,32 +94,32 @@ impl Journal {
         self.tell(format_args!("G {id} {} {token} {until}", now()));
     }
 
-    /// Notes that the hold may be trusted until then.
+    /// Writes that the user may rely on the hold until `until`.
     pub(crate) fn valid(&self, id: u64, until: Moment) {
         self.tell(format_args!("V {id} {until}"));
     }
 
-    /// Notes that the user learned of the loss of its hold.
+    /// Writes that the user has noticed the loss of its hold.
     pub(crate) fn lost(&self, id: u64, told: Moment, reason: impl Display) {
         self.tell(format_args!("L {id} {told} {reason}"));
     }
 
-    /// Notes that the user begins to release the hold.
+    /// Writes that the user begins to release the hold.
     pub(crate) fn ends(&self, id: u64, gift: Gift) {
         self.tell(format_args!("E {id} {} {}", now(), gift.word()));
     }
 
-    /// Notes a hold that its user could not release: it stays at the server until then.
+    /// Writes a hold that its user could not release. The server keeps the hold until `until`.
     pub(crate) fn kept(&self, lock: usize, until: Moment) {
         self.tell(format_args!("K {lock} {} {until}", now()));
     }
 
-    /// Notes the order to stop, which ends the present work of all tasks.
+    /// Writes the order to stop, which ends the work of all tasks.
     pub(crate) fn stops(&self) {
         self.tell(format_args!("Q {}", now()));
     }
 
-    /// Notes that this process was paused.
+    /// Writes that this process was paused.
     pub(crate) fn stalled(&self, from: Moment, to: Moment) {
         self.tell(format_args!("S {from} {to}"));
     }
@@ -128,7 +128,7 @@ impl Journal {
         self.tell(format_args!("M {} {kib}", now()));
     }
 
-    /// Notes the number of cached holds at this moment.
+    /// Writes the number of cached holds at this moment.
     pub(crate) fn cached_holds(&self, count: usize) {
         self.tell(format_args!("H {} {count}", now()));
     }
@@ -138,7 +138,7 @@ impl Journal {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
     Granted,
-    /// Left by an earlier use of the same task, which could not convert it: it has the same token.
+    /// The task kept the hold of its earlier use, since the conversion failed. The token is the one of the earlier use.
     GoesOn,
 }
 
@@ -150,26 +150,26 @@ pub(crate) struct Use {
     pub(crate) origin: Origin,
     pub(crate) token: u64,
     pub(crate) asked: Moment,
-    /// Moment when the caller had its guard.
+    /// Moment when the user got its guard.
     pub(crate) granted: Moment,
-    /// End of its local validity, as its user last saw it.
+    /// End of the hold's local validity, as the user last read it.
     pub(crate) until: Moment,
-    /// Moment when its user learned of the loss.
+    /// Moment when the user noticed the loss.
     pub(crate) told: Option<Moment>,
-    /// Moment when its user began to release it, or was killed.
+    /// Moment when the user began to release the hold, or was killed.
     pub(crate) ended: Option<Moment>,
-    /// Manner in which its user ended it.
+    /// Manner in which the user ended the hold.
     pub(crate) gift: Option<Gift>,
 }
 
 impl Use {
-    /// Returns the moment until which its user relied on the lock, and rightly so.
+    /// Returns the moment until which the user relied on the lock and was allowed to.
     pub(crate) fn end(&self) -> Moment {
         [Some(self.until), self.told, self.ended].into_iter().flatten().min().unwrap_or(self.until)
     }
 }
 
-/// Acquisition that failed, or is not over.
+/// Acquisition that failed, or that is still in progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
     pub(crate) lock: usize,
@@ -177,7 +177,7 @@ pub(crate) struct Wait {
     pub(crate) gave_up: Moment,
 }
 
-/// Unused hold that its user could not release: its lease ends it.
+/// Unused hold that its user could not release. Its lease ends the hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Kept {
     pub(crate) lock: usize,
@@ -195,15 +195,15 @@ pub(crate) struct History {
     pub(crate) kept: Vec<Kept>,
     /// Times when the process was paused.
     pub(crate) stalls: Vec<(Moment, Moment)>,
-    /// Memory in KiB, each with its moment.
+    /// Memory in KiB, each value with its moment.
     pub(crate) memory: Vec<(Moment, u64)>,
-    /// Number of cached holds, at each look.
+    /// Number of cached holds, from repeated readings.
     pub(crate) cached_holds: Vec<u64>,
     /// Reasons of failed acquisitions, with their counts.
     pub(crate) reasons: std::collections::BTreeMap<String, usize>,
 }
 
-/// Use with an id, as far as it is known yet.
+/// Use with an id, with the events that were parsed so far.
 #[derive(Debug)]
 struct Open {
     lock: usize,

@@ -1,8 +1,9 @@
 //! Judges the history of a run.
 //!
-//! Each use of a lock is a span. It begins when the user has the guard. It ends when the user begins to release it,
-//! learns of the loss, or cannot trust the hold any longer, whichever comes first. All times err on the safe side: a
-//! reported violation really happened. Every finding counts for the fault that began last.
+//! Each use of a lock is a span. The span begins when the user has the guard. It ends when the user begins the release,
+//! notices the loss, or reaches the end of the local validity, whichever comes first. The recorded spans are never
+//! longer than the real ones, so each reported violation has really happened. Each finding counts for the fault that
+//! began last.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,11 +15,11 @@ use crate::faults::Column;
 use crate::history::{Moment, Origin, Use, nanos};
 use crate::register::{Kind, Ledger};
 
-/// Latest moment at which a user may learn of a loss, counted from the end of its local validity.
+/// Longest time from the end of the local validity until the user must have noticed the loss.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
-/// Shortest stall that is reported: a heartbeat and an attempt.
+/// Shortest stall that the report shows. It is the time of a heartbeat and an attempt.
 const WORTH_TELLING: Duration = Duration::from_millis(1500);
-/// Longest time for which the server keeps a hold after its local validity: the margin for clocks, and 1 % of the
+/// Longest time for which the server keeps a hold after the local validity. It is the margin for clocks, and 1 % of the
 /// longest lease.
 const LEASE_IS_OVER: Duration = Duration::from_millis(100 + 80 + 20);
 /// Shortest time in which a server on this machine could answer.
@@ -26,7 +27,7 @@ const AT_ONCE: Duration = Duration::from_micros(60);
 /// Limit for each worker's first grant after all servers are healthy again.
 const PROGRESS: Duration = Duration::from_secs(3);
 
-/// Fault that the run caused, or two at once.
+/// Fault that the run caused, or two faults at the same time.
 #[derive(Clone, Debug)]
 pub(crate) struct Cycle {
     pub(crate) name: String,
@@ -34,7 +35,7 @@ pub(crate) struct Cycle {
     pub(crate) began: Moment,
     /// Moment when all servers were healthy again.
     pub(crate) healed: Moment,
-    /// Moment when the next one begins.
+    /// Moment when the next fault begins.
     pub(crate) over: Moment,
     /// Number of faults.
     pub(crate) count: usize,
@@ -48,22 +49,22 @@ pub(crate) struct Row {
     pub(crate) grants: usize,
     /// Conflicting uses at the same time.
     pub(crate) overlaps: usize,
-    /// Tokens that are not above that of an earlier use.
+    /// Tokens that are not above the token of an earlier use.
     pub(crate) token_order: usize,
-    /// Users that learned of a loss after another user had got the lock.
+    /// Users that noticed a loss after another user had got the lock.
     pub(crate) told_late: usize,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
-    /// Old tokens that the fence has refused.
+    /// Old tokens that a register has refused.
     pub(crate) refused: usize,
-    /// Number of lost holds. `loss_told_after` is the longest time from the begin of the fault until a user learned of
-    /// its loss.
+    /// Number of lost holds. `loss_told_after` is the longest time from the begin of the fault until a user noticed the
+    /// loss of its hold.
     pub(crate) losses: usize,
     pub(crate) loss_told_after: Duration,
-    /// Longest time in which a lock was free, and a waiter did not get it. A hold that was not released counts until
-    /// its lease is over.
+    /// Longest time in which a lock was free although there was a waiter. A hold that was not released counts until its
+    /// lease is over.
     pub(crate) stall: Duration,
-    /// Longest such time, counted from the moment when all servers were healthy again.
+    /// Longest such time after all servers were healthy again.
     pub(crate) stall_when_well: Duration,
     /// Workers without a grant in the first seconds after the repair.
     pub(crate) no_progress: usize,
@@ -102,11 +103,12 @@ impl Row {
 #[derive(Debug)]
 pub(crate) struct Findings {
     pub(crate) rows: BTreeMap<String, Row>,
-    /// Memory in KiB of a worker after the first third of the run, and at its end: of the worker where it grew most.
+    /// Memory in KiB of a worker after the first third of the run and at the end of the run. The worker is the one with
+    /// the largest growth.
     pub(crate) memory: Option<(u64, u64)>,
     /// Average number of cached holds in a worker.
     pub(crate) cached_holds: f64,
-    /// Number of grants that came too fast for a request to a server.
+    /// Number of grants that came faster than a server can answer.
     pub(crate) at_once: usize,
 }
 
@@ -120,7 +122,7 @@ struct Judge<'a> {
     rows: BTreeMap<String, Row>,
 }
 
-/// Use, and the number of the process that wrote it.
+/// Use, and the number of the process that wrote the use.
 #[derive(Clone, Copy, Debug)]
 struct Seen<'a> {
     used: &'a Use,
@@ -202,7 +204,7 @@ impl Judge<'_> {
                 is_inside
             });
             if new.used.end() <= granted {
-                continue; // it was over before its user could begin
+                continue; // the hold was over before its user could begin
             }
             for old in &inside {
                 if old.used.mode == Mode::Write || new.used.mode == Mode::Write {
@@ -221,8 +223,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Checks that a user learns of a loss in time, or at least before another user has the lock. A paused process is
-    /// excused.
+    /// Checks that each user notices a loss in time, or at least before another user has the lock. A loss during a
+    /// pause of the process does not count.
     fn losses(&mut self, uses: &[Seen<'_>], told: &[Told]) {
         let began = self.began;
         for (place, seen) in uses.iter().enumerate() {
@@ -246,7 +248,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Finds the times in which a lock has no user, but a waiter.
+    /// Finds the times in which a lock has a waiter and no user.
     fn stalls(&mut self, lock: usize, uses: &[Seen<'_>], told: &[Told]) {
         // Each change adds or removes one waiter or one user.
         let mut changes: Vec<(Moment, i64, i64)> = Vec::new();
@@ -319,8 +321,8 @@ impl Judge<'_> {
     }
 }
 
-/// Returns the memory after a third of the run, and at the end, of a process that lived that long. It is the process
-/// with the largest growth.
+/// Returns the memory of a process after a third of the run and at the end. Only processes that lived that long count,
+/// and the result is for the one with the largest growth.
 fn memory(told: &[Told], began: Moment, over: Moment) -> Option<(u64, u64)> {
     let second_third = began + over.saturating_sub(began) / 3;
     let grown = told.iter().filter_map(|told| {
@@ -338,7 +340,7 @@ fn at_once(told: &[Told]) -> usize {
     uses.filter(|used| used.granted.saturating_sub(used.asked) < nanos(AT_ONCE)).count()
 }
 
-/// Returns the average of all looks at all workers.
+/// Returns the average over all readings of all workers.
 fn cached_holds(told: &[Told]) -> f64 {
     let looks = || told.iter().flat_map(|told| &told.history.cached_holds);
     #[expect(clippy::cast_precision_loss, reason = "fewer than there are bits")]
@@ -424,10 +426,10 @@ mod tests {
         assert_eq!(beside(&["A 1 10 0 r", "G 1 90 8 500", "E 1 200 r"]).overlaps, 1);
         let after = beside(&["A 1 10 0 w", "G 1 100 8 500", "E 1 200 r"]);
         assert_eq!((after.overlaps, after.token_order, after.grants), (0, 0, 3));
-        // The validity of the first one is over.
+        // The local validity of the first use is over.
         let first = told(0, &["A 1 10 0 w", "G 1 20 7 60", "E 1 900 r"]);
         assert_eq!(row(&[first, told(1, &["A 1 10 0 w", "G 1 90 8 500", "E 1 200 r"])]).overlaps, 0);
-        // The hold of the other one was over when its answer came.
+        // The hold of the other use was over when its answer came.
         assert_eq!(beside(&["A 1 10 0 w", "G 1 90 8 85", "E 1 95 r"]).overlaps, 0);
         let [one, other] = [0, 1].map(|worker| told(worker, &["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r"]));
         assert_eq!(row(&[one, other]).overlaps, 0);
@@ -476,7 +478,8 @@ mod tests {
         let row = beside(&["A 1 30 0 w", "G 1 350 8 900", "E 1 400 r"]);
         assert_eq!(row.stall, Duration::from_millis(250));
         assert_eq!(row.stall_when_well, Duration::from_millis(1));
-        // The first one's release was refused: its lease ends 200 ms after its validity.
+        // The server refused the release of the first hold. The lease of this hold ends 200 ms after its local
+        // validity.
         let kept = told(0, &[WRITER, &["K 0 100 140"]].concat());
         let waits = told(1, &["A 1 30 0 w", "G 1 350 8 900", "E 1 400 r"]);
         assert_eq!(row_with(&[kept, waits], &Ledger::default()).stall, Duration::from_millis(10));

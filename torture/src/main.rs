@@ -1,18 +1,19 @@
-//! Tortures the locks: worker processes on real servers, all faults of the test environment, and a judge.
+//! Tests the locks under faults. Worker processes use real servers while this program causes faults. Then a judge
+//! checks the history.
 //!
 //! ```text
 //! cargo run --release -p torture -- --level primary --server redis --minutes 1 --seed 7 --faults all
 //! ```
 //!
-//! The servers come from `cluster-testenv/install`. Linux only. However the run ends, no server and no worker outlives
-//! it.
+//! The servers come from `cluster-testenv/install`. The program needs Linux. No server and no worker outlives a run,
+//! even if the run is killed.
 //!
 //! - `run`: starts everything, causes and heals faults by the seed, and ends everything
 //! - `field`: the servers, and their repair
 //! - `faults` and its folder: faults of servers, network and workers, and the levels that claim to survive them
-//! - `crew`: the worker processes, as the parent sees them
+//! - `crew`: start and end of the worker processes
 //! - `worker`, `tasks`: the work of a worker process
-//! - `register`: the numbers that the locks protect, with a fence and without
+//! - `register`: the numbers that the locks protect, with and without a check of tokens
 //! - `history`: the events, as the workers write them
 //! - `judge`: the check of the history
 //! - `report`: the table
@@ -41,7 +42,7 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Prefix of all keys of the locks.
 const PREFIX: &str = "torture";
-/// Lease of most holds. It is short, so that many renewals happen, but longer than an ordered failover takes.
+/// Lease of most holds. It is short, so that there are many renewals, but longer than an ordered failover.
 const LEASE: Duration = Duration::from_secs(3);
 /// Lease of some holds, on a cluster.
 const LONGEST_LEASE: Duration = Duration::from_secs(8);

@@ -1,7 +1,8 @@
-//! Registers that the locks protect: for each lock, a number that refuses old tokens, and one that accepts every write.
+//! Registers that the locks protect. Each lock has two numbers: one that refuses old tokens, and one that accepts every
+//! write.
 //!
-//! Writers read the number, and write it plus one. A write over a number that its writer has not read loses the updates
-//! of others. With tokens there must be no lost updates, whatever happens to the locks.
+//! Writers read the number, and write it plus one. If the number has changed meanwhile, the write loses the updates of
+//! other writers. The number with tokens must never lose an update, even if a lock fails.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,7 +22,7 @@ pub(crate) enum Kind {
     Unfenced,
 }
 
-/// Updates that a write has overwritten without reading them.
+/// Updates that a write has overwritten although its writer had not read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LostUpdates {
     pub(crate) at: Moment,
@@ -57,19 +58,20 @@ struct Shelf {
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const FENCED: u8 = 2;
-/// Length of the order, the lock, the token and the number that was read.
+/// Length of a request: the order, the lock, the token and the number that the writer has read.
 const REQUEST_BYTES: usize = 18;
-/// Length of the result flag and the number.
+/// Length of a reply: the result flag and the number.
 const REPLY_BYTES: usize = 9;
 
 impl Shelf {
-    /// Returns the number, or none for an old token.
+    /// Returns the number, or `None` for an old token.
     fn serve(&mut self, order: u8, lock: usize, token: u64, read: u64) -> Option<u64> {
         let kind = if order & FENCED > 0 { Kind::Fenced } else { Kind::Unfenced };
         let shelf = if kind == Kind::Fenced { &mut self.fenced } else { &mut self.unfenced };
         let register = shelf.get_mut(lock)?;
         if kind == Kind::Fenced {
-            // A reader's token counts too: an older token must not change the number that the reader has read.
+            // The token of a reader counts too, since an older token must not change the number that the reader has
+            // read.
             if token < register.token {
                 self.ledger.refused.push(now());
                 return None;
@@ -88,7 +90,7 @@ impl Shelf {
     }
 }
 
-/// Registers of all locks, in this process. Each worker's task has its own connection.
+/// Registers of all locks, in this process. Each task of a worker has its own connection.
 #[derive(Debug)]
 pub(crate) struct Registers {
     shelf: Arc<Mutex<Shelf>>,
@@ -146,12 +148,12 @@ impl Client {
         Ok(Self(tokio::net::UnixStream::connect(path).await?))
     }
 
-    /// Returns the number, or none for an old token.
+    /// Returns the number, or `None` for an old token.
     pub(crate) async fn read(&mut self, kind: Kind, lock: usize, token: u64) -> Result<Option<u64>> {
         self.ask(READ, kind, lock, token, 0).await
     }
 
-    /// Writes the number that was read, plus one.
+    /// Writes one more than the number that the writer has read.
     pub(crate) async fn write(&mut self, kind: Kind, lock: usize, token: u64, read: u64) -> Result<Option<u64>> {
         self.ask(WRITE, kind, lock, token, read).await
     }

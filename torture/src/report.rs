@@ -1,4 +1,4 @@
-//! Prints the table, and decides if the run was successful.
+//! Prints the table, and decides whether the run was successful.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use crate::args::{Args, Style};
 use crate::faults::Column;
 use crate::judge::{Findings, Row};
 
-/// Growth that is no leak: a run's first minutes fill caches and arenas.
+/// Growth of memory that is no leak. The first minutes of a run fill caches and arenas.
 const FLAT_KIB: u64 = 4096;
 
-/// Findings beside the history.
+/// Findings that do not come from the history.
 #[derive(Debug)]
 pub(crate) struct Aftermath {
-    /// Locks that are held or waited for a lease after all workers have ended, and keys that would stay forever.
+    /// Locks with a holder or a waiter one lease after the end of all workers, and keys without an expiry.
     pub(crate) left: usize,
     /// Duration of the part with faults.
     pub(crate) lasted: Duration,
@@ -75,7 +75,7 @@ pub(crate) fn table(style: Style, findings: &Findings) -> String {
                 padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
             }
         };
-        // Writing to a text cannot fail.
+        // A write into a string cannot fail.
         writeln!(text, "{line}").unwrap_or_default();
         if number == 0 && style == Style::Markdown {
             writeln!(text, "|{}", "---|".repeat(HEADS.len())).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Performs one run: starts servers and workers, causes and heals faults by the seed, ends everything and judges it.
+//! Performs one run. Starts servers and workers, causes and repairs faults by the seed, ends the processes, and judges
+//! the history.
 
 use std::env;
 use std::fs;
@@ -25,11 +26,12 @@ use crate::{LEASE, LONGEST_LEASE, PREFIX, Result};
 
 /// Pause before the first fault.
 const CALM: Duration = Duration::from_secs(1);
-/// Pause before the first fault for masters, which do not vote just after their start.
+/// Pause before the first fault with independent masters, which do not vote directly after their start.
 const CALM_OF_MASTERS: Duration = Duration::from_secs(5);
 /// Pause after each fault, so that its effects are over when the next one begins.
 const SETTLING: Duration = Duration::from_millis(3500);
-/// Pause for masters. A restarted master votes again a lease later, by its uptime in whole seconds.
+/// Pause after each fault with independent masters. A restarted master votes again one lease later, by its uptime in
+/// whole seconds.
 const SETTLING_OF_MASTERS: Duration = Duration::from_secs(5);
 const PAIR_EVERY: usize = 4;
 
@@ -107,7 +109,7 @@ fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order
     }
 }
 
-/// Order of the faults by the seed: all chosen ones in random order, again and again.
+/// Order of the faults by the seed. All chosen faults come in a random order, and then again in another order.
 #[derive(Debug)]
 struct Plan {
     rng: Rng,
@@ -121,7 +123,7 @@ impl Plan {
         Self { rng: Rng::with_seed(seed), picks, ahead: Vec::new(), picked: 0 }
     }
 
-    /// Returns the next fault, or two that happen at once.
+    /// Returns the next fault, or two faults that happen at the same time.
     fn next(&mut self) -> Vec<Fault> {
         if self.ahead.is_empty() {
             self.ahead = self.picks.clone();
@@ -143,7 +145,7 @@ fn names(pick: &[Fault]) -> String {
     pick.iter().map(|fault| fault.name).collect::<Vec<_>>().join(" + ")
 }
 
-/// Returns the row of a pick. All pairs share one row, or the table would have hundreds.
+/// Returns the row of a pick. All pairs of a column share one row, since hundreds of pairs are possible.
 fn row_name(pick: &[Fault], column: Column) -> String {
     match (pick.len(), column) {
         (1, _) => names(pick),
@@ -152,7 +154,7 @@ fn row_name(pick: &[Fault], column: Column) -> String {
     }
 }
 
-/// Causes faults, heals them, and waits until their effects are over.
+/// Causes faults, repairs the servers, and waits until the effects are over.
 fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>) {
     let began = now();
     let outcome = happen(scene, pick, rng).and_then(|()| {
@@ -182,7 +184,7 @@ fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
     })
 }
 
-/// Repairs the servers after a fault that failed half way.
+/// Repairs the servers after a fault that was only partly carried out.
 fn recover(scene: &Scene<'_>) -> Result<()> {
     scene.field.nodes().iter().for_each(|node| node.proxy().cut());
     scene.field.heal()?;
@@ -205,7 +207,7 @@ fn settling(field: &Field) -> Duration {
     }
 }
 
-/// Counts locks that are held or waited for, and keys that would stay forever.
+/// Counts locks with a holder or a waiter, and keys without an expiry.
 fn left_over(level: Level, field: &Field) -> Result<usize> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -15,8 +15,9 @@ use crate::register::{Client, Kind};
 use crate::worker::Order;
 use crate::{LEASE, LONGEST_LEASE, Result, worker};
 
-/// Locks by their use: many short holds, long holds that are renewed, and few users. Most of the slow ones are in one
-/// shard of a new cluster, and so are most of the cold ones. So a fault of that shard concerns many holders.
+/// Locks by their use. Hot locks have many short holds, slow locks have long holds that are renewed, and cold locks
+/// have few users. One shard of a new cluster has most of the slow locks, and one has most of the cold locks. So a
+/// fault of such a shard concerns many holders.
 const NAMES: [&str; 14] = [
     "hot-0", "hot-2", "slow-2", "slow-3", "slow-6", "slow-7", "slow-0", "slow-1", "cold-1", "cold-2", "cold-6",
     "cold-11", "cold-0", "cold-3",
@@ -32,9 +33,9 @@ pub(crate) fn lock_name(lock: usize) -> &'static str {
 }
 
 const WAIT: Duration = Duration::from_secs(5);
-/// Pause between two looks at the validity of a hold.
+/// Pause between two checks of a hold's validity.
 const STEP: Duration = Duration::from_millis(100);
-/// Planted fault: time for which a task goes on after it has learned of the loss.
+/// Time for which a task with a planted fault goes on after it has noticed the loss.
 const BEYOND: Duration = Duration::from_millis(1500);
 const COMING: Duration = Duration::from_secs(1);
 const AFTER_A_FAILURE: Duration = Duration::from_millis(50);
@@ -45,7 +46,7 @@ pub(crate) enum Role {
     Hot,
     Slow,
     Cold,
-    /// Takes a cold lock, each time with a new manager that knows nothing of earlier events.
+    /// Takes a cold lock, each time with a new manager, which has no state of earlier events.
     Guest,
 }
 
@@ -77,8 +78,8 @@ impl Role {
         }
     }
 
-    /// Returns a lease and a time to hold the lock. A long lease is renewed so late that its user still holds when a
-    /// server has restarted.
+    /// Returns a lease and a time to hold the lock. The renewal of a long lease comes so late that the user still holds
+    /// the lock after a server's restart.
     fn visit(self, rng: &mut Rng, order: &Order) -> Visit {
         if self == Self::Slow && order.plant == Some(Plant::LateRenewal) {
             // With these times a lease nearly always runs out during a use.
@@ -140,8 +141,8 @@ impl Held {
         }
     }
 
-    /// Returns the moment until which the hold may be trusted, by a clock that was read before. Returns none when it is
-    /// over, because the moment of the end is unknown then.
+    /// Returns the end of the hold's local validity, by a clock that was read before. Returns `None` after the end,
+    /// because the moment of the end is unknown then.
     fn until(&self) -> Option<Moment> {
         let before = now();
         let remaining = self.remaining();
@@ -189,7 +190,7 @@ enum Stay {
     Lost,
 }
 
-/// Numbers that were read, to be written back plus one.
+/// Numbers of the two registers that the writer has read.
 #[derive(Clone, Copy, Default, Debug)]
 struct Reading {
     fenced: Option<u64>,
@@ -224,7 +225,7 @@ impl Task {
         if self.role != Role::Guest {
             return self.use_some_lock().await;
         }
-        // If no server is reachable, the guest skips this round.
+        // If no server answers, the guest skips this round.
         if let Ok(locks) = timeout(COMING, worker::connect(&self.order)).await {
             self.locks = locks?;
             self.use_some_lock().await?;
@@ -365,7 +366,7 @@ impl Task {
         Ok(())
     }
 
-    /// Works under the lock, and returns the guard if it was not lost.
+    /// Works under the lock, and returns the guard unless the hold was lost.
     async fn stay_inside(&mut self, id: u64, lock: usize, held: Held, how_long: Duration) -> Result<Option<Held>> {
         let (token, mode) = (held.token(), held.mode());
         self.journal.granted(id, token, held.until().unwrap_or(0));
@@ -429,8 +430,8 @@ impl Task {
     }
 }
 
-/// Returns a worker's own cold lock, if holds are cached. The worker nearly always uses it in one mode, and other
-/// workers use it at times. Cached holds are useful there.
+/// Returns a worker's own cold lock, if managers cache holds. The worker nearly always uses this lock, in one mode, and
+/// other workers use it rarely. A cached hold is useful for such a lock.
 fn own_lock(order: &Order) -> Option<(usize, Mode)> {
     let number = usize::try_from(order.seed).unwrap_or(0);
     let mode = if number % 2 == 0 { Mode::Write } else { Mode::Read };

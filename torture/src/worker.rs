@@ -1,4 +1,5 @@
-//! Worker process: its tasks take locks, use what these protect, and write down the events.
+//! Worker process, whose tasks take locks, use the registers that the locks protect, and write the events into a
+//! journal.
 
 use std::env;
 use std::io::Read;
@@ -22,13 +23,13 @@ use crate::{LEASE, PREFIX, Result};
 
 /// Environment variable with the order for a worker.
 pub(crate) const ORDER: &str = "TORTURE_WORKER";
-/// Pause of this process that may have kept it from noticing an event.
+/// Shortest pause of this process that may have delayed a task.
 const STALL: Duration = Duration::from_millis(40);
 const PULSE: Duration = Duration::from_millis(10);
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// Limit for the answer of a replica; each primary has one.
+/// Limit for the acknowledgement of a replica. Each primary has one replica.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
-/// Limit for connecting, longer than most faults.
+/// Limit for connecting, which is longer than most faults.
 const CONNECTING: Duration = Duration::from_secs(10);
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -37,7 +38,7 @@ const CLOSING: Duration = Duration::from_secs(10);
 pub(crate) struct Order {
     pub(crate) level: Level,
     pub(crate) plant: Option<Plant>,
-    /// Time for which its cached holds stay.
+    /// Time for which the worker caches holds.
     pub(crate) cache_for: Duration,
     pub(crate) seed: u64,
     pub(crate) journal: PathBuf,
@@ -54,7 +55,7 @@ impl Order {
         format!("{level} {plant} {idle_ms} {} {journal} {registers} {urls}", self.seed)
     }
 
-    /// Returns the order for this process, if it is a worker.
+    /// Returns the order for this process if this process is a worker.
     pub(crate) fn of_this_process() -> Option<Result<Self>> {
         let words = env::var(ORDER).ok()?;
         let read = || {
@@ -73,12 +74,13 @@ impl Order {
 
 /// Runs the worker until the standard input ends.
 pub(crate) fn run(order: &Order) -> Result<()> {
-    // A stopped worker could not notice the end of its parent, and would stay.
+    // A worker that is stopped by SIGSTOP does not notice the end of its parent. So the kernel kills the worker when
+    // the parent ends.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let journal = Arc::new(Journal::create(&order.journal)?);
     let (stop, stopped) = watch::channel(false);
     let told = Arc::clone(&journal);
-    // This needs its own thread, because reading from standard input cannot be interrupted.
+    // A read from standard input cannot be interrupted, so a thread of its own reads.
     thread::spawn(move || {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
         told.stops();
@@ -116,7 +118,7 @@ async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<boo
 pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     async fn finish<M: Build>(builder: Builder<M>) -> Result<Arc<dyn RwLockManager>> {
         let builder = builder.key_prefix(PREFIX).lease(LEASE);
-        // The worker may start while servers have a fault, or have no replicas.
+        // The worker may start while a server has a fault or no replica.
         let began = Instant::now();
         loop {
             match builder.clone().connect().await {
@@ -142,7 +144,7 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     }
 }
 
-/// Notes pauses of this process, its memory, and the number of its cached holds.
+/// Writes pauses of this process, its memory, and the number of its cached holds.
 async fn pulse(journal: Arc<Journal>, locks: Arc<dyn RwLockManager>) {
     let (mut last, mut looked) = (now(), Instant::now());
     loop {

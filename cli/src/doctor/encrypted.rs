@@ -29,7 +29,8 @@ fn config(settings: &Settings) -> io::Result<ClientConfig> {
     let (certificate, key) = (settings.path("TLS_CLIENT_CERTIFICATE"), settings.path("TLS_CLIENT_KEY"));
     match certificate.zip(key) {
         Some((certificate, key)) => {
-            let key = PrivateKeyDer::from_pem_file(key).map_err(|_| io::Error::other("the key cannot be read"))?;
+            let key = PrivateKeyDer::from_pem_file(key)
+                .map_err(|_| io::Error::other("the key in RWLOCK_TLS_CLIENT_KEY cannot be read"))?;
             config.with_client_auth_cert(certificates(certificate)?, key).map_err(io::Error::other)
         }
         None => Ok(config.with_no_client_auth()),

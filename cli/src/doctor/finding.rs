@@ -18,7 +18,7 @@ pub(super) enum Level {
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) level: Level,
-    /// Word by which programs tell findings apart.
+    /// Name of the check, by which programs distinguish findings.
     check: &'static str,
     nodes: Vec<String>,
     message: String,
@@ -40,7 +40,7 @@ impl Finding {
         self
     }
 
-    /// Formats the finding for people.
+    /// Formats the finding as lines for users.
     pub(super) fn lines(&self) -> Vec<String> {
         let level = match self.level {
             Level::Problem => "problem",
@@ -65,13 +65,14 @@ impl Findings {
         self.0.iter().all(|finding| finding.level != Level::Problem)
     }
 
-    /// Returns true if a problem of this node was found.
+    /// Returns true if there is a problem of this node.
     pub(super) fn concern(&self, node: &str) -> bool {
         let at_node = |finding: &&Finding| finding.nodes.iter().any(|other| other == node);
         self.0.iter().filter(at_node).any(|finding| finding.level == Level::Problem)
     }
 
-    /// Adds the sources of addresses at which servers cannot be used, unless the user named them.
+    /// Adds the source of the address to each finding about a server that cannot be used, unless the user named the
+    /// address.
     pub(super) fn add_sources(&mut self, nodes: &[NodeHealth]) {
         for finding in self.0.iter_mut().filter(|finding| ["unreachable", "login", "tls"].contains(&finding.check)) {
             let of = |node: &&NodeHealth| {
@@ -83,7 +84,7 @@ impl Findings {
         }
     }
 
-    /// Findings, the worst first.
+    /// Returns the findings, the worst first.
     pub(super) fn in_order(mut self) -> Vec<Finding> {
         self.0.sort_by_key(|finding| finding.level);
         self.0

@@ -28,7 +28,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) enum Failure {
     Login(String),
-    /// A connection with TLS broke, or one without TLS where the server requires it: the cause, and advice.
+    /// TLS failed, or only one side uses TLS. The fields are the cause and advice.
     Tls {
         message: String,
         advice: String,
@@ -39,12 +39,11 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn finding(&self, level: Level, node: &str, login: &str) -> Finding {
         match self {
-            // The replica would refuse the same user after it became a primary.
+            // A replica that becomes the primary would still refuse this user. So a failed login is always a problem.
             Self::Login(message) => Finding::new(Level::Problem, "login", message).advise(login),
             Self::Tls { message, advice } => Finding::new(level, "tls", message).advise(advice),
-            Self::Unreachable(message) => {
-                Finding::new(level, "unreachable", message).advise("see that it runs and that the address is right")
-            }
+            Self::Unreachable(message) => Finding::new(level, "unreachable", message)
+                .advise("check that the server runs and that the address is right"),
         }
         .at(node)
     }
@@ -71,8 +70,8 @@ impl Link {
             return Err(tls::explained(&info, error.to_string()).await);
         }
         if info.redis_settings().password().is_some() && info.redis_settings().username().is_none() {
-            // The client does not report the server's error text. A login without a password shows that the server
-            // requires none.
+            // The client library does not report the server's error text. If a login without a password succeeds, the
+            // server requires no password.
             let info = info.set_redis_settings(redis::RedisConnectionInfo::default());
             if let Ok(connection) = connect(info, settings).await {
                 let mut link = Self { connection, wants_no_password: true };
@@ -127,7 +126,8 @@ async fn greet(
 
 fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo, Exit> {
     let place = settings.place();
-    // The library has read the URL already. Its error text may quote the URL with its password.
+    // The library has accepted the URL before, so errors are rare. The text of this error may quote the password, so it
+    // is dropped.
     let unusable = |_| Exit::from_text("the URL cannot be read");
     let mut info = read_url(place.first_url()).map_err(unusable)?;
     if let Some(path) = settings.path("PASSWORD_FILE") {
@@ -138,11 +138,11 @@ fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo,
     }
     match place {
         Place::Node(_) => Ok(info),
-        _ => at(info, address).ok_or_else(|| Exit::from_text("its address cannot be read")),
+        _ => at(info, address).ok_or_else(|| Exit::from_text("the address of the server cannot be read")),
     }
 }
 
-/// Parses a URL. The `redis` crate parses those with TLS only with its own TLS, which is not used here.
+/// Parses a URL. The `redis` crate parses URLs for TLS only with its own TLS feature, which is not enabled here.
 fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     let (scheme, rest) = url.trim().split_once(':').unwrap_or((url, ""));
     if !["rediss", "valkeys"].iter().any(|secure| scheme.eq_ignore_ascii_case(secure)) {

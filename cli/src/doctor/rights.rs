@@ -1,7 +1,7 @@
-//! Finds the commands, keys and channels that the user may use, by trying them.
+//! Finds the commands, keys and channels that the user may not use, by trying each of them.
 //!
-//! No command changes anything. No lock has the key, and HSET gets one word too many, so a server that allows it
-//! answers with an error.
+//! No try changes data. The key is unused. HSET has one argument too many, so a server that permits HSET answers with
+//! an error.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -27,8 +27,8 @@ enum Use {
 const KEY: &str = "<key>";
 const CHANNEL: &str = "<channel>";
 
-/// Rules of an ACL, each with a command that needs it. Subscriptions come last, because no other command may follow
-/// them on the connection.
+/// ACL rules, each with its purpose and with a command that needs it. Subscriptions come last, because the connection
+/// accepts no other commands after them.
 const RIGHTS: [(&str, Use, &[&str]); 19] = [
     ("+eval", Use::Locks, &["EVAL", "return 0", "1", KEY]),
     ("+evalsha", Use::Locks, &["EVALSHA", "ffffffffffffffffffffffffffffffffffffffff", "1", KEY]),
@@ -51,7 +51,7 @@ const RIGHTS: [(&str, Use, &[&str]); 19] = [
     ("+sunsubscribe", Use::WakeUps, &["SUNSUBSCRIBE", CHANNEL]),
 ];
 
-/// Something that a server refused.
+/// Right or command that a server refused.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Refused {
     /// Refused by a rule of the ACL.
@@ -63,7 +63,7 @@ pub(super) enum Refused {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Purpose(Use);
 
-/// Tries all rights that are needed at this server.
+/// Tries all rights that locks need at this server.
 pub(super) async fn try_all(
     link: &mut Link,
     settings: &Settings,
@@ -71,7 +71,7 @@ pub(super) async fn try_all(
     wants_replicas: bool,
 ) -> Result<Vec<Refused>, Failure> {
     let mut refused = Vec::new();
-    // Keys of the other form need their own right. They are tried before the subscriptions.
+    // Keys have two forms, and each form needs a right of its own. These tries come before the subscriptions.
     for (key, pattern) in keys(settings) {
         for words in [["HGET", &key, "x"].as_slice(), &["HSET", &key, "x", "x", "x"]] {
             if let Some(Denial::Key) = denial(&link.ask(words).await)? {
@@ -97,7 +97,7 @@ pub(super) async fn try_all(
         let words: Vec<&str> = words.iter().map(word).collect();
         match denial(&link.ask(&words).await)? {
             Some(Denial::Command) => refused.push(Refused::Right(Purpose(used_for), rule.to_owned())),
-            // Older servers lack some commands that keep the log quiet.
+            // Older servers lack some commands of this purpose, which is no defect.
             Some(Denial::Unknown) if used_for != Use::QuietLog => {
                 refused.push(Refused::Command(Purpose(used_for), words[0].to_owned()));
             }
@@ -117,7 +117,7 @@ enum Denial {
     Unknown,
 }
 
-/// Returns the denial that a reply shows. Other errors of a command are ignored here; later checks find them.
+/// Returns the denial that a reply shows. Ignores other errors of a command, since later checks find them.
 fn denial<T>(reply: &Result<T, RedisError>) -> Result<Option<Denial>, Failure> {
     let Err(error) = reply else { return Ok(None) };
     let words = error.detail().unwrap_or_default().to_lowercase();
@@ -133,7 +133,7 @@ fn denial<T>(reply: &Result<T, RedisError>) -> Result<Option<Denial>, Failure> {
     })
 }
 
-/// Key of a lock with a plain name.
+/// Returns the key of a lock whose name needs no escape.
 pub(super) fn key_of(settings: &Settings, name: &str) -> String {
     match template(settings) {
         Some((before, behind)) => format!("{before}{name}{behind}"),
@@ -149,7 +149,7 @@ fn prefix(settings: &Settings) -> &str {
     settings.text("KEY_PREFIX").unwrap_or("rwlock")
 }
 
-/// Keys that belong to no lock, each with the ACL pattern for all such keys.
+/// Returns an unused key of each form, with the ACL pattern for all keys of the form.
 fn keys(settings: &Settings) -> Vec<(String, String)> {
     let name = format!("redis-rwlock doctor {} {}", process::id(), fastrand::u64(..));
     if let Some((before, behind)) = template(settings) {
@@ -162,7 +162,7 @@ fn keys(settings: &Settings) -> Vec<(String, String)> {
     ]
 }
 
-/// Returns the wake-up channel of a key; a key without braces is put into braces.
+/// Returns the wake-up channel of a key. Puts a key without braces into braces.
 fn channel(key: &str) -> String {
     if key.contains('{') { format!("{key}:wake") } else { format!("{{{key}}}:wake") }
 }
@@ -187,15 +187,17 @@ impl Refused {
             Use::Locks => "locks need it",
             Use::Cluster => "locks in a cluster need it",
             Use::Durability => "durability needs it",
-            Use::WakeUps => "without it waiters are not woken, and ask once a second",
-            Use::Health => "without it a policy that removes locks is not known, and full memory only from refusals",
+            Use::WakeUps => "without it the server does not wake waiters, so they ask once a second",
+            Use::Health => {
+                "without it an eviction policy that removes locks is not detected, and full memory only by a refusal"
+            }
             Use::Operators => "list and top need it",
             Use::QuietLog => "without it connections leave lines in ACL LOG",
         }
     }
 }
 
-/// Reports each refusal once, for all servers that gave it. Each item comes with its server.
+/// Reports each refusal once, with all servers that refused. Each item is a server with one of its refusals.
 pub(super) fn tell<'a>(
     refused: impl Iterator<Item = (&'a String, &'a Refused)>,
     settings: &Settings,
@@ -213,7 +215,7 @@ pub(super) fn tell<'a>(
             }
             Refused::Command(_, command) => (
                 format!("the server knows no {command}: {}", refused.why()),
-                "see whether its configuration renames the command".to_owned(),
+                "check whether the server's configuration renames the command".to_owned(),
             ),
         };
         let finding = Finding::new(refused.level(), "rights", message).advise(advice);

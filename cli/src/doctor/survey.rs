@@ -25,13 +25,13 @@ struct SlotRange {
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     hello: BTreeMap<String, String>,
-    /// `None` if the user may not ask for it.
+    /// `None` if the user may not read it.
     memory: Option<BTreeMap<String, String>>,
     replication: Option<BTreeMap<String, String>>,
     /// Slots of the cluster and their primaries, as this node knows them.
     slots: Option<Vec<SlotRange>>,
-    /// Time for which a node of a cluster is silent before the others call it failed; `None` if the user may not ask
-    /// for it.
+    /// Time of silence after which the other nodes of a cluster mark a node as failed. `None` if the user may not read
+    /// it.
     node_timeout: Option<Duration>,
     wants_no_password: bool,
     pub(super) refused: Vec<Refused>,
@@ -42,7 +42,7 @@ impl Survey {
         let mut link = Link::open(address, settings).await?;
         let hello = pairs(&link.ask(&["HELLO"]).await?);
         let mut survey = Self { hello, wants_no_password: link.wants_no_password, ..Self::default() };
-        // Other errors of such a server would only follow from this one.
+        // Further findings about such a server would only be consequences of this defect.
         if survey.is_too_old() || survey.is_sentinel() {
             return Ok(survey);
         }
@@ -81,28 +81,32 @@ impl Survey {
         version < least
     }
 
-    /// Reports the faults of this server, except missing rights.
+    /// Reports the defects of this server, except missing rights.
     pub(super) fn tell(&self, node: &str, place: &Place, asked: Option<NonZeroU8>, findings: &mut Findings) {
         let mut problem = |check, message: String, advice: &str| {
             findings.add(Finding::new(Level::Problem, check, message).at(node).advise(advice));
         };
         if self.is_too_old() {
             let message = format!("{} {} is too old", self.said("server"), self.said("version"));
-            return problem("version", message, "use Redis 7.0, Valkey 7.2 or newer");
+            return problem("version", message, "use Redis 7.0 or newer, or Valkey 7.2 or newer");
         }
         if self.is_sentinel() {
-            return problem("topology", "it is a Sentinel".to_owned(), "name it with --sentinel");
+            return problem("topology", "the server is a Sentinel".to_owned(), "give its URL with --sentinel");
         }
         match (place, self.said("mode")) {
             (Place::Node(_) | Place::Sentinel(_), "cluster") => {
                 problem(
                     "topology",
-                    "it is part of a cluster".to_owned(),
-                    "name the cluster, with --cluster or RWLOCK_CLUSTER",
+                    "the server is part of a cluster".to_owned(),
+                    "give URLs of the cluster with --cluster or RWLOCK_CLUSTER",
                 );
             }
             (Place::Cluster(_), "standalone") => {
-                problem("topology", "it is part of no cluster".to_owned(), "name it with --url or RWLOCK_NODE");
+                problem(
+                    "topology",
+                    "the server is part of no cluster".to_owned(),
+                    "give its URL with --url or RWLOCK_NODE",
+                );
             }
             _ => {}
         }
@@ -112,26 +116,30 @@ impl Survey {
                 [Some(host), Some(port)] => format!(" of {host}:{port}"),
                 _ => String::new(),
             };
-            problem("role", format!("it is a replica{primary}, which takes no writes"), "name the primary");
+            problem(
+                "role",
+                format!("the server is a replica{primary}, so it takes no writes"),
+                "give the URL of the primary",
+            );
         }
         if let Some((used, max)) = self.full_memory() {
-            let message = format!("memory is full, {used} bytes of maxmemory {max}: it grants no locks");
+            let message = format!("memory is full, {used} bytes of maxmemory {max}: the server grants no locks");
             problem("memory", message, "free memory, or raise maxmemory");
         }
         if let Some(policy) = self.memory.as_ref().and_then(|memory| memory.get("maxmemory_policy"))
             && policy != "noeviction"
         {
-            let message = format!("maxmemory-policy is {policy}: locks are removed when memory is short");
+            let message = format!("maxmemory-policy is {policy}: the server removes held locks when memory is short");
             problem(
                 "memory-policy",
                 message,
-                "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file",
+                "CONFIG SET maxmemory-policy noeviction, and the same in the server's configuration file",
             );
         }
         if self.wants_no_password {
-            let message = "the URL has a password, and the server wants none: everybody may log in";
+            let message = "the URL has a password, but the server requires none: any client may log in";
             let finding = Finding::new(Level::Warning, "login", message).at(node);
-            findings.add(finding.advise("give the server's user a password, or take it out of the URL"));
+            findings.add(finding.advise("set a password for the server's user, or remove the password from the URL"));
         }
         self.tell_replicas(node, asked, findings);
     }
@@ -142,13 +150,16 @@ impl Survey {
             && let Some(online) = self.online_replicas()
             && online < usize::from(asked.get())
         {
-            let message = format!("{online} of the {asked} replicas that are asked for follow it");
+            let message = format!("{online} of the {asked} required replicas follow this primary");
             let finding = Finding::new(Level::Problem, "replicas", message).at(node);
-            findings.add(finding.advise("attach more replicas, or ask for fewer"));
+            findings.add(
+                finding.advise("attach more replicas, or require fewer (--replicas or RWLOCK_DURABILITY_REPLICAS)"),
+            );
         }
     }
 
-    /// Returns the bytes that count against the memory limit, and the limit, if the server refuses new ones.
+    /// Returns the used memory and its limit in bytes, if the server refuses new data. The used memory is without the
+    /// parts that do not count against the limit.
     fn full_memory(&self) -> Option<(u64, u64)> {
         let number = |field: &str| self.memory.as_ref()?.get(field)?.parse::<u64>().ok();
         let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
@@ -160,7 +171,7 @@ impl Survey {
         Some(replicas(self.replication.as_ref()?).filter(|said| said.contains("state=online")).count())
     }
 
-    /// Addresses of the server's replicas.
+    /// Returns the addresses of the server's replicas.
     pub(super) fn replicas(&self) -> Vec<String> {
         let address = |said: &str| {
             let value = |name: &str| said.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
@@ -170,13 +181,13 @@ impl Survey {
     }
 }
 
-/// Fields of INFO about each replica: `ip=10.0.0.2,port=6379,state=online,…`.
+/// Returns the fields of INFO about each replica: `ip=10.0.0.2,port=6379,state=online,…`.
 fn replicas(replication: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let numbered = |field: &str| field.strip_prefix("slave").is_some_and(|number| number.parse::<u32>().is_ok());
     replication.iter().filter(move |(field, _)| numbered(field)).map(|(_, said)| &**said)
 }
 
-/// Returns the map of the first primary that has one, and that primary's address.
+/// Returns a node's map of the slots, with the node's address. Prefers primaries.
 fn map(surveys: &BTreeMap<String, Survey>) -> Option<(&String, &[SlotRange])> {
     let maps = surveys.iter().filter_map(|(node, survey)| Some((node, survey.is_primary(), survey.slots.as_ref()?)));
     maps.min_by_key(|(_, is_primary, _)| !is_primary).map(|(node, _, map)| (node, &**map))
@@ -189,28 +200,28 @@ pub(super) fn tell_slots(surveys: &BTreeMap<String, Survey>, findings: &mut Find
         let range =
             |(first, last): &(u16, u16)| if first == last { first.to_string() } else { format!("{first}-{last}") };
         let slots = gaps.iter().map(range).collect::<Vec<_>>().join(", ");
-        let finding = Finding::new(Level::Problem, "slots", format!("nobody owns slots {slots}"));
-        findings.add(finding.at(node).advise("give them to a primary: redis-cli --cluster fix"));
+        let finding = Finding::new(Level::Problem, "slots", format!("no primary owns slots {slots}"));
+        findings.add(finding.at(node).advise("assign the slots to a primary: redis-cli --cluster fix"));
     }
 }
 
-/// Reports node timeouts that are too long for the lease. A failover begins after the node timeout, and holds of the
-/// primary's locks must still be renewable then.
+/// Reports node timeouts that are too long for the lease. A failover begins only after the node timeout, and the holds
+/// at the failed primary must outlast it.
 pub(super) fn tell_node_timeout(surveys: &BTreeMap<String, Survey>, lease: Duration, findings: &mut Findings) {
     let known: Vec<_> = surveys.iter().filter_map(|(node, survey)| Some((node, survey.node_timeout?))).collect();
     let Some(longest) = known.iter().map(|(_, timeout)| *timeout).max() else {
         let message = "cluster-node-timeout is not known, since the user lacks +config|get";
-        return findings
-            .add(Finding::new(Level::Note, "node-timeout", message).advise("see that it is below half of the lease"));
+        let advice = format!("check that cluster-node-timeout is below half of the lease ({})", DurationText(lease));
+        return findings.add(Finding::new(Level::Note, "node-timeout", message).advise(advice));
     };
     if longest >= lease {
         let message = format!(
-            "cluster-node-timeout is {} and the lease {}: when a primary fails, its locks are lost before a replica takes over",
+            "cluster-node-timeout is {} and the lease is {}: when a primary fails, its locks are lost before a replica takes over",
             DurationText(longest),
             DurationText(lease)
         );
         let finding = Finding::new(Level::Warning, "node-timeout", message).advise(format!(
-            "CONFIG SET cluster-node-timeout {} on every node and the same in its configuration file, or a longer lease (RWLOCK_LEASE)",
+            "CONFIG SET cluster-node-timeout {} on every node and the same in each configuration file, or a longer lease (RWLOCK_LEASE)",
             (lease / 3).as_millis()
         ));
         let too_long = known.iter().filter(|(_, timeout)| *timeout >= lease);
@@ -218,7 +229,7 @@ pub(super) fn tell_node_timeout(surveys: &BTreeMap<String, Survey>, lease: Durat
     }
 }
 
-/// Slots of each primary that has some.
+/// Returns the ranges of slots by their primary.
 pub(super) fn owners(surveys: &BTreeMap<String, Survey>) -> BTreeMap<String, Vec<(u16, u16)>> {
     let mut owners: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
     for range in map(surveys).map(|(_, map)| map).into_iter().flatten() {
@@ -227,7 +238,7 @@ pub(super) fn owners(surveys: &BTreeMap<String, Survey>) -> BTreeMap<String, Vec
     owners
 }
 
-/// Returns the slots outside of all these ranges.
+/// Returns the ranges of slots that are outside of all these ranges.
 fn gaps(mut owned: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
     owned.sort_unstable();
     let (mut gaps, mut next) = (Vec::new(), 0);

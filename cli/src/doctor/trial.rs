@@ -13,7 +13,7 @@ use super::survey::{self, Survey};
 use crate::exit::Failure;
 use crate::settings::Settings;
 
-/// Limit of names to try when looking for one that lies at a certain primary, which may have one slot of 16384.
+/// Limit of the names that are tried until each primary has one. A primary may own only one slot of 16384.
 const MAX_NAMES: u32 = 300_000;
 
 /// Takes a lock at each primary and releases it.
@@ -39,14 +39,14 @@ pub(super) async fn try_locks(surveys: &BTreeMap<String, Survey>, settings: &Set
         findings.add(Finding::new(
             Level::Note,
             "trial",
-            format!("a lock was taken and given back{at_each} in {}", DurationText(took)),
+            format!("doctor acquired and released a lock{at_each} in {}", DurationText(took)),
         ));
     }
 }
 
 async fn try_lock(manager: &RedisManager, name: &str) -> Result<Duration, Failure> {
     let began = Instant::now();
-    // `None` means that another process holds it, so the server grants locks.
+    // `None` means that another process holds the lock, so the server grants locks.
     if let Some(guard) = manager.try_write(name).await? {
         guard.release().await?;
     }
@@ -79,7 +79,7 @@ fn name_of_trial(number: u32) -> String {
     format!("redis-rwlock doctor {} {number}", process::id())
 }
 
-/// Computes the slot as servers do: from the text in the first braces, if there is any.
+/// Computes the slot as servers do, from the text in the first braces or from the whole key.
 fn slot_of(key: &str) -> u16 {
     let in_braces = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     let tag = in_braces.filter(|tag| !tag.is_empty()).unwrap_or(key);

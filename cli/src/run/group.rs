@@ -18,12 +18,12 @@ use crate::args::RunOptions;
 use crate::exit::{Code, Failure};
 use crate::output::Output;
 
-/// Limit for the watchdog to give the terminal back, after which the group is killed anyway.
+/// Time in which the watchdog can give the terminal back. Then `run` kills the group in any case.
 const HAND_BACK: Duration = Duration::from_millis(15);
-/// Time in which the command's children may still stop because they lacked the terminal, which the group has by then.
-/// `sudo` does this.
+/// Time after the group has got the terminal. During this time, children of the command may still stop for an earlier
+/// lack of the terminal. `sudo` does this.
 const LATE_STOPS: Duration = Duration::from_secs(2);
-/// Pause between two looks at the processes that the command has left behind.
+/// Pause between two checks for processes that the command has left behind.
 const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -31,14 +31,14 @@ pub(super) struct Group {
     /// Process id of the first watchdog.
     id: Pid,
     watchdog: Watchdog,
-    /// Moment until which the watchdog trusts the lock.
+    /// Deadline of the hold that the watchdog knows.
     deadline: u64,
-    /// True if the last attempt to start another watchdog has failed. The user learns it once.
+    /// True if the last start of another watchdog has failed. `run` reports this to the user once.
     is_unwatched: bool,
     command: Option<Child>,
     stop: Option<Stop>,
     terminal: Option<Terminal>,
-    /// Moment in which the group got the terminal, after the command had stopped without it.
+    /// Time at which the group got the terminal, after the command had stopped for lack of the terminal.
     given: Option<Instant>,
 }
 
@@ -56,7 +56,7 @@ impl Group {
     pub(super) async fn start(signals: &mut Signals) -> io::Result<Self> {
         let mut watchdog = Watchdog::lead()?;
         signals.leave(watchdog.id());
-        // Before it is ready, signals to the group would end it.
+        // Before the watchdog is ready, a signal to the group would end it.
         watchdog.ready().await?;
         let (id, terminal) = (watchdog.id(), Terminal::open());
         Ok(Self {
@@ -74,7 +74,8 @@ impl Group {
     /// Starts the command.
     pub(super) fn run(&mut self, options: &RunOptions, hold: &Hold, signals: &mut Signals) -> Result<(), Failure> {
         let (program, arguments) = options.command.split_first().unwrap_or_else(|| unreachable!("clap wants one"));
-        // Ctrl-Z stops the rest of a pipe. It would stop this process too, which could then not renew the lock.
+        // Ctrl-Z stops the other processes of a pipeline. Without a handler it would stop this process too. A stopped
+        // process cannot renew the lock.
         signals.listen_to(Signal::TSTP).map_err(Failure::system)?;
         if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours_alone()) {
             terminal.give_to(self.id).map_err(Failure::system)?;
@@ -119,7 +120,7 @@ impl Group {
         }
     }
 
-    /// Sends the watchdog the moment until which the lock may be trusted, and returns the remaining time.
+    /// Sends the deadline of the hold to the watchdog, and returns the remaining time.
     pub(super) fn tell_deadline(&mut self, hold: &Hold) -> Duration {
         let (deadline, left) = deadline(hold);
         if self.watchdog.tell(deadline) {
@@ -128,7 +129,7 @@ impl Group {
         left
     }
 
-    /// Returns true if the watchdog has killed the command because the lock could not be trusted any more.
+    /// Returns true if the watchdog has killed the command at the deadline of the hold.
     pub(super) fn has_killed(&self, status: ExitStatus) -> bool {
         status.signal() == Some(Signal::KILL.as_raw()) && watchdog::now() >= self.deadline
     }
@@ -161,12 +162,12 @@ impl Group {
         } else if signal != Signal::TSTP {
             self.signal(signal);
         } else if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
-            // The key has stopped the rest of a pipe.
+            // Ctrl-Z has stopped the other processes of the pipeline. They continue, as the command does.
             process::kill_current_process_group(Signal::CONT).ok();
         }
     }
 
-    /// Continues a stopped watchdog, because the watchdog must notice the end of the lock.
+    /// Continues a stopped watchdog, because a stopped watchdog cannot kill the group at the deadline.
     fn wake_watchdog(&self, output: Output) {
         if let Some(Change::Stopped(_)) = stops::change_of(self.watchdog.id()) {
             process::kill_process(self.watchdog.id(), Signal::CONT).ok();
@@ -176,7 +177,7 @@ impl Group {
 
     /// Starts another watchdog in place of one that has ended.
     async fn replace_watchdog(&mut self, hold: &Hold, signals: &mut Signals, output: Output) {
-        // The new watchdog joins before the old one is reaped, so that the group's id stays in use.
+        // The new watchdog joins the group before the old watchdog is reaped, so that the group's id stays in use.
         self.deadline = deadline(hold).0;
         match Watchdog::join(self.id, self.deadline) {
             Ok(new) => {
@@ -199,8 +200,8 @@ impl Group {
 
     /// Handles stops of the command.
     ///
-    /// A stop because of the terminal ends as soon as the group can get the terminal. The user learns about other
-    /// stops, since a stopped command keeps the lock.
+    /// If the command has stopped for lack of the terminal, the group gets the terminal as soon as possible. `run`
+    /// reports other stops to the user, since a stopped command keeps the lock.
     pub(super) fn attend_to_stops(&mut self, lock: &str, output: Output) {
         let Some(command) = self.command.as_ref().and_then(Child::id).and_then(pid) else { return };
         let change = stops::change_of(command);
@@ -222,7 +223,7 @@ impl Group {
         {
             self.given = Some(Instant::now());
         }
-        // The shell does not notice Ctrl-Z, so it would neither take the terminal nor continue the command.
+        // The shell does not notice the stop, so the shell would neither take the terminal nor continue the command.
         if (stop.is_for_terminal() || stop.is_by_key()) && terminal.is_some_and(|terminal| terminal.is_of(self.id)) {
             self.signal(Signal::CONT);
         } else if let Some(why) = stop.next_line() {
@@ -240,8 +241,8 @@ impl Group {
         self.signal(Signal::KILL);
     }
 
-    /// Ends the processes that the command has left behind, and the watchdog. They get SIGTERM first, as long as there
-    /// is time.
+    /// Ends the processes that the command has left behind, and the watchdog. The processes get SIGTERM first. They get
+    /// SIGKILL after the grace, or earlier at the deadline of the hold.
     pub(super) async fn clear(&mut self, hold: &Hold, grace: Duration) {
         if self.has_others() == Some(true) {
             self.signal(Signal::TERM);
@@ -251,7 +252,8 @@ impl Group {
             }
         }
         self.watchdog.dismiss().await;
-        // The kernel gives a watchdog's id, and so the group's, to no other process until it is reaped.
+        // The kernel can give the id of a reaped watchdog, and so of the group, to another process. So this signal
+        // comes before the watchdog is reaped.
         self.signal(Signal::KILL);
         self.watchdog.reap().await;
     }
@@ -261,9 +263,9 @@ impl Group {
     }
 }
 
-/// Returns the moment until which the lock may be trusted, by the watchdog's clock, and the remaining time.
+/// Returns the deadline of the hold by the watchdog's clock, and the remaining time.
 fn deadline(hold: &Hold) -> (u64, Duration) {
-    // In this order the moment is too early rather than too late.
+    // This order of the two readings makes the deadline too early rather than too late.
     let now = watchdog::now();
     let left = hold.remaining();
     let deadline = now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));

@@ -1,4 +1,5 @@
-//! Reaps ended processes that only process 1 waits for, which is this process in a container without an init.
+//! Reaps orphans, which are processes without a living parent. The kernel makes process 1 their parent. In a container
+//! without an init, `run` is process 1.
 
 use std::process;
 
@@ -17,14 +18,14 @@ impl Orphans {
         self.awaited.push(child);
     }
 
-    /// Reaps the ended ones, which would stay as zombies and fill the table of processes.
+    /// Reaps the orphans that have ended. Otherwise they would stay as zombies and fill the process table.
     pub(super) fn reap(&self) {
         const INIT: u32 = 1;
         if process::id() != INIT {
             return;
         }
         for orphan in others::zombies_of(INIT).into_iter().filter(|child| !self.awaited.contains(child)) {
-            // No task needs its status.
+            // No task needs the exit status of an orphan.
             waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok();
         }
     }

@@ -12,12 +12,12 @@ pub(super) fn are_in(group: Pid, known: &[Pid]) -> Option<bool> {
     Some(all.any(|stat| stat.group == group && stat.runs() && !known.contains(&stat.pid)))
 }
 
-/// Returns the process group of this process; `None` if it is in another namespace, as for process 1 below `unshare
-/// --pid`.
+/// Returns the process group of this process. Returns `None` if the group is in another namespace, as for process 1
+/// below `unshare --pid`.
 pub(super) fn own_group() -> Option<Pid> {
     match fs::read_to_string("/proc/self/stat") {
         Ok(stat) => Pid::from_raw(Stat::parse(process::getpid(), &stat)?.group),
-        // Without namespaces there is always one.
+        // On a system without namespaces, each process sees its group.
         Err(_) => (!cfg!(target_os = "linux")).then(process::getpgrp),
     }
 }

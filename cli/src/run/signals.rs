@@ -13,8 +13,9 @@ use super::orphans::Orphans;
 /// Signals that go to the command's group.
 const HANDED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// Streams of signals, none of which ends this process once this value exists. Signals that were ignored at the start
-/// stay ignored, here and in the command. `nohup` and shells want that for commands in the background.
+/// Streams of signals. As soon as this value exists, none of these signals ends this process. Signals that were ignored
+/// at the start stay ignored, in this process and in the command. `nohup` needs this, and so do shells for commands in
+/// the background.
 #[derive(Debug)]
 pub(super) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
@@ -26,7 +27,8 @@ impl Signals {
     pub(super) fn listen() -> io::Result<Self> {
         let mut signals = Self { streams: Vec::new(), ignored: Ignored::at_start(), orphans: Orphans::default() };
         HANDED_ON.iter().try_for_each(|signal| signals.listen_to(*signal))?;
-        // This is needed even if SIGCHLD was ignored: without a handler the runtime notices no end of a child.
+        // SIGCHLD gets a handler even if it was ignored. Without the handler, the runtime does not notice the end of a
+        // child.
         signals.add(Signal::CHILD)?;
         Ok(signals)
     }
@@ -41,7 +43,7 @@ impl Signals {
         Ok(())
     }
 
-    /// Leaves the end of a child to the task that waits for it.
+    /// Excludes a child from the reaping of orphans, since another task waits for the child.
     pub(super) fn leave(&mut self, child: Pid) {
         self.orphans.leave(child);
     }
@@ -68,12 +70,12 @@ impl Signals {
     }
 }
 
-/// Signals that this process ignores, a bit for each; none where the system does not list them.
+/// Signals that this process ignored at its start, with one bit for each. Empty where the system does not list them.
 #[derive(Clone, Copy, Debug)]
 struct Ignored(u64);
 
 impl Ignored {
-    /// Reads the ignored signals, which has to happen before a handler is there.
+    /// Reads the ignored signals. This must happen before the first handler is installed.
     fn at_start() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

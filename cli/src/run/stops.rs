@@ -1,5 +1,5 @@
-//! Stops of the command: Ctrl-Z, a terminal that another process group has, SIGSTOP. A stopped command keeps the lock,
-//! so the user learns about every stop.
+//! Stops of the command, by Ctrl-Z, by SIGSTOP, or because another process group has the terminal. A stopped command
+//! keeps the lock, so `run` reports the stop to the user.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) enum Change {
     Continued,
 }
 
-/// Returns the newest change of a child, and each change only once.
+/// Returns the newest change of a child's state. Returns each change only once.
 pub(super) fn change_of(child: Pid) -> Option<Change> {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::CONTINUED | WaitIdOptions::NOHANG;
     let status = process::waitid(WaitId::Pid(child), options).ok()??;
@@ -49,7 +49,7 @@ impl Stop {
         self.told.is_some()
     }
 
-    /// Returns the line for the user, at first and again every minute.
+    /// Returns the line for the user, at the first call and then once a minute.
     pub(super) fn next_line(&mut self) -> Option<String> {
         if self.told.is_some_and(|told| told.elapsed() < REMINDER) {
             return None;

@@ -1,7 +1,8 @@
-//! Terminal that this process was started from, and the process group that has it.
+//! Terminal of this process, and the process group that has the terminal.
 //!
-//! Other processes of our group may need it, such as the `less` of a pipe. So the command gets it at the start only if
-//! there is no pipe. Otherwise it gets the terminal when it stops without it.
+//! Other processes of our group may need the terminal, such as `less` in a pipeline. So the command gets the terminal
+//! at its start only if it is not in a pipeline. Otherwise the command gets the terminal when it stops for lack of the
+//! terminal.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -32,7 +33,8 @@ impl Terminal {
         others::own_group().is_some_and(|group| self.is_of(group))
     }
 
-    /// Returns true if input and output are this terminal, and our group has it: no other process needs it then.
+    /// Returns true if input and output are this terminal, and our group has the terminal. No other process needs the
+    /// terminal then.
     pub(super) fn is_ours_alone(&self) -> bool {
         let of_input = termios::tcgetpgrp(stdio::stdin()).ok();
         io::stdin().is_terminal()
@@ -41,8 +43,8 @@ impl Terminal {
             && of_input.is_some_and(|owner| self.is_of(owner))
     }
 
-    /// Gives the terminal to a process group. Only the group that has it may call this: the kernel stops other
-    /// processes that try.
+    /// Gives the terminal to a process group. Only the group that has the terminal may call this. The kernel stops a
+    /// process of another group that tries.
     pub(super) fn give_to(&self, group: Pid) -> io::Result<()> {
         Ok(termios::tcsetpgrp(&self.tty, group)?)
     }

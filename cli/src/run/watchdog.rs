@@ -1,11 +1,11 @@
-//! Process that leads the command's group, and kills the group if `run` fails to.
+//! Process that leads the command's process group, and kills the group if `run` fails to kill it.
 //!
-//! `run` sends it the moment until which the lock may be trusted, through a pipe. Each message has eight bytes:
-//! nanoseconds of a clock that goes on while the machine sleeps.
+//! `run` sends the deadline of the hold to the watchdog through a pipe. Each message has eight bytes: the deadline in
+//! nanoseconds. Its clock goes on while the machine sleeps.
 //!
-//! It kills the group, itself included, at that moment, or when the pipe is closed because `run` was killed. As the
-//! leader it is in the group before any process of the command, so the group always has a watchdog. If it is killed,
-//! `run` starts another one in the same group.
+//! The watchdog kills the group, itself included, at the deadline. It also kills the group when the pipe closes, since
+//! `run` was killed then. As the leader, the watchdog is in the group before the first process of the command. If the
+//! watchdog is killed, `run` starts another watchdog in the same group.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,11 +25,11 @@ mod handle;
 pub(super) use handle::Watchdog;
 
 const COMMAND: &str = "watch-over-group";
-/// Message instead of a moment: the command has ended.
+/// Message in place of a deadline: the command has ended.
 pub(super) const OVER: u64 = 0;
-/// Message instead of a moment: end the group now.
+/// Message in place of a deadline: kill the group now.
 pub(super) const NOW: u64 = 1;
-/// Byte that it writes when it is ready.
+/// Byte that the watchdog writes when it is ready.
 const READY: u8 = b'.';
 
 /// Signals that may reach the group from a terminal or from `run`, and must not end or stop this process.
@@ -45,8 +45,8 @@ const BORNE: [Signal; 10] = [
     Signal::TTIN,
     Signal::TTOU,
 ];
-/// Longest single wait. Waiting pauses while the machine sleeps, but the clock does not, so the watchdog looks at the
-/// clock often.
+/// Longest single wait. A wait pauses while the machine sleeps, but the clock of the deadline does not. So the watchdog
+/// reads the clock often.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Arguments of a watchdog.
@@ -54,7 +54,7 @@ const LOOK: Duration = Duration::from_millis(250);
 pub(crate) struct Task {
     /// Process group that gets the terminal afterwards; 0 for none.
     heir: i32,
-    /// Moment until which the lock may be trusted, if the command runs already; 0 if `run` sends it later.
+    /// Deadline of the hold, if the command runs already; 0 if `run` sends the deadline later.
     deadline: u64,
 }
 
@@ -67,11 +67,11 @@ pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<Tas
     Some(Task { heir: number()?.parse().ok()?, deadline: number()?.parse().ok()? })
 }
 
-/// Watches over its own process group, and gives the terminal to the heir at the end.
+/// Watches over the process group of this process, and gives the terminal to the heir at the end.
 pub(crate) fn watch(task: Task) -> Result<Code, Failure> {
     match bear_signals() {
-        // If `run` was killed meanwhile, nobody reads this byte. The watchdog is needed then, so the error does not
-        // matter.
+        // If `run` was killed meanwhile, no process reads this byte. The watchdog is needed then, so it ignores the
+        // error.
         Ok(()) => drop(io::stdout().write_all(&[READY]).and_then(|()| io::stdout().flush())),
         // `run` does not start the command without a watchdog.
         Err(error) if task.deadline == OVER => return Err(Failure::system(error)),
@@ -91,8 +91,8 @@ pub(crate) fn watch(task: Task) -> Result<Code, Failure> {
     Ok(Code::OK)
 }
 
-/// Handles the signals that must not end this process, for as long as it runs. A dropped stream leaves its handler in
-/// place.
+/// Installs handlers for the signals that must not end this process. They stay for as long as the process runs, since a
+/// dropped stream leaves its handler in place.
 fn bear_signals() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _entered = runtime.enter();
@@ -102,7 +102,8 @@ fn bear_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true when the command has ended, and false when the group has to be killed.
+/// Waits for the end of the command or of the hold. Returns true if the command has ended, and false if the watchdog
+/// must kill the group.
 fn wait(words: &Receiver<u64>, mut deadline: Option<u64>) -> bool {
     loop {
         let left = deadline.map_or(LOOK, |deadline| Duration::from_nanos(deadline.saturating_sub(now())));
@@ -118,7 +119,7 @@ fn wait(words: &Receiver<u64>, mut deadline: Option<u64>) -> bool {
     }
 }
 
-/// Nanoseconds of a clock that all processes share.
+/// Returns the nanoseconds of a clock that all processes of the machine share.
 pub(super) fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let clock = rustix::time::ClockId::Boottime;
@@ -129,13 +130,13 @@ pub(super) fn now() -> u64 {
     secs.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
-/// Gives the terminal to another process group. A process of the group that has the terminal may do this; the kernel
-/// would stop `run` for it.
+/// Gives the terminal to another process group. The kernel permits this to a process of the group that has the
+/// terminal. It would stop `run` for the attempt.
 fn hand_terminal_to(heir: i32) {
     if let (Some(heir), Ok(terminal)) = (Pid::from_raw(heir), File::open("/dev/tty"))
         && termios::tcgetpgrp(&terminal).is_ok_and(|owner| owner == process::getpgrp())
     {
-        // If this fails, the shell takes the terminal itself.
+        // If this fails, the shell takes the terminal by itself.
         termios::tcsetpgrp(&terminal, heir).ok();
     }
 }

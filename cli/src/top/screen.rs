@@ -1,4 +1,4 @@
-//! Use of the whole terminal, and its restoration.
+//! Full screen in a terminal, and the restoration of the terminal.
 
 use std::io::{self, Write};
 
@@ -14,14 +14,15 @@ const REST_OF_SCREEN: &str = "\x1b[J";
 /// Number of rows where a terminal reports none.
 const ROWS: usize = 24;
 
-/// Terminal in full use, which is restored when this is dropped.
+/// Terminal with a full screen. The drop restores the terminal.
 #[derive(Debug)]
 pub(super) struct Screen {
     before: Termios,
 }
 
 impl Screen {
-    /// Takes over the terminal. From now on it delivers keys one by one, without echo, and makes no signals of them.
+    /// Opens the full screen. From now on the terminal delivers each key at once and without echo, and sends no signal
+    /// for keys such as Ctrl-C.
     pub(super) fn open() -> io::Result<Self> {
         let before = termios::tcgetattr(stdio::stdin())?;
         let mut modes = before.clone();

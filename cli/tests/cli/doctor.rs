@@ -158,7 +158,7 @@ fn rights_are_found(server: Server) {
     }
     // A missing optional right is a note, which says what is not known without it.
     let found = without(&["+info"]);
-    let note = "user locks lacks +info: without it a policy that removes locks is not known";
+    let note = "user locks lacks +info: without it an eviction policy that removes locks is not detected";
     assert!(found.code == Some(0) && found.text.contains(note), "{}", found.text);
     // doctor names all missing rights at once, and not one after the other.
     let missing = ["+pexpireat", "+evalsha", "+time", "+ssubscribe", "+spublish"];
@@ -213,7 +213,7 @@ fn what_is_wrong_with_a_cluster_is_found() {
     for node in cluster.nodes() {
         node.command(&["CLUSTER", "DELSLOTS", "77"]).expect("answered").into_result().expect("it is gone");
     }
-    of_cluster(&[]).only("slots", "nobody owns slots 77");
+    of_cluster(&[]).only("slots", "no primary owns slots 77");
 }
 
 fn with_certificates(mut command: Command, folder: &Path) -> Command {
@@ -239,11 +239,11 @@ fn server_with_tls_is_looked_at_like_another() {
     stranger.env_remove("RWLOCK_TLS_CLIENT_CERTIFICATE").env_remove("RWLOCK_TLS_CLIENT_KEY");
     doctor(stranger).only_advises("tls", "RWLOCK_TLS_CLIENT_CERTIFICATE");
     let plain = doctor(at(&url.replace("rediss://", "redis://"), &[]));
-    plain.only("tls", "it speaks TLS");
+    plain.only("tls", "speaks TLS");
     plain.only_advises("tls", "use rediss://");
     let other = with_certificates(at(&SERVER.url().replace("redis://", "rediss://:s3cret@"), &[]), certificates);
     let other = doctor(other);
-    other.only("tls", "it speaks no TLS");
+    other.only("tls", "speaks no TLS");
     other.only_advises("tls", "use redis://");
     doctor(with_them(&url.replace("s3cret", "s3cret2"))).only("login", "");
 
@@ -302,7 +302,7 @@ fn what_is_wrong_behind_sentinels_is_found() {
 #[test]
 fn password_that_no_server_wants_is_a_warning() {
     let found = doctor(at(&SERVER.url().replace("redis://", "redis://:s3cret@"), &[]));
-    found.only("login", "wants none");
+    found.only("login", "requires none");
     found.names(&[&SERVER]);
 }
 

@@ -38,14 +38,14 @@ pub(super) enum Fate {
 #[derive(Debug)]
 pub(super) struct Connection {
     client: TcpStream,
-    /// None when it began in a black hole.
+    /// `None` if the connection began in a black hole.
     server: Option<TcpStream>,
     /// Bytes to the server.
     up: Flow,
     /// Bytes to the client.
     down: Flow,
     pending: PendingReplies,
-    /// True once it fell into a black hole: no bytes pass any more.
+    /// True after the connection was in a black hole. No bytes pass any more.
     is_lost: bool,
 }
 
@@ -63,7 +63,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether to wait for bytes from the peer, and whether to wait until it takes some.
+    /// Returns whether to wait until the peer has sent bytes, and whether to wait until the peer accepts bytes.
     pub(super) fn interest(&self, peer: Peer, now: Instant, is_frozen: bool) -> (bool, bool) {
         let (from, to) = match peer {
             Peer::Client => (&self.up, &self.down),
@@ -72,7 +72,7 @@ impl Connection {
         (from.end.is_none(), !is_frozen && to.is_writable(now))
     }
 
-    /// Moment from which there is something to write without another event.
+    /// Returns the time from which bytes can be written without another event.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let dues = [self.up.next_due(), self.down.next_due()];
         dues.into_iter().flatten().filter(|due| *due > now).min()
@@ -104,7 +104,8 @@ impl Connection {
     /// Writes the bytes that are due.
     pub(super) fn write(&mut self, now: Instant) -> Fate {
         let Some(server) = &self.server else { return Fate::Lives };
-        // A server may drop the commands of a client that has gone, but a watched command must be applied.
+        // A server may drop the commands of a client that has disconnected, but the server must apply a watched
+        // command.
         let may_end = !self.pending.is_watched() || self.down.end.is_some();
         let ends = [self.up.write(server, now, may_end), self.down.write(&self.client, now, true)];
         if ends.contains(&Some(End::Reset)) {
@@ -140,7 +141,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if a rule holds bytes of this connection, or will.
+    /// Returns true if a rule holds bytes of this connection, or will hold bytes.
     pub(super) fn has(&self, id: RuleId) -> bool {
         self.up.has_gate(id) || self.down.has_gate(id) || self.pending.has(id)
     }

@@ -1,6 +1,7 @@
-//! Thread of a proxy, which alone touches the proxy's sockets.
+//! Thread of a proxy. Only this thread uses the proxy's sockets.
 //!
-//! Orders to it are closures. It runs them between two rounds, so an order has taken effect when its sender goes on.
+//! Orders to the thread are closures. The thread runs them between two rounds, so an order has taken effect when its
+//! sender goes on.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +47,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Lets the thread run `order`, and waits for the result. Returns none when the thread has ended.
+    /// Lets the thread run `order`, and waits for the result. Returns `None` if the thread has ended.
     pub(super) fn ask<T: Send + 'static>(&self, order: impl FnOnce(&mut State) -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = mpsc::sync_channel(1);
         // The receiver is missing only if the asking thread has ended.
@@ -57,7 +58,7 @@ impl Remote {
 
     fn send(&self, order: Option<Order>) {
         if self.orders.send(order).is_ok() {
-            // This fails when so many wakes are waiting that another one makes no difference.
+            // This fails if so many wakes are pending that another wake makes no difference.
             drop((&*self.waker).write(&[0]));
         }
     }
@@ -121,8 +122,8 @@ fn run(state: &mut State, inbox: &Receiver<Option<Order>>, mut wakes: &UnixStrea
         let ready = state.wait(wakes);
         // There is no byte if another event woke the thread.
         drop(wakes.read(&mut [0; 1]));
-        // One order per wake, which has its own byte: so traffic goes on between orders, even if a caller asks in a
-        // loop.
+        // Each order has a wake with its own byte, and one wake runs one order. So traffic goes on between orders, even
+        // if a caller sends orders in a loop.
         if let Ok(order) = inbox.try_recv() {
             let Some(order) = order else { return };
             // Connections that clients opened before the order come first.
@@ -143,7 +144,7 @@ fn run(state: &mut State, inbox: &Receiver<Option<Order>>, mut wakes: &UnixStrea
 pub(super) struct State {
     port: u16,
     server: SocketAddr,
-    /// None while connections are refused.
+    /// `None` while connections are refused.
     listener: Option<TcpListener>,
     is_refusing: bool,
     is_server_down: bool,
@@ -274,7 +275,7 @@ impl State {
         }
     }
 
-    /// Waits until there is something to do, and returns the peers that have sent something.
+    /// Waits for an event, and returns the peers that have sent bytes.
     fn wait(&self, wakes: &UnixStream) -> Vec<(u64, Peer)> {
         let now = Instant::now();
         let is_frozen = self.mode != Mode::Passing;
@@ -301,7 +302,7 @@ impl State {
             return Vec::new();
         }
         let ready = whose.into_iter().zip(&fds[first..]);
-        // Errors count as well: the read tells which one.
+        // Errors count as well, since the read reports them.
         let ready = ready.filter(|((.., reads), fd)| *reads && fd.revents() != PollFlags::empty());
         ready.map(|((key, peer, _), _)| (key, peer)).collect()
     }

@@ -1,4 +1,4 @@
-//! Direction of a connection: bytes in order, each with its moment, some behind a gate.
+//! Direction of a connection, with its bytes in order. Each chunk has a time, and some chunks wait behind a gate.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ pub(super) struct Flow {
     pub(super) is_raw: bool,
     /// End that the sender has announced, which is delivered after all chunks.
     pub(super) end: Option<End>,
-    /// True once the receiver has the end, or has gone.
+    /// True after the receiver has got the end, or has disconnected.
     is_over: bool,
 }
 
@@ -108,12 +108,12 @@ impl Flow {
         self.is_over
     }
 
-    /// Returns true if a chunk could be written now, if the receiver took it.
+    /// Returns true if a chunk can be written as soon as the receiver accepts bytes.
     pub(super) fn is_writable(&self, now: Instant) -> bool {
         self.chunks.front().is_some_and(|chunk| chunk.is_free(now))
     }
 
-    /// Moment from which the next bytes may be written, if only time holds them.
+    /// Returns the time from which the next bytes may be written, if they wait only for this time.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.chunks.front().filter(|chunk| chunk.gate.is_none()).map(|chunk| chunk.due)
     }
@@ -143,7 +143,7 @@ impl Flow {
         let end = self.end?;
         self.is_over = true;
         if end == End::Closed {
-            // This fails when the receiver has gone, and then it needs no end.
+            // This fails if the receiver has disconnected, and then it needs no end.
             drop(to.shutdown(Shutdown::Write));
         }
         Some(end)

@@ -21,7 +21,7 @@ impl Grip {
         Self { remote: remote.clone(), id: rule.id, progress: rule.progress }
     }
 
-    // These orders have nothing to do when the proxy has gone: then it holds nothing.
+    // If the proxy was dropped, it holds nothing, so these orders have no effect.
 
     fn release(&self) {
         let id = self.id;
@@ -39,8 +39,8 @@ impl Grip {
     }
 }
 
-/// Reply to one request, which [`Proxy::hold_reply`](crate::Proxy::hold_reply) holds back. Dropping it releases the
-/// reply.
+/// Reply to one request, which [`Proxy::hold_reply`](crate::Proxy::hold_reply) holds back. The drop of this handle
+/// releases the reply.
 #[derive(Debug)]
 #[must_use = "dropping it releases the reply"]
 pub struct HeldReply {
@@ -58,17 +58,17 @@ impl HeldReply {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when it has not after `timeout`.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when the request has not passed after `timeout`.
     pub fn wait_seen(&self, timeout: Duration) -> Result<()> {
         self.grip.progress.wait_for(Stage::Seen, "the request of a held reply", timeout)
     }
 
-    /// Waits until the server's reply is at the proxy: the server has applied the request, and the client does not
-    /// know.
+    /// Waits until the server's reply is at the proxy. The server has applied the request then, and the client does not
+    /// know it.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when it has not arrived after `timeout`.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when the reply has not arrived after `timeout`.
     pub fn wait_applied(&self, timeout: Duration) -> Result<()> {
         self.grip.progress.wait_for(Stage::Applied, "the reply that is to be held", timeout)
     }
@@ -83,7 +83,7 @@ impl HeldReply {
         self.grip.drop_reply();
     }
 
-    /// Drops the reply with all that follows it, and resets the connection on both sides. Does nothing before the
+    /// Drops the reply with all bytes after it, and resets the connection on both sides. Does nothing before the
     /// request has come.
     pub fn cut(self) {
         self.grip.cut();
@@ -98,8 +98,8 @@ impl Drop for HeldReply {
     }
 }
 
-/// Request that [`Proxy::hold_request`](crate::Proxy::hold_request) holds back from the server. Dropping it releases
-/// the request.
+/// Request that [`Proxy::hold_request`](crate::Proxy::hold_request) holds back from the server. The drop of this handle
+/// releases the request.
 #[derive(Debug)]
 #[must_use = "dropping it lets the request go"]
 pub struct HeldRequest(Grip);
@@ -113,7 +113,7 @@ impl HeldRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when it is not after `timeout`.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when the request has not arrived after `timeout`.
     pub fn wait_held(&self, timeout: Duration) -> Result<()> {
         self.0.progress.wait_for(Stage::Seen, "the request that is to be held", timeout)
     }
@@ -132,8 +132,8 @@ impl HeldRequest {
         self.0.progress.wait_for(Stage::Applied, "the request that was held", timeout)
     }
 
-    /// Drops the request with all that follows it, and resets the connection on both sides: the server never sees it.
-    /// Does nothing before the request has come.
+    /// Drops the request with all bytes after it, and resets the connection on both sides. The server never receives
+    /// the request. Does nothing before the request has come.
     pub fn cut(self) {
         self.0.cut();
     }
@@ -145,7 +145,7 @@ impl Drop for HeldRequest {
     }
 }
 
-/// Fault of one request, which happens whether this handle is kept or not.
+/// Fault of one request. It happens even if this handle is dropped.
 #[derive(Debug)]
 pub struct Fault(Grip);
 
@@ -159,7 +159,7 @@ impl Fault {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when that is not so after `timeout`.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when the fault has not happened after `timeout`.
     pub fn wait_applied(&self, timeout: Duration) -> Result<()> {
         self.0.progress.wait_for(Stage::Applied, "the request that a fault waits for", timeout)
     }

@@ -1,11 +1,11 @@
-//! Limit of scripts per second, on all connections together: first come, first served.
+//! Limit of scripts per second, on all connections together. Scripts pass in the order of their arrival.
 
 use std::{
     num::NonZeroU32,
     time::{Duration, Instant},
 };
 
-/// Length of a group. Waiting scripts pass in groups, so that the proxy's thread does not wake for each.
+/// Length of a group. Waiting scripts pass in groups, so that the proxy's thread does not wake for each script.
 const GROUP: Duration = Duration::from_millis(1);
 
 /// Assigns to each script the moment from which it may pass.
@@ -21,7 +21,7 @@ struct Rate {
     interval: Duration,
     /// Moment from which the next script could pass if scripts did not pass in groups.
     free: Instant,
-    /// Moment of the last script. The next script gets no earlier one.
+    /// Moment of the last script. The next script gets no earlier moment.
     last: Instant,
 }
 
@@ -37,7 +37,7 @@ impl ScriptLimit {
         self.rate = None;
     }
 
-    /// Forgets the waiting scripts: the next script passes at once.
+    /// Forgets the waiting scripts, so the next script passes at once.
     pub(super) fn forget_waiting(&mut self, now: Instant) {
         if let Some(rate) = &mut self.rate {
             (rate.free, rate.last) = (now, now);
@@ -60,7 +60,7 @@ impl Rate {
 
     fn end_of_group(&self, at: Instant) -> Instant {
         let groups = at.duration_since(self.began).as_nanos().div_ceil(GROUP.as_nanos());
-        // No test runs a proxy for the 49 days that this counts to.
+        // This counter overflows after 49 days, and no test runs a proxy for so long.
         self.began + GROUP * u32::try_from(groups).unwrap_or(u32::MAX)
     }
 }
@@ -105,7 +105,7 @@ mod tests {
         limit.turn(now);
         let waiting = limit.turn(now);
         assert_eq!(waiting - now, GROUP);
-        // Without groups the waiting script could have passed by then, and this one too.
+        // Without groups, the waiting script and this script could have passed by then.
         assert_eq!(limit.turn(now + Duration::from_micros(300)), waiting);
     }
 

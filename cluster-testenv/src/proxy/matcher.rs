@@ -40,8 +40,8 @@ impl Request {
     }
 }
 
-/// Selects requests. A text or bytes select the requests that contain them in an argument: the digest of a script, an
-/// id, a key.
+/// Selects requests. A text or bytes select the requests that have them in an argument. Examples are the digest of a
+/// script, an id, or a key.
 ///
 /// ```
 /// use cluster_testenv::Matcher;
@@ -91,7 +91,7 @@ impl Matcher {
 }
 
 impl Matcher {
-    /// Address that copies of a matcher share, and no other matcher that exists has.
+    /// Address of the matcher. Copies of a matcher share it, and no other existing matcher has it.
     pub(super) fn address(&self) -> usize {
         Arc::as_ptr(&self.0).cast::<()>().addr()
     }

@@ -2,7 +2,7 @@
 
 use super::wire;
 
-/// Messages that are still to be dropped.
+/// Messages that the proxy still has to drop.
 #[derive(Debug, Default)]
 pub(super) struct LostMessages {
     of: Vec<Loss>,
@@ -25,7 +25,7 @@ impl LostMessages {
         self.of.iter().filter(|loss| loss.channel == channel).map(|loss| loss.lost).sum()
     }
 
-    /// Returns true if this frame from a server is to be dropped. Only a push of version 3 is surely a message.
+    /// Returns true if the proxy must drop this frame from a server. Only a push of version 3 is certainly a message.
     pub(super) fn takes(&mut self, frame: &[u8]) -> bool {
         let (kind, [word, channel]) = wire::head(frame);
         if kind != b'>' || !matches!(word, b"message" | b"smessage") {

@@ -16,7 +16,7 @@ use super::{
 pub(super) struct PendingReplies {
     queue: VecDeque<Pending>,
     subscriptions: HashSet<(Subscribed, Vec<u8>)>,
-    /// True once this connection has seen a push of version 3. From then on a list is always an answer.
+    /// True after the first push of version 3 on this connection. From then on, a list is always an answer.
     has_pushes: bool,
 }
 
@@ -34,7 +34,7 @@ enum Subscribed {
     ShardChannel,
 }
 
-/// Message that confirms the begin or end of a subscription, or says that the server ended it.
+/// Message that confirms the begin or the end of a subscription, or reports that the server ended the subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Confirmation {
     to: Subscribed,
@@ -60,7 +60,7 @@ impl Confirmation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
     Reply,
-    /// Confirmations: `left` of them, or all until no subscription of this kind is left.
+    /// A number of confirmations (`left`), or all confirmations until no subscription of this kind remains.
     Confirmations {
         of: Confirmation,
         left: Option<usize>,
@@ -119,7 +119,7 @@ impl PendingReplies {
         rules.filter(|rule| rule.id == id).for_each(|rule| rule.action = action);
     }
 
-    /// Notes a reply of the server, and returns the rule that waits for it.
+    /// Counts a reply of the server, and returns the rule that waits for this reply.
     pub(super) fn answer(&mut self, reply: &[u8]) -> Option<Rule> {
         let (kind, [word, channel]) = wire::head(reply);
         self.has_pushes |= kind == b'>';

@@ -61,7 +61,7 @@ impl Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RuleId(u64);
 
-/// Rule without its matcher, which travels with the request that it took.
+/// Rule without its matcher. The rule stays with the request that it has taken.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) id: RuleId,
@@ -69,8 +69,8 @@ pub(super) struct Rule {
     pub(super) progress: Arc<Progress>,
 }
 
-/// Count of the requests that a matcher matches. Waiting callers ask repeatedly on the thread that carries the traffic,
-/// so each request is compared only once.
+/// Count of the requests that a matcher matches. Waiting callers ask for it again and again on the thread that carries
+/// the traffic. So the thread compares each request only once.
 #[derive(Debug)]
 struct Counted {
     /// Matcher whose address stays unique as long as this copy lives.

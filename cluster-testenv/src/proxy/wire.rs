@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotResp;
 
-/// Returns the length of the first reply, or request, in `bytes`, and none while a part of it is missing.
+/// Returns the length of the first reply or request in `bytes`. Returns `None` while a part of it is missing.
 pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     let mut at = 0;
     let mut frames_left = 1_usize;
@@ -26,14 +26,14 @@ pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// Returns the length of the first request in `bytes`, which may be an inline one (`PING\r\n`).
+/// Returns the length of the first request in `bytes`, which may be an inline request (`PING\r\n`).
 pub(super) fn request_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     match bytes.first() {
         None => Ok(None),
         Some(b'*') => frame_length(bytes),
         // Traffic between the nodes of a cluster.
         Some(_) if bytes.starts_with(b"RCmb") => Err(NotResp),
-        // TLS, which begins with 22, and any other byte that no person would type.
+        // TLS, which begins with byte 22, and any other byte that a person does not type.
         Some(byte) if !byte.is_ascii_graphic() && !byte.is_ascii_whitespace() => Err(NotResp),
         Some(_) => Ok(bytes.iter().position(|byte| *byte == b'\n').map(|end| end + 1)),
     }

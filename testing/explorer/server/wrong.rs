@@ -32,7 +32,7 @@ impl Server {
                 record.cancel(now_ms, &self.id(request.id));
             }
             (Some(Fault::WriterTurnForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
-                // Readers go on entering beside readers, though others wait.
+                // Readers still join the readers inside, although other clients wait.
                 let waiting = std::mem::take(&mut record.waiting_readers);
                 record.batch_readers.extend(waiting);
             }

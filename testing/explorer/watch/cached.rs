@@ -1,4 +1,4 @@
-//! Second account of holds that may be cached.
+//! Second model, for holds that may be cached.
 
 use super::super::server::{Block, Id, Outcome, Reply, Request, ServerRecall, Side, What};
 use super::{Invariant, Judged, List, Watch, hold};
@@ -15,7 +15,7 @@ impl Watch {
         self.is_kept_from(side) || self.queue.iter().any(|place| place.until.id == id)
     }
 
-    /// Judges the recall, and notes whether the lock has the recallable flag from now on.
+    /// Judges the recall, and records whether the lock has the recallable flag from now on.
     pub(super) fn judge_call(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let token = self.top.map_or(0, |(top, _)| top);
         let by_all = ServerRecall { token, tries: None };
@@ -27,7 +27,7 @@ impl Watch {
                 (has_called == Some(false)).then_some(by_all)
             }
             (What::Convert { .. }, Reply::Refused) if self.marked.is_some() => Some(by_one),
-            // `judge_force` has judged this before a waiter was let in.
+            // `judge_force` has judged this before a waiter entered.
             (What::Force { .. }, _) => outcome.call,
             _ => None,
         };
@@ -43,8 +43,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Judges a force. It ends the hold that was seen, even if that has newer tokens since, and recalls it if it may be
-    /// cached.
+    /// Judges a force. A force ends the hold that the inspection showed, even if the hold has got newer tokens since.
+    /// It recalls a hold that may be cached.
     pub(super) fn judge_force(&mut self, seen: u8, back: u8, outcome: &Outcome) -> Judged {
         let is_there = self.writer.is_some_and(|writer| seen & (1 << writer.until.id) != 0);
         let is_carried_out = is_there || back == 0;
@@ -64,8 +64,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Judges the tokens and the news of waiters in a renewal. New tokens are above all others and not ahead of the
-    /// clock, and come if they were requested.
+    /// Judges the tokens of a renewal, and its report of waiters. New tokens are above all others and not ahead of the
+    /// clock. They come if they were requested.
     pub(super) fn judge_what_a_renewal_tells(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let Reply::Renewed { is_waited_for, tokens, .. } = outcome.reply else { return Ok(()) };
         let waits = match self.writer {
@@ -90,8 +90,8 @@ impl Watch {
         }
     }
 
-    /// Notes the token of a guard, counted from the highest. A writer's token is above all before, a reader's above
-    /// those of all writers.
+    /// Records the token of a guard, relative to the highest token. A writer's token is above all earlier tokens. A
+    /// reader's token is above the tokens of all writers.
     pub(in super::super) fn is_handed(&mut self, token: i8, side: Side) {
         let is_above = self
             .handed

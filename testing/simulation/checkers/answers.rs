@@ -16,7 +16,7 @@ fn leaves(op: Op, id: Id) -> bool {
 }
 
 /// Checks `is_waited_for`. Readers share a hold without a request while the last answer said that no writer waits. A
-/// writer keeps its hold while nobody waits.
+/// writer keeps its hold while there is no waiter.
 pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 waited for");
     // Waiters that were seen in the queue and have neither entered nor left since.

@@ -6,7 +6,7 @@ use super::facts::{AttemptFacts, Facts, GuardFacts, MS, SECOND};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
 
-/// Time for which a server's answer counts for waiters behind the one that asked: until the next heartbeat.
+/// Time for which a server's answer counts for the waiters behind the leader, which is until the next heartbeat.
 const WORD: Micros = 1_010 * MS;
 
 /// Checks that the server has answered each denial, as far as other waiters matter.
@@ -100,7 +100,8 @@ fn held_here(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     })
 }
 
-/// Returns the time from which a hold blocks nobody: the server has received its release, or could not receive it.
+/// Returns the time from which a hold blocks no other attempt. The server has received its release by then, or could
+/// not receive it.
 fn gone(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
     let Some(over) = [guard.over, guard.lost].into_iter().flatten().min() else {
         return Micros::MAX;

@@ -1,5 +1,5 @@
-//! Promise 4: acquire, renew, release and cancel are idempotent. Sent twice, late, or applied with the reply lost, they
-//! change nothing more.
+//! Promise 4: acquire, renew, release and cancel are idempotent. A request that is sent twice or arrives late changes
+//! nothing more, and neither does a repeat after a lost reply.
 
 use std::collections::{BTreeMap, BTreeSet};
 

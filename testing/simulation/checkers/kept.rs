@@ -161,8 +161,8 @@ struct Wait {
     held: Held,
 }
 
-/// Checks that a process gives up a cached hold when someone waits: in a hop, in a heartbeat if a recall is missed, in
-/// any case with the next renewal.
+/// Checks that a process gives up a cached hold when there is a waiter. It does so within one message, or within a
+/// heartbeat if a recall is lost. The next renewal is the last time.
 pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: given up");
     let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
@@ -172,7 +172,8 @@ pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
             let still = before.held.iter().any(|other| other.id == *held);
             let waits = before.queue.iter().any(|other| other.id == *waiting);
             let by = if still && waits { due(facts, wait, now) } else { None };
-            // A try that learned "used" recalls nobody, though it stays in the queue until its release arrives.
+            // A try that has learned of a guard inside recalls no holder, although it stays in the queue until its
+            // release arrives.
             let has_left = |by: &Micros| leaves(facts, *waiting).any(|left| left <= *by);
             let by = by.filter(|by| !has_left(by));
             findings.add_unless(by.is_none_or(|by| now <= by), at, || {
@@ -224,8 +225,8 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     }
     let missed = Micros::try_from(listening.missed(from.saturating_sub(HEARTBEAT), now)).expect("few");
     let is_heard = listening.stood(from.saturating_sub(HEARTBEAT), now);
-    // A waiter that repeats its request just after a lost recall recalls nobody. The process learns of it a heartbeat
-    // later.
+    // A waiter that repeats its request just after a lost recall sends no recall. The process learns of this waiter one
+    // heartbeat later.
     let heard = from + missed * (HEARTBEAT + PACE_MS * MS) + HOP;
     let renewed = from + RENEWAL + process.response_timeout + HOP;
     let unheard =

@@ -1,5 +1,5 @@
-//! Promise 4: `release` returns `Ok` only when the hold is known to have lasted to its end. Where the release ends the
-//! hold, the server's answer shows that. Where it does not, the local deadline does.
+//! Promise 4: `release` returns `Ok` only when the hold is known to have lasted to its end. If the release ends the
+//! hold, the server's answer shows this. If other guards go on with the hold, the local deadline shows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

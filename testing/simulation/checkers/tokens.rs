@@ -100,7 +100,7 @@ fn brings((first, count): &(u64, u64), deposed: bool, highest: &mut u64, at: usi
     *highest = first + count - 1;
 }
 
-/// Returns the token that a grant must have. `None`: it only has to be higher than all before.
+/// Returns the token that a grant must have. `None` means that the token must only be higher than all earlier tokens.
 fn expected(grant: &Given, before: &Seen, given: &BTreeMap<Id, (u64, u64)>, phase: Option<u64>) -> Option<u64> {
     let is_there = before.held.iter().any(|held| held.id == grant.id);
     match given.get(&grant.id).filter(|_| is_there) {

@@ -1,5 +1,5 @@
-//! Recalls: processes that listen for recalls of their cached holds, and the messages that reach them. Subscriptions
-//! are confirmed, pinged and lost as in the transport. Messages are lost, late and doubled as notices are.
+//! Recalls, and the processes that subscribe to recalls of their cached holds. Subscriptions are confirmed, pinged and
+//! lost as in the transport. Messages are lost, late and doubled as notices are.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -19,7 +19,7 @@ enum Reached {
     Primary,
     Deposed,
     Frozen,
-    /// No server: this one is no primary any more, or is unreachable.
+    /// No server. The server at this address is no primary any more, or is unreachable.
     Nobody(Down),
 }
 

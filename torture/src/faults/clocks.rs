@@ -1,6 +1,6 @@
 //! Faults of the servers' clocks.
 //!
-//! A test cannot step the clock of a worker; instead it stops the worker.
+//! A run cannot step the clock of a worker, so it stops the worker instead.
 
 use std::thread::sleep;
 
@@ -35,7 +35,7 @@ fn steps(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// Steps all clocks ahead, and not back again: so tokens also grow by the clock.
+/// Steps all clocks ahead, and not back again, so that tokens also grow by the clock.
 fn ahead(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
     scene.field.nodes().iter().for_each(|node| node.clock().step_forward(LEASE));
     sleep(LEASE / 2);

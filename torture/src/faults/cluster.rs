@@ -25,7 +25,7 @@ const SURVIVED: &[Fault] = &[
     left("migrate", Mixes::No, migrate, "the slot of a lock moves to another primary and back"),
 ];
 
-/// Faults that a level that waits for replicas survives too.
+/// Faults that only the level `replicated` survives.
 const LOST_WRITES: &[Fault] = &[
     right(
         "lost-write",
@@ -48,12 +48,12 @@ const NOT_SURVIVED: &[Fault] = &[
 ];
 
 /// Time between a replica's last data from its primary and its promotion, in milliseconds. It is longer than a client
-/// takes to connect anew.
+/// needs for a new connection.
 const BEHIND: (u64, u64) = (900, 1400);
 /// Limit for moving a slot, longer than any fault that may happen at the same time.
 const MOVING: Duration = Duration::from_secs(15);
-/// Time in milliseconds for which an old primary does not learn of its successor. It is shorter than the timeout of
-/// voters, after which the old primary would serve no client.
+/// Time in milliseconds for which an old primary does not learn of its successor. It is shorter than the voters' node
+/// timeout. After that timeout, the old primary would serve no client.
 const CUT_OFF: (u64, u64) = (1000, 2000);
 
 /// Fault during a migration. Replicas of Valkey know which slots are migrating.
@@ -77,7 +77,7 @@ fn half_way(server: Server) -> Fault {
     Fault { column, ..HALF_WAY }
 }
 
-/// Returns the primary of most locks that tasks hold for long.
+/// Returns the primary of most locks that tasks hold for a long time.
 fn of_slow<'a>(scene: &Scene<'a>) -> &'a Node {
     scene.field.grantors(SLOW.start)[0]
 }
@@ -146,7 +146,8 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
         return move_slot(cluster, slot, successor, rng);
     }
     scene.field.wait_until_known(successor)?;
-    // A node that imports a slot does not learn its new owner. Without this order no client would get the slot served.
+    // A node that imports a slot does not learn the slot's new owner. Without this command, no node would serve the
+    // slot to clients.
     let id = successor.command(&["CLUSTER", "MYID"])?.into_result()?;
     let id = id.text().unwrap_or_default();
     to.command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id])?.into_result()?;
@@ -161,7 +162,7 @@ fn ends<'a>(cluster: &'a Cluster, slot: u16, rng: &mut Rng) -> (&'a Node, &'a No
     (from, others[rng.usize(..others.len())])
 }
 
-/// Removes what is left at `to` of a migration that its source does not know any more.
+/// Removes the rest of a migration at `to`, after the source has forgotten the migration.
 fn forget_slot(to: &Node, slot: u16) -> Result<()> {
     let (mut client, slot) = (to.client()?, slot.to_string());
     let keys = client.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"])?.into_result()?;
@@ -173,7 +174,7 @@ fn forget_slot(to: &Node, slot: u16) -> Result<()> {
     Ok(())
 }
 
-/// Moves a slot. Another fault may prevent it, so this tries again, as an operator would.
+/// Moves a slot. Tries again if another fault prevents the move, as an operator would.
 fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -193,7 +194,8 @@ fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<(
     }
 }
 
-/// Breaks the link between a primary and its replica without either noticing. Clients notice, and connect anew.
+/// Breaks the link between a primary and its replica in a way that neither of them notices. The clients notice the loss
+/// of their connections, and connect again.
 fn part(primary: &Node, rng: &mut Rng) {
     primary.proxy().black_hole();
     sleep(Duration::from_millis(20));
@@ -226,8 +228,9 @@ fn takeover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// Resumes a paused primary before its clients give it up, while it does not learn of its successor. New clients are
-/// sent to the successor; the others stay with the old primary.
+/// Pauses a primary, promotes its replica, and resumes the old primary before its clients give up. The old primary does
+/// not learn of its successor for a while. New clients go to the successor, and the other clients stay with the old
+/// primary.
 fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let primary = scene.field.grantors(COLD.start)[0];
     let successor = scene.field.with_votes(|cluster| {

@@ -66,7 +66,7 @@ fn late_empty(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 
 fn empty(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     some(scene, rng, 2).into_iter().try_for_each(Node::restart_empty)?;
-    // The master's vote counts again when all holds that it may have forgotten are over.
+    // The master votes again when all holds that it may have forgotten have expired.
     sleep(LEASE);
     Ok(())
 }

@@ -30,7 +30,7 @@ pub(super) const ALL: &[Fault] = &[
     left("late-reply", Mixes::Yes, late_reply, "replies come after the response timeout"),
 ];
 
-/// Returns a server of some lock.
+/// Returns a server that grants a random lock.
 pub(super) fn any<'a>(scene: &Scene<'a>, rng: &mut Rng) -> &'a Node {
     let grantors = scene.field.grantors(rng.usize(..LOCKS));
     grantors[rng.usize(..grantors.len())]
@@ -62,7 +62,7 @@ pub(super) fn vanish(proxy: &Proxy, how_long: Duration) {
     proxy.black_hole();
     sleep(how_long);
     proxy.heal();
-    // A replica does not notice that its link is lost: without this it would stay silent for a minute.
+    // A replica does not notice the lost link. Without this, the replica would not reconnect for a minute.
     proxy.cut();
 }
 

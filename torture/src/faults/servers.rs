@@ -1,4 +1,4 @@
-//! Faults by command, at one server or at all.
+//! Faults by a command to one server or to all servers.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -18,18 +18,18 @@ pub(super) const ALL: &[Fault] = &[
 ];
 
 const WHILE: Duration = Duration::from_secs(1);
-/// Limit for an order. A server that another fault has killed comes back sooner.
+/// Limit for an order. It is longer than the restart of a server that another fault has killed.
 const OBEYING: Duration = Duration::from_secs(15);
 
-/// Gives an order, and waits for a server that is down at present.
+/// Gives an order to a server, and waits if the server is down.
 fn order(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<()>) -> Result<()> {
     let mut answer = String::new();
     let obeyed = wait_for("", OBEYING, || what(node).map_err(|error| answer = error.to_string()).ok());
     obeyed.map_err(|_| format!("{} does not obey: {answer}", node.addr()).into())
 }
 
-/// Gives an order as [`order`] does, but not to a killed server, which has forgotten the earlier order and needs no new
-/// one.
+/// Gives an order as [`order`] does, but skips a killed server. Such a server has forgotten the earlier order, so it
+/// needs no new order.
 fn order_if_there(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<()>) -> Result<()> {
     order(node, |node| if node.is_running() { what(node) } else { Ok(()) })
 }

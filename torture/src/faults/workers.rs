@@ -28,7 +28,7 @@ fn kill(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 fn stop(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let how_long = LEASE + millis(rng, 200, 1000);
     scene.crew.stop_for(rng.usize(..scene.crew.len()), how_long)?;
-    // The worker's first moments belong to the fault.
+    // The first moments of the resumed worker belong to the fault.
     sleep(Duration::from_millis(500));
     Ok(())
 }

@@ -17,18 +17,18 @@ use super::{COMMAND, OVER, READY};
 use crate::run::group::pid;
 use crate::run::others;
 
-/// Limit for a start, far longer than a process needs on a busy machine.
+/// Limit for the start of a watchdog. A start takes far less, even on a busy machine.
 const START: Duration = Duration::from_secs(10);
-/// Least time from the start of a watchdog to the start of the next one, for machines on which each ends at once.
+/// Shortest time between the starts of two watchdogs. It limits the number of starts if each watchdog ends at once.
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(in crate::run) struct Watchdog {
     id: Pid,
     process: Child,
-    /// Input of the watchdog, through which it gets the moments.
+    /// Standard input of the watchdog, for deadlines and other messages.
     words: ChildStdin,
-    /// Output of the watchdog, which closes when it ends.
+    /// Standard output of the watchdog. It closes when the watchdog ends.
     breath: ChildStdout,
     started: Instant,
 }
@@ -39,7 +39,8 @@ impl Watchdog {
         Self::start(0, OVER)
     }
 
-    /// Starts a watchdog in a present group. It knows from its start until when the lock may be trusted.
+    /// Starts a watchdog in an existing group. An argument gives it the deadline of the hold, so it can act from its
+    /// start.
     pub(in crate::run) fn join(group: Pid, deadline: u64) -> io::Result<Self> {
         Self::start(group.as_raw_nonzero().get(), deadline)
     }
@@ -48,9 +49,10 @@ impl Watchdog {
         let heir = others::own_group().map_or(0, |group| group.as_raw_nonzero().get());
         let mut process = Command::new(this_program()?)
             .arg0("redis-rwlock")
-            // The first argument is the heir of the terminal. If the group never had the terminal, it has no effect.
+            // The second argument is the heir of the terminal. The heir has no effect if the group never has the
+            // terminal.
             .args([COMMAND, &heir.to_string(), &deadline.to_string()])
-            // The watchdog needs no variable, and some may be passwords.
+            // The watchdog needs no environment variables, and some may contain passwords.
             .env_clear()
             .process_group(group)
             .stdin(Stdio::piped())
@@ -76,24 +78,24 @@ impl Watchdog {
         self.id
     }
 
-    /// Returns true if the message is in the pipe. Never waits: eight bytes go into a pipe in one piece. If the
-    /// watchdog does not read them, an earlier deadline still counts.
+    /// Sends a message, and returns true if the message is in the pipe. Never waits, since eight bytes go into a pipe
+    /// in one piece. If the watchdog does not read the message, its earlier deadline still counts.
     pub(in crate::run) fn tell(&mut self, word: u64) -> bool {
         self.words.write_all(&word.to_le_bytes()).now_or_never().is_some_and(|written| written.is_ok())
     }
 
-    /// Waits for the watchdog's end, and until another one may start.
+    /// Waits for the end of the watchdog, and then until another watchdog may start.
     ///
     /// # Cancel safety
     ///
-    /// A dropped future changes nothing: the next call sees the end too.
+    /// A dropped future changes nothing. The next call notices the end too.
     pub(in crate::run) async fn ended(&mut self) {
         let mut byte = [0];
         while self.breath.read(&mut byte).await.is_ok_and(|read| read > 0) {}
         tokio::time::sleep_until(self.started + PAUSE).await;
     }
 
-    /// Begins the time between two starts anew for [`Self::ended`].
+    /// Makes [`Self::ended`] count the time between two starts from now.
     pub(in crate::run) fn put_off(&mut self) {
         self.started = Instant::now();
     }
@@ -105,18 +107,19 @@ impl Watchdog {
 
     /// Sends the message that the command has ended, and waits for the watchdog's end.
     pub(in crate::run) async fn dismiss(&mut self) {
-        // `tell` may fail on a new pipe, which takes nothing at once. So this message waits for the write.
+        // On a new pipe, `tell` may fail because the runtime does not know yet that the pipe is writable. So this
+        // method waits for the write.
         drop(tokio::time::timeout(START, self.words.write_all(&OVER.to_le_bytes())).await);
         self.ends_within(START).await;
     }
 
-    /// Reaps the watchdog. Until then no other process gets its process id.
+    /// Reaps the watchdog. Before this call, the kernel gives its process id to no other process.
     pub(in crate::run) async fn reap(&mut self) {
         drop(self.process.wait().await);
     }
 }
 
-/// Returns a path of this program that stays right when the file is replaced.
+/// Returns a path of this program that stays valid when the file is replaced.
 fn this_program() -> io::Result<OsString> {
     const SELF: &str = "/proc/self/exe";
     if Path::new(SELF).exists() { Ok(SELF.into()) } else { env::current_exe().map(Into::into) }

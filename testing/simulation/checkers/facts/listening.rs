@@ -34,7 +34,7 @@ impl Listening {
     }
 }
 
-/// Answer about a hold: when and by what it was asked for, when it came, and whether someone waits.
+/// Answer about a hold, with its request, the times of both, and whether it reports a waiter.
 struct Word {
     sent: Micros,
     server: u32,
@@ -118,8 +118,7 @@ impl Facts<'_> {
         calls.filter(move |(_, called)| called.token >= first).filter(counts).map(|(at, _)| *at)
     }
 
-    /// Returns the last time before `now` at which the process learned that someone waits for a hold that may be
-    /// cached.
+    /// Returns the last time before `now` at which the process learned of a waiter for a hold that may be cached.
     pub(in crate::testing::simulation::checkers) fn called_at(&self, id: Id, lock: Lock, now: Micros) -> Micros {
         if !self.words(id).any(|word| word.keeps) {
             return 0;
@@ -129,7 +128,7 @@ impl Facts<'_> {
     }
 
     /// Returns true if guards of a hold may start without a request. Then every recall would arrive, and none has come
-    /// since the server answered that nobody waits.
+    /// since the server's last answer without waiters.
     pub(in crate::testing::simulation::checkers) fn is_door_open(&self, id: Id, lock: Lock, now: Micros) -> bool {
         let Some(listening) = self.listening(id.process, lock) else { return false };
         let called_at = self.called_at(id, lock, now);
