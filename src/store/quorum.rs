@@ -148,7 +148,7 @@ impl Quorum {
         let masters: Vec<_> = tended.collect();
         let outstanding = Outstanding::new(masters.clone(), clock, margins.max_clock_skew, margins.max_delay);
         let longest_lease = AtomicU64::new(nanos(lease));
-        Self { masters, outstanding: outstanding, clock, margins, restarts, longest_lease }
+        Self { masters, outstanding, clock, margins, restarts, longest_lease }
     }
 
     fn ballot(&self) -> Ballot {

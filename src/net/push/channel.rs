@@ -178,7 +178,7 @@ impl Channel {
         Some(left)
     }
 
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn has_cached_hold(&self) -> bool {
         self.listeners.iter().any(|(_, listener)| listener.has_cached_hold())
     }
 
