@@ -1,7 +1,6 @@
-//! Parts that all other folders use: moments and leases, keys, options, errors, events, metrics, and the process with
-//! its background runtime.
+//! Parts that all other folders use. Examples are leases, keys, options, errors, metrics and the background runtime.
 //!
-//! Knows no other folder. Has no lock, no store and no connection.
+//! Knows no other folder of this crate. Contains no lock, no store and no connection.
 
 pub(crate) mod attempt;
 pub(crate) mod background_runtime;

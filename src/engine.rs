@@ -1,10 +1,10 @@
 //! Engine of a manager: acquires, renews, converts and releases the holds of this process.
 //!
-//! Four submodules change the state of a lock, which is in its [cell](crate::lock::cell): `acquire`, `release`,
+//! The state of a lock is in its [cell](crate::lock::cell). Four submodules change this state: `acquire`, `release`,
 //! `renewals` and `convert`.
 //!
-//! Knows the layers `lock` and `base`, and the trait of the stores. Must not know how a store keeps a lock, nor
-//! connections and scripts.
+//! Knows the layers `lock` and `base`, and the trait of the stores. Must not know how a store represents a lock, and
+//! must use no connections and no scripts.
 
 pub(crate) mod acquire;
 mod background;
@@ -53,11 +53,12 @@ use crate::lock::table::Table;
 use crate::lock::watch::Watch;
 use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
-/// Longest time for which writers of a process hand off one hold before a waiter of another process gets the lock.
+/// Longest time for which the writers of a process may hand off one hold to each other while a waiter of another
+/// process waits.
 const HANDOFF_SPAN: Duration = Duration::from_millis(5);
 
-/// Handle of the engine of a manager; an engine has several [handles](handles).
-#[repr(align(64))] // counting users of one handle must not slow those of another
+/// Handle of the engine of a manager. An engine has several [handles](handles).
+#[repr(align(64))] // the counter of one handle must not share a cache line with another counter
 pub(crate) struct Engine {
     core: Arc<Core>,
 }
@@ -71,8 +72,9 @@ impl Deref for Engine {
 }
 
 impl Drop for Engine {
-    /// Keeps everything for ever in a forked copy of the process. Closing a copied socket would remove it from the poll
-    /// set of the original process. A mutex may have been copied while it was locked.
+    /// Leaks the state of the engine in a forked copy of the process, because to drop it would be unsafe there. To
+    /// close a copied socket would remove the socket from the epoll instance that the copy shares with the original
+    /// process. A mutex may have been locked at the moment of the copy.
     fn drop(&mut self) {
         if self.is_copied() {
             std::mem::forget(Arc::clone(&self.core));
@@ -88,19 +90,19 @@ pub(crate) struct Core {
     /// Process in which the engine was built.
     pub(crate) process: Process,
     pub(crate) label: String,
-    /// Random id of 128 bits.
+    /// Random id of the manager, 128 bits in hexadecimal. It is the first part of each acquisition id.
     pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
     waiters: WaiterLimit,
     pub(crate) table: Arc<Table>,
     pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
-    /// Record of the locks that this process uses again and again. Present if the options allow cached holds.
+    /// Policy that decides which holds are worth caching. It is present if the options allow cached holds.
     uses: Option<Arc<CachePolicy>>,
     recall_context: Arc<RecallContext>,
     background: Background,
     pub(crate) closing: Closing,
-    /// Limits on log lines about unanswered attempts, and about long waits.
+    /// Limit on log lines about unanswered attempts. `wait_lines` is the limit on log lines about long waits.
     attempt_lines: Limiter,
     wait_lines: Limiter,
 }
@@ -116,12 +118,12 @@ impl Closing {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Returns when the manager is closed.
+    /// Waits until the manager is closed.
     pub(crate) async fn closed(&self) {
         loop {
             let notified = self.notify.notified();
             tokio::pin!(notified);
-            // Registered before the flag is read, so that a close between the two steps is not missed.
+            // The future is enabled before the flag is read. So it notices if the manager is closed after that.
             notified.as_mut().enable();
             if self.closed.load(Ordering::Acquire) {
                 return;
@@ -137,9 +139,9 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Share of one guard in a hold. Dropping the share gives it back without waiting for the server.
+/// Share of one guard in a hold. The drop gives the share back, and does not wait for the server.
 pub(crate) struct Held {
-    /// Absent after `into_parts`, whose caller gives the share back.
+    /// `None` after `into_parts`. The caller of `into_parts` gives the share back.
     parts: Option<(Arc<Engine>, Arc<Hold>, ShareId)>,
 }
 
@@ -148,7 +150,7 @@ impl Held {
         Self::of(Arc::clone(engine), hold, share_id)
     }
 
-    /// Builds the share from the caller's reference to the engine.
+    /// Builds the share, and takes over the caller's reference to the engine.
     #[inline]
     pub(crate) fn of(engine: Arc<Engine>, hold: Arc<Hold>, share_id: ShareId) -> Self {
         Self { parts: Some((engine, hold, share_id)) }
@@ -175,7 +177,7 @@ impl Held {
         self.parts.take().expect("taken only by whoever consumes it")
     }
 
-    /// Gives the share back. If the hold ends with this share, returns when the server has confirmed the release.
+    /// Gives the share back. If the hold ends with this share, waits until the server has confirmed the release.
     pub(crate) async fn release(self) -> Result<()> {
         self.check_process()?;
         let (engine, hold, share_id) = self.into_parts();
@@ -208,7 +210,7 @@ impl Held {
         watch
     }
 
-    /// Returns when the hold is lost. Never returns if the share was given back.
+    /// Waits until the hold is lost. If the share is given back, waits for ever.
     pub(crate) async fn lost(&self) -> LossReason {
         match self.watch().ended().await {
             Ended::Lost(reason) => reason,
@@ -216,8 +218,8 @@ impl Held {
         }
     }
 
-    /// Returns when the server has answered a request for the hold since the grant. Waits only for a grant that came by
-    /// a notification.
+    /// Waits until an answer of the server confirms the hold. An answer to the acquisition confirms it already. So this
+    /// method waits only if the grant came by a notification.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
@@ -227,7 +229,7 @@ impl Held {
             HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
             HoldState::Held | HoldState::Unconfirmed => {}
         }
-        // The watch starts before the claim is sent, since the answer may come at once.
+        // The watch starts before the claim is sent, because the answer may come at once.
         let watch = self.watch();
         let now = engine.clock.now();
         engine.carry_out(watch.claim_now(now), now);
@@ -316,7 +318,7 @@ impl Engine {
         self.options.key(name).map(Arc::new)
     }
 
-    /// Returns true if `fork` copied this engine into the current process. A copied engine holds no lock and sends
+    /// Returns true if `fork` copied this engine into the current process. A copied engine must hold no lock and send
     /// nothing.
     #[inline]
     pub(crate) fn is_copied(&self) -> bool {
@@ -331,7 +333,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts the background if it does not run.
+    /// Starts the driver of the background if it does not run.
     pub(crate) fn keep_running(&self) {
         self.background.keep_running();
     }
@@ -341,12 +343,12 @@ impl Engine {
         AcquisitionId::new(&self.manager_id, n, &self.label)
     }
 
-    /// Returns the time after which no server executes a request that is sent now.
+    /// Returns the longest time between the sending of a request and its execution by a server.
     pub(crate) fn max_delay(&self) -> Duration {
         request_delay(&self.options)
     }
 
-    /// Schedules the holds whose next deadline changed by an event of a cell.
+    /// Schedules the holds whose next deadline an event of a cell has changed.
     pub(crate) fn carry_out(&self, due: Due, now: Moment) {
         self.renewals.schedule_all(due, now);
     }
@@ -356,14 +358,14 @@ impl Engine {
         Tries::new(self.clock.now(), self.options.unreachable_after)
     }
 
-    /// Returns when a server has answered and the user has the needed rights.
+    /// Waits until a server answers. Then checks that its ACL permits all commands that locks need.
     pub(crate) async fn ready(&self) -> Result<()> {
         self.of_manager(|| self.scheme.ready()).await?;
         self.check_rights().await
     }
 
-    /// Fails if the server answers that the user lacks a right that locks need. Other failures are ignored here: they
-    /// show at the first request for a lock.
+    /// Fails if the server reports that its ACL does not permit a command that locks need. Ignores other failures,
+    /// because the first request for a lock reports them.
     async fn check_rights(&self) -> Result<()> {
         let key = self.key("-")?;
         let more: &[&str] = if self.options.durability == Durability::Primary { &[] } else { &["WAIT"] };
@@ -412,13 +414,13 @@ impl Engine {
         self.process.here(key.name(), answered).await
     }
 
-    /// Returns the start of the outage for a caller whose request began at `since` and failed with `failure`. An answer
-    /// to any request ends an outage. So the time for which this request waited for a permit, while the node answered
-    /// other requests, does not count.
+    /// Returns the start of the outage for a caller whose request began at `since` and failed with `failure`. The
+    /// outage starts at `since`, or at the last answer of the node to any request if that is later. So the time during
+    /// which the request waited for a permit does not count, as long as the node answered other requests.
     pub(crate) fn unheard_since(&self, key: &Key, failure: &Failure, since: Moment) -> Moment {
         let ServerContact { served, is_silent } = self.scheme.contact(key);
-        // If the node refuses this request now but answers others, its answers to others do not end the outage for this
-        // caller.
+        // The node may refuse this request again and again while it answers other requests. Then these answers do not
+        // count, because the retries would never end.
         let counts = is_silent || matches!(failure, Failure::Unknown { .. });
         served.filter(|_| counts).map_or(since, |served| served.max(since))
     }
@@ -429,22 +431,22 @@ impl Engine {
         self.table.is_idle() && self.renewals.is_idle() && !self.releases.is_releasing()
     }
 
-    /// Returns when no acquisition is in progress and no release is left to send.
+    /// Waits until no acquisition is in progress and no release is left to send.
     pub(crate) async fn settled(&self) {
         self.releases.await_resolved().await;
     }
 
-    /// Returns when the servers have confirmed the releases of all dropped guards and acquisitions. Fails if no release
-    /// comes to its end for `unreachable_after`.
+    /// Waits until the servers have confirmed the releases of all dropped guards and acquisitions. Fails if no release
+    /// ends for about `unreachable_after`.
     pub(crate) async fn flush(&self) -> Result<()> {
         in_runtime()?;
         let began = self.clock.now();
-        // A release of an in-doubt acquisition stays open for this long, since the server may still execute the
+        // A release of an in-doubt acquisition stays open for this time, because the server may still execute the
         // acquisition.
         let late = self.max_delay() + self.options.response_timeout * 2;
         let retry_for = self.options.unreachable_after.max(late);
-        // A hold may be over before a driver of the background has started its release. This call starts it, so that
-        // the loop below waits for it.
+        // A hold may be over although no driver has started its release yet. This call starts such releases, so that
+        // the loop below waits for them.
         self.renewals.give_back_lost(began);
         loop {
             let (ended, now) = (self.releases.ended_count(), self.clock.now());
@@ -459,7 +461,7 @@ impl Engine {
         }
     }
 
-    /// Refuses new acquisitions. Marks all present holds as lost to their guards, and then releases them.
+    /// Closes the manager: refuses new acquisitions, marks all holds as lost to their guards, and releases these holds.
     pub(crate) async fn close(&self) -> Result<()> {
         let closed = pin!(self.close_here());
         self.process.here("", closed).await
@@ -467,22 +469,23 @@ impl Engine {
 
     async fn close_here(&self) -> Result<()> {
         in_runtime()?;
-        // Sequentially consistent with `hand_out`: either that call sees the flag, or the list below contains its hold.
+        // `SeqCst` orders this store and the code of `hand_out`. Either `hand_out` sees the flag, or the list below
+        // contains its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();
         let began = self.clock.now();
         let mut latest = began;
-        // The table has each hold from its grant to its end. The deadline queue does not, since drivers take holds out
-        // for a while.
+        // The table contains each hold from its grant to its end. The deadline queue does not, because drivers take
+        // holds out of it for a while.
         for hold in self.table.all_holds() {
             latest = latest.max(hold.deadline());
-            // A hold that was lost before is released here, too, if no driver has started its release yet.
+            // A hold that was lost before is also released here, if no driver has started its release yet.
             if hold.lose(LossReason::Closed) || matches!(hold.due(), Next::Lost(_)) {
                 self.release_in_background(&hold);
             }
         }
-        // An attempt that ends now is released only after no server can execute it any more. That release then needs an
-        // answer.
+        // An attempt that ends now is released for the last time when no server can execute it any more. The answer to
+        // this release takes some more time.
         let taken_back = self.max_delay() + self.options.response_timeout * 2;
         let waits_until = latest.max(self.clock.now().after(taken_back));
         tokio::select! {
@@ -493,7 +496,7 @@ impl Engine {
         if self.releases.is_releasing() {
             return Err(Error::unreachable("".into(), waits_until.since(began), None));
         }
-        // The remaining acquisitions have futures that no task polls. They cancel themselves when they are polled or
+        // Only acquisitions whose futures no task polls are left. Each of them ends when its future is polled or
         // dropped.
         Ok(())
     }
@@ -501,11 +504,11 @@ impl Engine {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // No guard and no manager is left that could use the cached holds.
+        // No guard and no manager is left that could use the cached holds, so they are released.
         for (_, hold) in self.table.cached_holds() {
             hold.lose(LossReason::Closed);
             self.renewals.forget(&hold);
-            // The cell drops its reference to the hold, too.
+            // This also removes the reference to the hold from its cell.
             self.releases.unblock(&hold);
             self.releases.give_back(&hold, None, self.clock.now());
         }
@@ -540,7 +543,7 @@ fn without_lock(mut error: Error) -> Error {
     error
 }
 
-/// Fails outside of a tokio runtime, where timers and sockets would panic.
+/// Returns an error outside of a tokio runtime, because timers and sockets would panic there.
 pub(crate) fn in_runtime() -> Result<()> {
     let missing = |_| Error::InvalidOption {
         option: "runtime",
@@ -554,8 +557,8 @@ pub(crate) fn in_runtime() -> Result<()> {
 fn random_id() -> String {
     let mut bytes = [0; 16];
     if getrandom::fill(&mut bytes).is_err() {
-        // Without randomness of the system, uses the generator of the thread. A forked process has a copy of that
-        // generator, so the process id makes the two ids differ.
+        // The system has no random numbers, so the generator of the thread is used. A forked process has a copy of this
+        // generator. The process id makes the ids of the two processes differ.
         let process = u64::from(std::process::id()) << 32;
         fastrand::Rng::with_seed(fastrand::u64(..) ^ process).fill(&mut bytes);
     }

@@ -1,4 +1,5 @@
-//! Requests, answers and failures of one attempt: the types that schemes and transport share.
+//! Types that lock schemes and the transport share: the answers, failures and notifications of one attempt of a
+//! request.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,14 +21,15 @@ pub(crate) const MAX_LABEL_BYTES: usize = 64;
 
 /// Identity of one hold or waiter on the server: `<manager>.<n>.<label>`. A manager uses each `n` only once.
 ///
-/// The label is for people, and has no blanks. The first part has 128 random bits, which make the whole id unique.
+/// The label is for people, and contains no whitespace. The first part is the id of the manager. Its 128 random bits
+/// make the whole id unique.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct AcquisitionId(Arc<str>);
 
 impl AcquisitionId {
     pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
-        // Assembled without `format!`, which costs ten times as much: each acquisition builds an id. The pieces are
-        // joined on the stack, so the shared text is the only allocation.
+        // Each acquisition builds an id, and `format!` would take ten times as long. The pieces are joined on the
+        // stack, so the only allocation is the one for the shared text.
         let digits = Digits::of(n);
         let (mut room, mut len) = ([0; Self::MAX_BYTES], 0);
         for piece in [manager, ".", digits.as_str(), ".", label] {
@@ -37,7 +39,7 @@ impl AcquisitionId {
         Self(str::from_utf8(&room[..len]).expect("all pieces are texts").into())
     }
 
-    /// Length of a manager's id (32), a number, a label, and two dots.
+    /// Largest length of an id: 32 bytes for the manager, then a number, a label, and two dots.
     const MAX_BYTES: usize = 32 + Digits::MAX + MAX_LABEL_BYTES + 2;
 
     pub(crate) fn as_str(&self) -> &str {
@@ -53,7 +55,7 @@ impl AcquisitionId {
         (1..=Self::MAX_BYTES).contains(&text.len()) && !text.chars().any(|c| c.is_whitespace() || c.is_control())
     }
 
-    /// Returns the label within an id that a server listed.
+    /// Returns the label within an id that a server listed. Returns the whole id if it has another form.
     pub(crate) fn label_of(id: &str) -> &str {
         id.splitn(3, '.').nth(2).unwrap_or(id)
     }
@@ -71,7 +73,7 @@ impl NodeId {
     }
 }
 
-/// Answer, and the time at which the answered copy of the request was sent.
+/// Answer of a node to one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Answered<T> {
     pub(crate) sent: Moment,
@@ -84,15 +86,15 @@ pub(crate) struct Answered<T> {
 /// Outcome of one attempt.
 pub(crate) type Attempt<T> = Result<Answered<T>, Failure>;
 
-/// Hold as the server recorded it.
+/// Hold as the server stored it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Granted {
     pub(crate) token: FencingToken,
-    /// Number of tokens, from `token` on, that belong to this hold.
+    /// Number of consecutive fencing tokens that belong to this hold. The first of them is `token`.
     pub(crate) tokens: u64,
     pub(crate) remaining: Duration,
-    /// True if this hold keeps a waiter out. For a hold of a reader, this waiter is a writer, and no further reader may
-    /// share the hold. For a hold of a writer, it is any waiter.
+    /// True if a waiter cannot enter because of this hold. A read hold excludes only writers. While a writer waits, no
+    /// further reader may join the read hold. A write hold excludes readers and writers.
     pub(crate) is_waited_for: bool,
 }
 
@@ -149,7 +151,7 @@ pub(crate) struct ServerContact {
     pub(crate) is_silent: bool,
 }
 
-/// Present route of requests for a lock. Renewals with equal routes are sent together.
+/// Current route of the requests for a lock. Renewals with equal routes are sent together.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Route(pub(crate) Arc<str>);
 
@@ -165,18 +167,20 @@ impl Route {
 pub(crate) enum Notification {
     /// The lock may have changed, so the waiter should ask the server again.
     AskAgain,
-    /// Grant to the waiting acquisition `id`, at the server's time `at`. `answer` contains the hold. Its validity
-    /// counts from a clock sample, which is an earlier answer of the same node.
+    /// The server granted the lock to the waiting acquisition `id` at the server's time `at`. `answer` contains the
+    /// hold. A notification answers no request, so it has no send time of its own. The validity of the hold therefore
+    /// counts from a clock sample, an earlier answer of the same node.
     Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
-    /// Recall: a waiter wants the lock, whose last token was `token`. It does not concern holds that begin with a
-    /// higher token. A try adds its id.
+    /// Recall: a waiter wants the lock. `token` was the last token of the lock when the server sent the recall. The
+    /// recall does not concern holds whose first token is higher. `id` is present if a try caused the recall, and is
+    /// the id of this try.
     Called { token: FencingToken, id: Option<Arc<str>> },
-    /// Recall reply for the try `id`: a guard uses the hold that the try recalled.
+    /// Recall reply to the try `id`: a guard uses the hold that this try recalled, so the holder keeps it.
     Used { id: Arc<str> },
 }
 
-/// Largest number of unread notifications of a waiter. Servers send a few for each attempt, so more of them come from
-/// another client. They are dropped, and a waiter with a full queue asks the server.
+/// Largest number of unread notifications of a waiter. Servers send only a few for each attempt, so a full queue means
+/// that another client sends them. Further notifications are dropped, and the waiter asks the server instead.
 pub(crate) const MAX_NOTIFICATIONS: usize = 64;
 
 /// Creates the queue between a connection and one waiter.
@@ -184,11 +188,11 @@ pub(crate) fn notifications() -> (mpsc::Sender<Notification>, mpsc::Receiver<Not
     mpsc::channel(MAX_NOTIFICATIONS)
 }
 
-/// Notifications for one waiter of a lock, until this value is dropped. Notifications that arrive between two reads are
-/// kept.
+/// Subscription to the notifications for one waiter of a lock. It ends when this value is dropped. Notifications that
+/// arrive between two reads stay in the queue.
 pub(crate) struct Subscription {
     pub(crate) notices: mpsc::Receiver<Notification>,
-    /// Ends the subscription when it is dropped.
+    /// Value whose drop ends the subscription.
     pub(crate) _end: Box<dyn Send + Sync>,
 }
 

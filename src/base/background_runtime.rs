@@ -1,16 +1,17 @@
-//! Background runtime: a thread of this process, independent of the runtimes of its callers.
+//! Background runtime: a tokio runtime on a thread of its own, independent of the runtimes of the callers.
 //!
-//! The runtime of a caller may end, be blocked by a computation, or not be driven. If renewals ran there, holds would
-//! be lost with it, including holds of other runtimes. So all managers with servers in this process share one
-//! background runtime: a thread with its own runtime. The first task starts this thread. A copy of the process by
-//! `fork` has no such thread, and starts its own.
+//! The runtime of a caller may end, be blocked by a computation, or not be driven. If renewals ran on such a runtime,
+//! they would stop with it, and holds of all runtimes would be lost. So all managers of this process that use servers
+//! share one background runtime. The first background task starts its thread. `fork` copies no thread, so the copy of a
+//! process starts a background runtime of its own.
 //!
-//! The only code of users that runs there is subscribers of `tracing`, and wakers. If such code blocks, it stops all
-//! background work. If it panics, it ends only the call that ran it
-//! ([`catch_panic`](crate::base::panics::catch_panic)).
+//! Only two kinds of user code run on this thread: subscribers of `tracing`, and wakers. If such code blocks, all
+//! background work stops. If such code panics, only the call that ran it ends, because
+//! [`catch_panic`](crate::base::panics::catch_panic) catches the panic.
 //!
-//! The in-memory manager uses the time of its callers' runtimes, which tests pause. There, each runtime that uses the
-//! manager has a driver task. All drivers share one deadline queue. The first driver that wakes up does the due work.
+//! The in-memory manager does not use this thread. Its clock is the clock of the callers' runtimes, because tests pause
+//! that clock. Each runtime that uses the manager has a driver task, and all driver tasks share one deadline queue. The
+//! first driver task that wakes up does the due work.
 
 use std::thread;
 
@@ -22,14 +23,14 @@ use crate::base::clock::Clock;
 use crate::base::events;
 use crate::base::process::{self, Process};
 
-/// Runtime for tasks that belong to no caller.
+/// Choice of the runtime that runs background tasks.
 #[derive(Clone, Debug)]
 pub(crate) enum BackgroundRuntime {
-    /// Thread of this process.
+    /// Background thread of this process.
     Process,
-    /// Each runtime that uses the manager.
+    /// Runtime of the code that spawns the task.
     Callers,
-    /// Given runtime, as tests need it. The tasks end with it.
+    /// A given runtime, as tests need it. The tasks end with this runtime.
     On(Handle),
 }
 
@@ -42,7 +43,8 @@ impl BackgroundRuntime {
         }
     }
 
-    /// Returns a runtime if there is one. `Process` uses the runtime of its caller if the thread cannot be started.
+    /// Returns the runtime for background tasks, if there is one. If the background thread cannot be started, `Process`
+    /// returns the runtime of the calling code.
     pub(crate) fn runtime(&self) -> Option<Handle> {
         match self {
             Self::Process => process().or_else(|| Handle::try_current().ok()),
@@ -51,7 +53,8 @@ impl BackgroundRuntime {
         }
     }
 
-    /// Spawns a task. Without a runtime the task is dropped, as a runtime that has ended would drop it.
+    /// Spawns a background task. If there is no runtime, the task is dropped, like a task that is spawned on a runtime
+    /// that has ended.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime() {
             drop(process::spawn_on(&runtime, task));
@@ -59,9 +62,10 @@ impl BackgroundRuntime {
     }
 }
 
-/// Background thread of one process. A copy of the process finds the value of its original, and appends a value of its
-/// own. It must not use the copied value: the handle belongs to a runtime of the other process, and the mutex may be
-/// locked. The cell is set by one atomic exchange, so a copy never finds it half set.
+/// Background runtime of one process, in a list with one entry for each process. After `fork`, the copy of a process
+/// finds the entry of its original, and appends an entry of its own. The copy must not use the entry of the original:
+/// the runtime behind that handle does not run in the copy, and the mutex may be locked for ever. Each `next` is set by
+/// one atomic exchange, so a copy never finds it half set.
 struct ProcessRuntime {
     process: Process,
     runtime: Mutex<Option<Handle>>,
@@ -83,15 +87,15 @@ impl ProcessRuntime {
     }
 }
 
-/// Returns the runtime of this process's thread. The first call starts the thread. `None` if no thread could be
-/// started.
+/// Returns the background runtime of this process. The first call starts its thread. Returns `None` if the thread
+/// cannot be started.
 fn process() -> Option<Handle> {
     let mut started = ProcessRuntime::current().runtime.lock();
     if started.is_none() {
         match start(thread::Builder::new()) {
             Ok(runtime) => *started = Some(runtime),
-            // A later call tries again. Until then, background work runs on the runtime of its caller, and ends with
-            // that runtime.
+            // The next call tries again. Until a thread starts, background tasks run on the runtime of the code that
+            // spawns them, and end with that runtime.
             Err(error) => events::no_thread(&error),
         }
     }
@@ -106,8 +110,8 @@ fn start(thread: thread::Builder) -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-/// Runtime that is to move to its thread. If the thread cannot be started, the runtime is dropped by the caller,
-/// perhaps within a task. A drop that waits for the runtime's end would panic there, so this drop does not wait.
+/// Runtime whose drop does not wait for the end of its tasks. If the background thread cannot be started, the calling
+/// code drops the runtime, perhaps within a task. The drop of a tokio runtime waits, and panics within a task.
 pub(crate) struct DetachedRuntime(Option<Runtime>);
 
 impl DetachedRuntime {
@@ -156,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_thread_there_is_an_error_and_no_panic() {
-        // Larger than the address space.
+        // This stack is larger than the address space, so the thread cannot start.
         let error = start(thread::Builder::new().stack_size(1 << 60)).expect_err("no room for such a stack");
         assert!(error.raw_os_error().is_some(), "{error:?}");
     }

@@ -1,13 +1,13 @@
-//! Pauses before an unanswered request is sent again. The pauses grow, so that an outage costs little even if many
-//! tasks wait. They are partly random, so that the tasks do not all send at the same time.
+//! Pauses before an unanswered request is sent again. The pauses grow, so that many waiting tasks send few requests
+//! during an outage. They are partly random, so that the tasks do not all send at the same time.
 //!
-//! Source: Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): half of the pause is random.
+//! Half of each pause is random. Source: Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015).
 
 use std::time::Duration;
 
-/// First pause. It is longer than the time to open a broken connection again.
+/// First pause. It is longer than the time that a new connection needs to replace a broken one.
 const FIRST: Duration = Duration::from_millis(20);
-/// Longest pause, so that a waiter is served soon after the server is back.
+/// Longest pause. It is short, so that a waiter asks soon after the server is back.
 const MAX: Duration = Duration::from_millis(250);
 
 /// Pauses of one request, or of one hold.
@@ -39,7 +39,7 @@ impl Backoff {
         tokio::time::sleep(self.pause()).await;
     }
 
-    /// Starts again with the first pause. Called after an answer.
+    /// Starts again with the first pause. The calling code does so after an answer.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

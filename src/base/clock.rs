@@ -1,26 +1,27 @@
-//! Local clock. It runs while the machine sleeps, so that a lease cannot outlive a suspend unnoticed.
+//! Local clock of a manager. It also runs while the machine is suspended. So a manager notices that a lease ended
+//! during a suspend.
 
 use std::time::Duration;
 
 use crate::base::lease::Moment;
 
-/// Longest pause between two readings of the clock in a long sleep. The runtime's timers stop during a suspend, but the
-/// clock does not.
+/// Longest time between two readings of the clock while a task sleeps. The runtime's timers stop while the machine is
+/// suspended, but this clock does not.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Source of a manager's time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// Monotonic clock of the operating system. It includes the time for which the machine sleeps.
+    /// Monotonic clock of the operating system. It includes the time for which the machine is suspended.
     System,
-    /// Clock of the runtime, which tests can pause. It is for managers whose server is this process.
+    /// Clock of the tokio runtime, which tests can pause. The in-memory manager uses it.
     Runtime(tokio::time::Instant),
 }
 
 impl Clock {
-    /// Creates a clock that follows the runtime's time from now on.
+    /// Creates a clock that follows the time of the current runtime.
     pub(crate) fn runtime() -> Self {
-        // The origin is an hour earlier, because moments before it would all be equal.
+        // The origin lies an hour in the past, because all moments before the origin would be equal.
         let now = tokio::time::Instant::now();
         Self::Runtime(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now))
     }
@@ -32,7 +33,7 @@ impl Clock {
         }
     }
 
-    /// Returns when `moment` is reached, even if the machine sleeps during a part of the wait.
+    /// Waits until `moment`, even if the machine is suspended meanwhile.
     pub(crate) async fn sleep_until(self, moment: Moment) {
         if moment == Moment::NEVER {
             return std::future::pending().await;
@@ -46,8 +47,8 @@ impl Clock {
         }
     }
 
-    /// Returns at `moment`, or later if the machine sleeps meanwhile. This suits a large number of waiters, which
-    /// should not wake up only to read the clock. Another task reads the clock and notifies them.
+    /// Waits until `moment`, or longer if the machine is suspended meanwhile. Large numbers of waiters use this method,
+    /// because they should not wake up only to read the clock. Another task reads the clock and notifies them.
     pub(crate) async fn timer(self, moment: Moment) {
         if moment == Moment::NEVER {
             return std::future::pending().await;

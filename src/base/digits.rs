@@ -1,4 +1,4 @@
-//! Decimal digits of numbers, without an allocation for each.
+//! Decimal digits of numbers, written without an allocation.
 
 /// Decimal digits of a number.
 pub(crate) struct Digits {
@@ -7,7 +7,7 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Number of digits of the largest number.
+    /// Number of digits of [`u64::MAX`].
     pub(crate) const MAX: usize = 20;
 
     pub(crate) fn of(mut number: u64) -> Self {

@@ -1,4 +1,4 @@
-//! Number of replicas that must have a grant before it counts.
+//! Durability of grants: the number of replicas that must have a grant before it counts.
 
 use std::fmt;
 use std::num::NonZeroU8;
@@ -6,38 +6,40 @@ use std::time::Duration;
 
 use crate::base::duration_text::DurationText;
 
-/// Durability of a grant of a [`RedisManager`](crate::RedisManager) or [`TwoKeyManager`](crate::TwoKeyManager): the
-/// failures that a grant survives once it counts. Set with [`Builder::durability`](crate::Builder#method.durability).
+/// Failures of servers that a grant survives. A [`RedisManager`](crate::RedisManager) or a
+/// [`TwoKeyManager`](crate::TwoKeyManager) has this option, and
+/// [`Builder::durability`](crate::Builder#method.durability) sets it.
 ///
-/// The weakest level of all its users decides how safe a lock is, so set the same level in all managers of a lock.
+/// A lock is only as safe as the weakest level of all managers that use it. So set the same level in all of them.
 /// [`Primary`](Self::Primary) is faster and needs no replicas. [`Replicated`](Self::Replicated) survives a failover,
 /// but each grant and each renewal waits for replicas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The answer of the primary is enough. A failover to a replica that has not received a grant loses the grant. Then
-    /// two holders may overlap, and only the [`FencingToken`](crate::FencingToken) distinguishes them.
+    /// The answer of the primary is enough. If a failover promotes a replica that has not received a grant, this grant
+    /// is lost. The lock may then have two holders at once, and only the [`FencingToken`](crate::FencingToken) tells
+    /// which of them is the newer one.
     #[default]
     Primary,
     /// A grant counts only if this many replicas have acknowledged it, as the server's command `WAIT` reports. The same
-    /// is true for all that a guard depends on: a conversion, each renewal, and the claim of a grant that came by a
+    /// is true for each conversion and each renewal, including the first renewal of a grant that came by a
     /// notification.
     ///
-    /// After a failover to a replica that had acknowledged, no two valid holds conflict. Set `replicas` to *all*
-    /// replicas that can be promoted. A replica that has not acknowledged a grant does not know it, and may be promoted
-    /// as well. If too few replicas acknowledge a grant in time, the manager releases it. The caller gets
+    /// After a failover to a replica that has acknowledged the grant, no two valid holds conflict. Set `replicas` to
+    /// the number of *all* replicas that can be promoted. Otherwise a replica that has not received a grant may be
+    /// promoted. If too few replicas acknowledge a grant in time, the manager releases it. The caller gets
     /// [`Error::NotEnoughReplicas`](crate::Error::NotEnoughReplicas).
     ///
-    /// A renewal without enough acknowledgements extends nothing. The guard is
+    /// A renewal without enough acknowledgements does not extend the lease. The guard is then
     /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the manager retries the renewal. The guard is lost at its
     /// old deadline.
     Replicated {
-        /// Number of replicas that must acknowledge. With more replicas, a grant survives more failures. But it fails
-        /// if fewer replicas than this number answer.
+        /// Number of replicas that must acknowledge. A higher number lets a grant survive more failures. But a grant
+        /// fails if fewer replicas acknowledge it.
         replicas: NonZeroU8,
-        /// Time for which the primary waits for the replicas: from 1 ms to half of the
-        /// [`response_timeout`](crate::Builder::response_timeout), which limits the whole answer. A longer time suits
-        /// slower replicas; a shorter one fails sooner.
+        /// Time for which the primary waits for the replicas. The minimum is 1 ms. The maximum is half of the
+        /// [`response_timeout`](crate::Builder::response_timeout), because that timeout limits the whole answer. A
+        /// longer time allows slower replicas. A shorter time lets an acquisition fail sooner.
         timeout: Duration,
     },
 }

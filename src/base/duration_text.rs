@@ -3,12 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Duration as people write and read it. It is the format of the durations of a `Config`, and of those in errors and
-/// logs.
+/// Duration in the form that people write and read. A `Config`, errors and logs use this form.
 ///
-/// `Display` writes hundredths of a second from one second on, milliseconds from one millisecond on, and exact values
-/// below that. `FromStr` reads a number with one of the units `ns`, `us`, `ms`, `s`, `m`, `min`, `h` and `d`, or `max`
-/// for no limit.
+/// `Display` rounds down. From one second on, it writes seconds with two decimals. From one millisecond on, it writes
+/// whole milliseconds. Shorter durations are exact. `FromStr` reads a number with one of the units `ns`, `us`, `ms`,
+/// `s`, `m`, `min`, `h` and `d`. It also reads `max`, which means no limit.
 ///
 /// # Examples
 ///
@@ -39,7 +38,7 @@ impl fmt::Display for DurationText {
     }
 }
 
-/// Text that is not a [`DurationText`], because its number or its unit is missing or unknown.
+/// Error for a text that is not a [`DurationText`]. The number or the unit of the text is missing or invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is no duration: write it as 10s, 500ms, 1.5h or max")]
 pub struct InvalidDuration(String);
@@ -65,7 +64,7 @@ impl std::str::FromStr for DurationText {
             _ => return Err(refused()),
         };
         let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-        // Nine digits are enough for nanoseconds of a second.
+        // A second has 10^9 nanoseconds, so more than nine decimals would have no effect.
         let digits = u32::try_from(part.len()).ok().filter(|digits| (1..=9).contains(digits)).ok_or_else(refused)?;
         let number = |digits: &str| digits.parse::<u32>().map(u128::from).map_err(|_| refused());
         let nanos = number(whole)? * unit_nanos + number(part)? * unit_nanos / 10_u128.pow(digits);
@@ -109,7 +108,7 @@ pub(crate) mod json {
         both(serializer, "votes_in", "votes_in_ms", *span, number)
     }
 
-    /// Writes a round trip in microseconds, because it usually takes less than a millisecond.
+    /// Writes the number in microseconds, because a round trip usually takes less than a millisecond.
     #[allow(clippy::ref_option)] // as serde calls it
     pub(crate) fn round_trip<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         let number = span.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));

@@ -1,4 +1,4 @@
-//! Errors of this crate. Callers handle each kind of error in another way.
+//! Errors of this crate, with one variant for each kind that callers handle differently.
 
 use std::fmt;
 use std::io;
@@ -16,11 +16,12 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 /// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and the `try_` methods
 /// return `None`.
 ///
-/// Three outcomes are always distinct: *denied* (`Ok(None)` or [`WaitTimeout`](Error::WaitTimeout)), *lost*
-/// ([`Lost`](Error::Lost)) and *unknown* ([`Unreachable`](Error::Unreachable)).
+/// Three outcomes are always distinct: *denied*, *lost* and *unknown*. Denied is `Ok(None)` or
+/// [`WaitTimeout`](Error::WaitTimeout): others hold the lock. Lost is [`Lost`](Error::Lost): a hold ended early.
+/// Unknown is [`Unreachable`](Error::Unreachable): the server may have executed the request or not.
 ///
-/// Each message names the lock, the server if one is known, and what to do. If the operating system or the client
-/// library caused the error, their error is the [`source`](std::error::Error::source). The message does not repeat the
+/// Each message names the lock, the server if one is known, and what to do. If an error of the operating system or of
+/// the client library is the cause, [`source`](std::error::Error::source) returns it. The message does not repeat the
 /// text of the source:
 ///
 /// ```
@@ -44,23 +45,22 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 pub enum Error {
     /// Others held the lock until the caller's `wait_timeout` was over.
     ///
-    /// The error comes after the server has confirmed that the caller's place in the queue is gone. From then on the
-    /// server can execute no copy of the request. So it never grants anything for this acquisition. Usually the
-    /// confirmation takes one round trip. After two response timeouts without a confirmation, the error comes with
-    /// `confirmed: false`.
+    /// Before the acquisition returns this error, it waits until the server confirms that the place in the queue is
+    /// removed. From then on, the server executes no copy of the request, so it grants nothing to this acquisition.
+    /// Usually the confirmation takes one round trip. After two response timeouts without a confirmation, the
+    /// acquisition returns the error with `confirmed: false`.
     #[non_exhaustive]
     WaitTimeout {
         /// Name of the lock.
         lock: Arc<str>,
-        /// Time for which the caller waited for the lock. It does not include the time to cancel the place in the
-        /// queue.
+        /// Time for which the caller waited for the lock. The time to remove the place in the queue is not included.
         waited: Duration,
-        /// True if nothing can be granted to the acquisition any more. False if the server did not confirm in time that
-        /// the place is gone. Then the background runtime cancels the place. If the server grants a hold before that,
-        /// this hold lasts one lease at most.
+        /// True if the server can grant nothing to this acquisition any more. False if the server did not confirm in
+        /// time that the place in the queue is removed. The background runtime then removes this place. If the server
+        /// grants a hold before, this hold lasts one lease at most.
         confirmed: bool,
     },
-    /// The hold ended before its release. Others may have changed the data that it protected.
+    /// The hold ended before its release. Others may have changed the data that the lock protects.
     #[non_exhaustive]
     Lost {
         /// Name of the lock.
@@ -68,31 +68,32 @@ pub enum Error {
         /// Reason of the loss.
         reason: LossReason,
     },
-    /// An owner that holds the lock for reading asked for a write. It would wait for itself.
+    /// An owner that holds the lock for reading asked for the lock for writing. The owner would wait for itself.
     #[non_exhaustive]
     UpgradeConflict {
         /// Name of the lock.
         lock: Arc<str>,
     },
-    /// No server answered in time. A server may have executed the request or not. If it did, the effect ends with the
-    /// lease.
+    /// No server answered in time. A server may have executed the request or not. If a server has executed it, the
+    /// effect ends with the lease.
     #[non_exhaustive]
     Unreachable {
-        /// Name of the lock. Empty if a manager could not connect, close or flush.
+        /// Name of the lock. Empty if the operation concerned the whole manager: connect, close or flush.
         lock: Arc<str>,
         /// Time for which the request was retried.
         waited: Duration,
         /// Address of the server that was tried last, if it is known. If another server announced this address, the
         /// text names that server too: `10.0.0.1:6379 (announced by the cluster at 127.0.0.1:7000)`.
         node: Option<Arc<str>>,
-        /// Last failure, unless it was only a missing answer. If a connection failed, it is an [`std::io::Error`].
+        /// Cause of the last failure. `None` if an answer was only missing. If a connection failed, the cause is an
+        /// [`std::io::Error`].
         source: Option<Source>,
     },
     /// Too few masters of a [`QuorumManager`](crate::QuorumManager) answered in time, or too few may vote. Grants of a
     /// minority are released, or end with their leases.
     #[non_exhaustive]
     NoQuorum {
-        /// Name of the lock. Empty if a manager could not connect or close.
+        /// Name of the lock. Empty if the operation concerned the whole manager: connect or close.
         lock: Arc<str>,
         /// Time for which the request was retried.
         waited: Duration,
@@ -100,29 +101,32 @@ pub enum Error {
         masters: usize,
         /// Number of masters that must agree.
         needed: usize,
-        /// Number of masters that answered but may not vote yet. They have been running for less than the longest
-        /// lease.
+        /// Number of masters that answered but may not vote yet. These masters have been running for less than the
+        /// longest lease.
         restarted: usize,
         /// Answers and failures of the other masters.
         source: Option<Source>,
     },
-    /// Within its timeout, fewer replicas acknowledged a grant than
-    /// [`Durability::Replicated`](crate::Durability::Replicated) requires.
+    /// Too few replicas acknowledged a grant in time. [`Durability::Replicated`](crate::Durability::Replicated) sets
+    /// their number and the timeout.
     ///
-    /// The grant does not count, and the background runtime releases it. A retry succeeds as soon as the replicas
-    /// follow the primary. The caller decides about a retry, since each try keeps others from the lock for a moment.
-    /// This error also ends all acquisitions of the manager that waited behind the request when it was sent.
+    /// The grant does not count, and the background runtime releases it. A retry succeeds as soon as enough replicas
+    /// follow the primary. The manager does not retry, because each try keeps others from the lock for a moment. So the
+    /// caller decides about a retry. When the failed request was sent, other acquisitions of this manager may have
+    /// waited for its outcome. They fail with the same error.
     ///
     /// If the operation was a conversion, the primary has executed it, but the replicas may not have received it. The
-    /// guard is then lost as [`Gone`](LossReason::Gone), and both the old and the new hold are released.
+    /// guard is then lost with the reason [`Gone`](LossReason::Gone), and the manager releases both the old and the new
+    /// hold.
     #[non_exhaustive]
     NotEnoughReplicas {
-        /// Name of the lock. Empty if a manager did not connect because too few replicas were attached.
+        /// Name of the lock. Empty if a manager could not connect because too few replicas were attached to the
+        /// primary.
         lock: Arc<str>,
         /// Number of replicas that the option requires.
         asked: u8,
-        /// Number of replicas that acknowledged the grant. If a manager did not connect, the number of attached
-        /// replicas.
+        /// Number of replicas that acknowledged the grant. If a manager could not connect, this is the number of
+        /// replicas that were attached.
         acknowledged: u64,
         /// Address of the primary, if it is known, as in [`Unreachable`](Error::Unreachable).
         node: Option<Arc<str>>,
@@ -150,7 +154,7 @@ pub enum Error {
         /// Text of the server's error.
         message: String,
     },
-    /// The name is empty or too long, or it makes no usable key with
+    /// The name is empty or too long, or does not form a usable key with
     /// [`timestamp_keys`](crate::Builder::timestamp_keys). Nothing was sent.
     #[non_exhaustive]
     InvalidName {
@@ -174,10 +178,10 @@ pub enum Error {
         lock: Arc<str>,
     },
     /// `fork` copied the manager or the guard into this process from another process. Nothing was sent, and the holds
-    /// of the other process are unchanged. Build the manager after the fork.
+    /// of the other process are unchanged. To use locks in this process, build a manager after the fork.
     #[non_exhaustive]
     Forked {
-        /// Name of the lock. Empty for a call that is not for one lock.
+        /// Name of the lock. Empty for a call that concerns no single lock.
         lock: Arc<str>,
         /// Id of the process that built the manager.
         process: u32,
@@ -257,7 +261,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Lock of a request and its duration, as a part of a message.
+/// Part of a message: the lock of a request, and the time for which the request was retried.
 struct WithinFor<'a> {
     lock: &'a str,
     waited: Duration,
@@ -295,7 +299,8 @@ fn fmt_no_quorum(
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Taken out of the `Arc`: callers downcast to the error itself, which would fail with an `Arc`.
+            // Returns a reference to the error inside the `Arc`, because a downcast of the `Arc` to the type of that
+            // error would fail.
             Self::Unreachable { source: Some(source), .. } | Self::NoQuorum { source: Some(source), .. } => {
                 Some(&**source)
             }
@@ -305,8 +310,8 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    /// Creates the error of a request from the failure of its last attempt. Moves the node and its cause into separate
-    /// fields.
+    /// Creates the error of a request from the failure of its last attempt. Splits this failure into its node and its
+    /// cause.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
         if let Some(&NoMajority { masters, needed, restarted, .. }) =
             failure.as_deref().and_then(|failure| failure.downcast_ref::<NoMajority>())
@@ -332,7 +337,7 @@ pub(crate) struct NoMajority {
     pub(crate) needed: usize,
     /// Number of masters that answered but may not vote yet.
     pub(crate) restarted: usize,
-    /// Causes at the masters that did not answer, and at the masters that may not vote.
+    /// Reasons, one for each master that did not answer or may not vote.
     pub(crate) causes: Vec<String>,
 }
 
@@ -358,7 +363,7 @@ impl fmt::Display for AtNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = &self.cause else { return write!(f, "{}: no answer", self.node) };
         write!(f, "{}: {cause}", self.node)?;
-        // No other code shows the errors that caused this one.
+        // Adds the chain of causes, because nothing else prints it.
         let mut below = cause.source();
         while let Some(error) = below {
             write!(f, ": {error}")?;
@@ -370,7 +375,7 @@ impl fmt::Display for AtNode {
 
 impl std::error::Error for AtNode {}
 
-/// Error of a server that is a replica, although it has the address of a primary.
+/// Error of a server that is a replica, although the manager knows its address as that of a primary.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotPrimary(pub(crate) String);
@@ -391,14 +396,14 @@ impl std::error::Error for NoTls {
     }
 }
 
-/// Returns advice on a server that does not answer.
+/// Returns advice for a user whose server does not answer.
 fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
     if is_out_of_descriptors(cause) {
         return "this process has no file descriptors left, so raise `ulimit -n`, or find the code that keeps them open";
     }
     if let Some(NoTls(below)) = cause.and_then(|cause| cause.downcast_ref()) {
-        // A server without TLS reads the handshake as a command, and waits for the end of the command. A slow network
-        // causes the same timeout.
+        // A server without TLS reads the handshake as the beginning of a command, and waits for the rest, so the client
+        // runs into a timeout. A slow network causes the same timeout.
         return match below.downcast_ref::<io::Error>().map(io::Error::kind) {
             Some(io::ErrorKind::TimedOut) => {
                 "check that the server runs and accepts TLS on this port, or use `redis://`; on a slow network raise \
@@ -422,8 +427,8 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
     }
 }
 
-/// Returns true if this process may open no further connection (`EMFILE`). This is no fault of the server. The standard
-/// library has no error kind for it.
+/// Returns true if this process may open no further connection (`EMFILE`). The server is not the cause then. The
+/// function compares the number of the error, because the standard library has no error kind for it.
 fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
@@ -434,14 +439,13 @@ fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + '
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The server is out of memory, and does not evict (`OOM`).
+    /// The server is out of memory, and its policy is to evict no keys (`OOM`).
     #[error("out of memory")]
     OutOfMemory,
-    /// User name or password are missing or wrong (`NOAUTH`, `WRONGPASS`). Or the client certificate is missing or
-    /// wrong.
+    /// The user name, the password or the client certificate is missing or wrong (`NOAUTH`, `WRONGPASS`).
     #[error("not authenticated")]
     Unauthenticated,
-    /// The user may not run a command, or not use the key or channel (`NOPERM`).
+    /// The ACL of the server does not permit the user this command, key or channel (`NOPERM`).
     #[error("no permission")]
     Forbidden,
     /// The server cannot execute writes now (`MISCONF`, `NOREPLICAS`). Or the server was a replica (`READONLY`) for the
@@ -455,15 +459,15 @@ pub enum Refusal {
     #[error("unsupported server")]
     UnsupportedServer,
     /// The server's certificate is not from a trusted authority, has expired, or was made for another host. Nothing was
-    /// sent to the server, and no password either.
+    /// sent to the server, not even a password.
     #[error("untrusted server")]
     Untrusted,
-    /// The server does not match the topology: it is part of a cluster, or is not. Or the Sentinels know no primary
-    /// with that name.
+    /// The server does not fit the topology. For example, a single server was expected, but the server is part of a
+    /// cluster. Or the Sentinels know no primary with the given name.
     #[error("other topology")]
     OtherTopology,
-    /// Another version of this crate, with another format of its records, holds the lock or waits for it. Nothing was
-    /// changed.
+    /// Another version of this crate holds the lock or waits for it, and this version stores its records in another
+    /// format. Nothing was changed.
     #[error("other version")]
     OtherVersion,
     /// Any other answer.
@@ -472,7 +476,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns advice for the caller or the operator. `None` if the message contains it already.
+    /// Returns advice for the caller or the operator. `None` if the message already contains advice.
     fn advice(self) -> Option<&'static str> {
         Some(match self {
             Self::OutOfMemory => "free memory or raise `maxmemory`",
@@ -499,14 +503,14 @@ impl Refusal {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The hold was not renewed before its lease was over by the local clock. This is also the reason if a
-    /// [`downgrade`](crate::WriteGuard::downgrade) of an exclusive hold was not answered. Readers may have entered
-    /// then, so the hold is no longer exclusive.
+    /// The lease was over by the local clock before a renewal succeeded. This is also the reason if a
+    /// [`downgrade`](crate::WriteGuard::downgrade) got no answer in time. The server may have executed the downgrade,
+    /// and readers may have entered. So the hold may no longer be exclusive.
     #[error("the lease expired before a renewal succeeded")]
     Expired,
-    /// The server does not know the hold any more: the hold expired there, or the server lost its data. This is also
-    /// the reason if this manager was granted a newer hold that conflicts with this one. The newer grant proves only
-    /// that this hold is over.
+    /// The server does not know the hold any more, because the hold expired there or the server lost its data. This is
+    /// also the reason if a server granted this manager a newer hold that conflicts with this one. The newer grant
+    /// proves that this hold is over, but not why.
     #[error("the server does not know the hold any more")]
     Gone,
     /// The hold reached its `max_hold`.
@@ -524,7 +528,7 @@ pub enum LossReason {
     Forked,
 }
 
-/// Text ` for lock "name"`. Empty for an error of a manager.
+/// Text ` for lock "name"`. The text is empty if the error concerns no single lock.
 struct For<'a>(&'a str);
 
 impl fmt::Display for For<'_> {
@@ -538,7 +542,7 @@ impl fmt::Display for For<'_> {
 
 impl std::error::Error for UnreachableSource {}
 
-/// Description of a failure that has no source error.
+/// Error for a failure that has only a description, and no error of another library.
 #[derive(Debug)]
 pub(crate) struct UnreachableSource(pub(crate) String);
 

@@ -1,8 +1,10 @@
-//! Events for operators, sent with `tracing`. `docs/LOGS.md` lists them, and a test compares the list with the code.
+//! Log events for operators, sent with `tracing`. `docs/LOGS.md` lists these events, and a test compares the list with
+//! the code.
 //!
 //! The levels `info` and `warn` report each change of state once. Events of single locks have the level `debug`.
-//! Outcomes of single attempts have the level `trace`, and a limit per second. Texts from outside, such as lock names
-//! and server errors, are always quoted. So a line break in such a text makes no new line in the log.
+//! Outcomes of single attempts have the level `trace`, and their number per second is limited. Texts that this crate
+//! does not choose, such as lock names and server errors, are always quoted. So a line break in such a text starts no
+//! new line in the log.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -23,7 +25,7 @@ use crate::base::topology::AddressSource;
 
 /// Target of events about the health of servers.
 const NODE: &str = "redis_rwlock::node";
-/// Target of events about the owners of slots.
+/// Target of events about the servers that own hash slots.
 const TOPOLOGY: &str = "redis_rwlock::topology";
 /// Target of events about holds and waits.
 const LOCK: &str = "redis_rwlock::lock";
@@ -32,9 +34,9 @@ const ATTEMPT: &str = "redis_rwlock::attempt";
 /// Target of events about the manager itself.
 const MANAGER: &str = "redis_rwlock::manager";
 
-/// Waiting time from which on a wait is reported at `info`.
+/// Shortest wait for a lock that is reported at the level `info`.
 pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
-/// Largest number of lines of one frequent kind in one second.
+/// Largest number of log lines in one second for each frequent kind of event.
 const MAX_LINES: u32 = 10;
 
 fn millis(span: Duration) -> u64 {
@@ -55,7 +57,7 @@ pub(crate) fn node_unreachable(
     tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
 }
 
-/// Returns the source of an address. `None` if the user named the address.
+/// Returns the text that names the source of an address. `None` if the user named the address.
 fn announced_source(source: &AddressSource) -> Option<String> {
     (*source != AddressSource::User).then(|| source.to_string())
 }
@@ -66,7 +68,7 @@ pub(crate) fn node_refuses(node: &str, address_source: &AddressSource, refusal: 
     tracing::warn!(target: NODE, node, address_source, error = words, "{node} refuses connections: {refusal}");
 }
 
-/// Reports that a node works again. Before, it did not answer or refused connections.
+/// Reports that a node answers again. Before, it did not answer or refused connections.
 pub(crate) fn node_back(node: &str, away: Duration) {
     tracing::info!(target: NODE, node, unreachable_ms = millis(away), "{node} answers again, after {}", Time(away));
 }
@@ -76,7 +78,7 @@ pub(crate) fn node_found(node: &str, finding: &NodeFinding) {
     tracing::warn!(target: NODE, node, finding = finding.kind().word(), "{node} answers, but {finding}");
 }
 
-/// Reports the end of a defect.
+/// Reports that a defect of a server is repaired.
 pub(crate) fn node_mended(node: &str, kind: FindingKind) {
     tracing::info!(target: NODE, node, finding = kind.word(), "{node} has recovered: its {} is in order again", kind.word());
 }
@@ -91,7 +93,8 @@ pub(crate) fn secret_kept(error: &str) {
     tracing::warn!(target: NODE, error, "a secret cannot be read again, so its last valid version stays in use");
 }
 
-/// Reports that a node refuses subscriptions. It then cannot wake the waiters of its locks.
+/// Reports that a node refuses subscriptions. The waiters of its locks then receive no notifications, and ask the
+/// server once a second.
 pub(crate) fn may_not_subscribe(node: &str, words: &str) {
     tracing::warn!(
         target: NODE, node, error = words,
@@ -99,12 +102,12 @@ pub(crate) fn may_not_subscribe(node: &str, words: &str) {
     );
 }
 
-/// Reports each refused subscription.
+/// Reports a refused subscription. Unlike [`may_not_subscribe`], this event is sent for each refused subscription.
 pub(crate) fn subscription_refused(node: &str, words: &str) {
     tracing::debug!(target: NODE, node, error = words, "{node} refused a subscription");
 }
 
-/// Reports that some slots have another primary. Without `slots`, one primary has all slots.
+/// Reports that the primary of some hash slots has changed. `None` for `slots` means all slots.
 pub(crate) fn primary_changed(
     slots: Option<&str>,
     node: Option<&str>,
@@ -127,7 +130,7 @@ pub(crate) fn primary_changed(
     }
 }
 
-/// Reports the first known primary of some slots. Without `slots`, it has all slots.
+/// Reports the first known primary of some hash slots. `None` for `slots` means all slots.
 pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &AddressSource) {
     let address_source = announced_source(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
@@ -136,8 +139,8 @@ pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &Ad
 
 // Waits.
 
-/// Returns true if the log has long waits. Only then does a manager ask the server for the holder, which this line
-/// names.
+/// Returns true if a subscriber of `tracing` wants the events about long waits. Only then does a manager ask the server
+/// who holds the lock, because only these events name the holder.
 pub(crate) fn long_waits_are_told() -> bool {
     tracing::event_enabled!(target: LOCK, Level::INFO)
 }
@@ -148,9 +151,9 @@ pub(crate) struct Waited<'a> {
     pub(crate) lock: &'a str,
     pub(crate) mode: Mode,
     pub(crate) waited: Duration,
-    /// Holder of the lock at the time when the wait became long, if it is known.
+    /// Holder of the lock at the moment when the wait became a long wait, if it is known.
     pub(crate) holder: Option<&'a str>,
-    /// Number of other waits that the log has left out before this one.
+    /// Number of long waits before this one that the log has left out.
     pub(crate) left_out: Option<u64>,
 }
 
@@ -175,8 +178,8 @@ pub(crate) fn waited_in_vain(wait: &Waited<'_>) {
     tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "wait_timeout exceeded: waited {wait}");
 }
 
-/// Reports that an acquisition waits for a guard of its own owner. With reentry, the owner acquired this guard while
-/// the acquisition was already in the queue.
+/// Reports that an acquisition waits for a guard of its own owner, so it may wait for ever. With reentry, this happens
+/// only if the owner acquired the guard after the first poll of the acquisition.
 pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
     if reentry == Reentry::Off {
         tracing::warn!(
@@ -214,7 +217,7 @@ pub(crate) fn handed_off(lock: &str, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed off");
 }
 
-/// Reports that another hold was converted into this one.
+/// Reports that a hold of the other mode was converted into this hold.
 pub(crate) fn log_conversion(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
 }
@@ -228,7 +231,7 @@ pub(crate) struct Loss {
     pub(crate) held: Duration,
 }
 
-/// Returns the name of a reason in fields and labels.
+/// Returns the name of a reason, as log fields and metric labels show it.
 pub(crate) fn word_for(reason: LossReason) -> &'static str {
     match reason {
         LossReason::Expired => "expired",
@@ -240,8 +243,8 @@ pub(crate) fn word_for(reason: LossReason) -> &'static str {
     }
 }
 
-/// Reports a hold that ended before its release. This is no warning if the manager was closed, since the loss is
-/// expected then.
+/// Reports a hold that ended before its release. If the manager was closed, this is no warning, because the loss was
+/// expected.
 pub(crate) fn log_loss(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
@@ -268,24 +271,24 @@ pub(crate) fn cached_lost(lock: &str, loss: &Loss) {
     );
 }
 
-/// Reports that another process recalls a lock which this process caches.
+/// Reports that a waiter in another process wants a lock whose hold this process caches.
 pub(crate) fn log_recall(lock: &str, token: FencingToken, is_used: bool) {
     tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "a waiter recalls lock {lock:?}");
 }
 
-/// Reports that the server stopped a conversion half way.
+/// Reports that the server executed only a part of a conversion.
 pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
     tracing::warn!(target: LOCK, lock, error = error.to_string(), "a conversion of lock {lock:?} broke off half way");
 }
 
-/// Reports that an operator ended all holds of a lock.
+/// Reports that an operator ended the holds of a lock by force.
 pub(crate) fn log_force(lock: &str, holders: &[&str]) {
     tracing::warn!(target: LOCK, lock, ?holders, "released lock {lock:?} by force");
 }
 
 // Single requests.
 
-/// Admits [`MAX_LINES`] lines in one second, and counts the others.
+/// Rate limit for log lines. Admits [`MAX_LINES`] lines in each second, and counts the lines that it leaves out.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter(Mutex<LineCount>);
 
@@ -297,8 +300,8 @@ struct LineCount {
 }
 
 impl Limiter {
-    /// Returns `None` if this line must be left out. Otherwise returns the number of lines that were left out before
-    /// it, if there are any.
+    /// Decides about one log line. Returns `None` if the line must be left out. Otherwise returns the number of lines
+    /// that were left out since the last admitted line, if there are any.
     pub(crate) fn admits(&self, now: Moment) -> Option<Option<u64>> {
         let second = now.as_nanos() / 1_000_000_000;
         let mut lines = self.0.lock();
@@ -315,7 +318,7 @@ impl Limiter {
     }
 }
 
-/// Text of the failure of an attempt, with its node.
+/// Text that describes the failure of an attempt, and names the node if it is known.
 struct FailureText<'a>(&'a Failure);
 
 impl fmt::Display for FailureText<'_> {
@@ -358,7 +361,7 @@ pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limite
     }
 }
 
-/// Reports the answer to the first renewal of a hold that the server granted by a notification.
+/// Reports that a claim was answered. A claim is the first renewal of a hold that the server granted by a notification.
 pub(crate) fn log_claim(lock: &str, mode: Mode, token: FencingToken) {
     tracing::trace!(target: ATTEMPT, lock, %mode, token = token.as_u64(), "claimed");
 }
@@ -368,7 +371,8 @@ pub(crate) fn release_refused(lock: &str, words: &str) {
     tracing::debug!(target: LOCK, lock, error = words, "the server refuses a release");
 }
 
-/// Reports that the manager gives up a release. The server has certainly forgotten the hold by then.
+/// Reports that the manager gives up a release without an answer. The lease is over on the server, so nothing is left
+/// to release.
 pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
     tracing::debug!(target: LOCK, lock, error = FailureText(failure).to_string(), "gave up a release: the lease is over on the server");
 }
@@ -383,13 +387,13 @@ pub(crate) fn log_connection(node: &str, servers: &str, version: &str, durabilit
     );
 }
 
-/// Reports that the thread for background work could not be started.
+/// Reports that the thread of the background runtime could not be started.
 pub(crate) fn no_thread(error: &std::io::Error) {
     let error = error.to_string();
     tracing::warn!(target: MANAGER, error, "no thread for background work: it runs on the runtimes that use the manager");
 }
 
-/// Reports an environment variable that has the prefix of a configuration but names none of its fields.
+/// Reports an environment variable that begins with the prefix of the configuration but names no option.
 #[cfg(feature = "serde")]
 pub(crate) fn unknown_variable(name: &str) {
     tracing::warn!(target: MANAGER, name, "ignored the variable {name:?}: it is no option");
@@ -419,7 +423,8 @@ pub(crate) async fn within<T>(
     outcome
 }
 
-/// Returns the name of an acquisition's outcome in fields and labels: granted, denied, or the kind of failure.
+/// Returns the name of an acquisition's outcome, as log fields and metric labels show it: granted, denied, or the kind
+/// of failure.
 pub(crate) fn word_for_outcome<T>(outcome: &Result<T>, is_granted: impl FnOnce(&T) -> bool) -> &'static str {
     match outcome {
         Ok(answer) if is_granted(answer) => "granted",
@@ -444,13 +449,14 @@ fn word_for_error(error: &Error) -> &'static str {
     }
 }
 
-/// Tracing span of a hold, from its first guard to its release or loss. It is boxed, since few holds have a span.
+/// Tracing span of a hold, from its first guard to its release or loss. The span is boxed to keep a hold small, because
+/// few holds have a span.
 #[derive(Debug, Default)]
 pub(crate) struct HoldSpan(OnceLock<Box<Mutex<Option<Span>>>>);
 
 impl HoldSpan {
-    /// Begins the span, if a subscriber wants spans. Its parent is the present span, in which the acquisition returns
-    /// the guard.
+    /// Begins the span, if a subscriber wants spans. Its parent is the current span of the task that receives the
+    /// guard.
     pub(crate) fn begin(&self, lock: &str, mode: Mode, token: FencingToken) {
         if spans_are_wanted() {
             let token = token.as_u64();

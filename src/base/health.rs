@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::base::duration_text::DurationText;
 use crate::base::topology::AddressSource;
 
-/// Limit for the difference between the clock of a single server and the clock of this machine. No lock depends on this
-/// difference.
+/// Largest allowed difference between the clock of a single server and the clock of this machine. The limit may be
+/// high, because no lock depends on this difference.
 const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 
 /// Counts of a manager at one moment; [`stats`](crate::RwLockManager::stats) returns them.
@@ -32,29 +32,30 @@ const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Holds that servers have granted and that are not released yet.
+    /// Holds that servers have granted, and that this manager has neither released nor lost.
     pub holds: usize,
-    /// Guards that share these holds: guards of tasks, nested guards, and guards that waiters have not received yet.
+    /// Guards that share these holds. Nested guards count, and so do guards that a waiter has been given but has not
+    /// yet received.
     pub guards: usize,
-    /// Cached holds, which no guard uses. They are [cached](crate::Builder::cache_for) for the next acquisition.
+    /// Holds that no guard uses. The manager [caches](crate::Builder::cache_for) them for the next acquisition.
     pub cached_holds: usize,
     /// Acquisitions that wait for other acquisitions of this process, or for a server.
     pub waiters: usize,
-    /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): the server has not answered their last renewal,
-    /// and the manager repeats it. A few such holds for a few seconds are normal. More of them, or a longer time, mean
-    /// that a server does not answer.
+    /// Holds in the state [`Unconfirmed`](crate::HoldState::Unconfirmed). The server has not answered their last
+    /// renewal, and the manager repeats this renewal. A few such holds for a few seconds are normal. More of them, or a
+    /// longer time, mean that a server does not answer.
     pub renewals_late: usize,
     /// Requests that were sent to servers and have no answer yet. Always 0 for a
     /// [`MemoryManager`](crate::MemoryManager).
     pub in_flight: usize,
     /// Connections that replaced a broken or silent connection.
     pub reconnects: u64,
-    /// Number of times that the manager asked the members of a cluster, or the Sentinels, for the owners of slots. In a
+    /// Number of times that the manager asked cluster members or Sentinels which server owns which hash slot. In a
     /// healthy cluster only [`health`](crate::RwLockManager::health) and [`locks`](crate::RwLockManager::locks) ask.
     pub map_refreshes: u64,
 }
 
-/// Traffic of a scheme with its servers.
+/// Counts of requests and connections between a lock scheme and its servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) in_flight: usize,
@@ -83,21 +84,23 @@ pub(crate) struct Traffic {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Health {
-    /// Entries for all servers that the manager knows. These are the single node, or all members in the cluster's slot
-    /// map, or the primary and the Sentinels.
+    /// Entries for all servers that the manager knows. For a single server, this is one entry. For a cluster, these are
+    /// all members in its slot map. With Sentinels, these are the primary and the Sentinels.
     pub nodes: Vec<NodeHealth>,
-    /// Number of servers with locks that must answer. For a [`QuorumManager`](crate::QuorumManager) it is a majority of
-    /// the masters. `None` if all must answer.
+    /// Number of servers that must be able to grant locks, so that the manager is ready. For a
+    /// [`QuorumManager`](crate::QuorumManager), this number is a majority of the masters. `None` means all servers that
+    /// store locks.
     pub needed: Option<usize>,
 }
 
 impl Health {
-    /// Collects the nodes. Adds a finding to each server whose clock differs from the other clocks by more than
-    /// `max_skew`.
+    /// Creates the health of these nodes. Adds a finding to each node whose clock differs from the other clocks by more
+    /// than `max_skew`.
     pub(crate) fn new(mut nodes: Vec<NodeHealth>, needed: Option<usize>, max_skew: Duration) -> Self {
         let reading = |node: &NodeHealth| {
             let ahead_us = node.clock_ahead_ms?.saturating_mul(1000);
-            // Half of the round trip, and one millisecond, since the reading is rounded to milliseconds.
+            // A server reads its clock at an unknown point of the round trip, so half of the round trip is uncertain.
+            // The reading is rounded to milliseconds, so one more millisecond is uncertain.
             Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
         };
         let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
@@ -108,10 +111,12 @@ impl Health {
         Self { nodes, needed }
     }
 
-    /// Returns true if enough of the servers that store locks answer and can grant locks: as many as
-    /// [needed](Health::needed), or all. Replicas and Sentinels may be missing, so this suits a readiness check. A
-    /// server whose [memory is full](NodeFinding::MemoryFull) cannot grant locks. A master that [may not vote
-    /// yet](NodeHealth::votes_in) cannot either.
+    /// Returns true if enough servers answer and can grant locks. The field [`needed`](Health::needed) says how many
+    /// are enough. Replicas and Sentinels do not count, because they grant no locks. The result suits a readiness
+    /// check.
+    ///
+    /// A server cannot grant locks while its [memory is full](NodeFinding::MemoryFull). A master cannot grant locks
+    /// while it [may not vote yet](NodeHealth::votes_in).
     #[must_use]
     pub fn is_ready(&self) -> bool {
         // A server with an unknown role may be a primary, so it counts as one.
@@ -121,8 +126,8 @@ impl Health {
         all > 0 && ready >= self.needed.unwrap_or(all)
     }
 
-    /// Returns the greatest difference between the clocks of two servers. It is exact to half of their round trips.
-    /// `None` if fewer than two servers answer. This difference must stay below
+    /// Returns the greatest difference between the clocks of two servers. Its error is at most half of the round trips
+    /// to both. Returns `None` if fewer than two servers answer. The difference must stay below
     /// [`max_clock_skew`](crate::Builder::max_clock_skew), 100 ms by default.
     #[must_use]
     pub fn clock_spread(&self) -> Option<Duration> {
@@ -141,7 +146,7 @@ pub struct NodeHealth {
     pub address: String,
     /// Source of the address: the user, the cluster or a Sentinel.
     pub address_source: AddressSource,
-    /// Role that the server reports. If it does not answer, the role that other servers report for it.
+    /// Role that the server reports. If the server does not answer, this is the role that other servers report for it.
     pub role: NodeRole,
     /// Name of the server software: `redis`, `valkey`, or another name that the server reports.
     pub server: Option<String>,
@@ -149,25 +154,26 @@ pub struct NodeHealth {
     pub version: Option<String>,
     /// True if the server answered in time.
     pub is_reachable: bool,
-    /// Time of one request and its answer, on an open connection.
+    /// Time from one request to its answer, on an open connection.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::round_trip"))]
     pub round_trip: Option<Duration>,
-    /// Milliseconds by which the server's clock is ahead of the clock of this machine; negative if it is behind. The
-    /// value is exact to half of the round trip. Locks do not depend on the clock of this machine. They depend on the
-    /// clocks of the servers relative to each other, see [`Health::clock_spread`].
+    /// Milliseconds by which the server's clock is ahead of the clock of this machine. The value is negative if the
+    /// server's clock is behind. Its error is at most half of the round trip. Locks do not depend on the clock of this
+    /// machine. They depend on the difference between the clocks of the servers, see [`Health::clock_spread`].
     pub clock_ahead_ms: Option<i64>,
     /// True if the server's `maxmemory-policy` is `noeviction`. This policy is necessary if the server has a
-    /// `maxmemory`. `None` if the user lacks the right `+info`.
+    /// `maxmemory`. `None` if the ACL of the server does not permit the command `INFO` (`+info`).
     pub noeviction: Option<bool>,
-    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. After a restart, a master may not
-    /// vote until it has run for longer than the longest lease. `None` if the master may vote, and for all other
-    /// servers.
+    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. A master may have lost its locks
+    /// in a restart. So it may vote again only when it has run for longer than the longest lease. `None` if the master
+    /// may vote, and for servers of other managers.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::votes_in"))]
     pub votes_in: Option<Duration>,
     /// Reason why the server did not answer.
     pub problem: Option<String>,
-    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty without a defect. Some defects
-    /// cannot be found without the right `+info`. Each finding is also a line of the log and a metric.
+    /// Defects of a server that answers. Examples are full memory, a wrong memory policy, and a wrong clock. The list
+    /// is empty if no defect was found. Some defects cannot be found if the ACL does not permit the command `INFO`.
+    /// Each finding is also logged, and counts in a metric.
     pub findings: Vec<NodeFinding>,
 }
 
@@ -195,7 +201,8 @@ impl NodeHealth {
     }
 }
 
-/// Defect of a server that answers, see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) text says what to do.
+/// Defect of a server that answers, see [`NodeHealth::findings`]. The [`Display`](fmt::Display) text of a finding says
+/// how to repair the defect.
 ///
 /// # Examples
 ///
@@ -217,27 +224,28 @@ impl NodeHealth {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum NodeFinding {
-    /// The server is above its `maxmemory`, and refuses commands that need memory: new grants, but not renewals or
-    /// releases. Without `+info`, only refusals show this defect. The finding then stays for a minute after the last
-    /// refusal.
+    /// The server uses more memory than its `maxmemory`. It refuses to grant locks, but it still renews and releases
+    /// holds. If the ACL does not permit the command `INFO`, only such refusals show this defect. The finding then
+    /// stays for a minute after the last refusal.
     MemoryFull {
-        /// Bytes in use that count against the limit, if the user may ask for them.
+        /// Bytes in use that count against `maxmemory`, if the ACL permits the command `INFO`.
         used: Option<u64>,
-        /// Value of `maxmemory` in bytes, if the user may ask for it.
+        /// Value of `maxmemory` in bytes, if the ACL permits the command `INFO`.
         maxmemory: Option<u64>,
     },
-    /// The `maxmemory-policy` is not `noeviction`. When memory is short, the server removes locks that are held.
+    /// The `maxmemory-policy` is not `noeviction`. When its memory is short, the server removes keys, and may remove
+    /// locks that are held.
     Evicts {
         /// Memory policy of the server.
         policy: String,
     },
-    /// The clock differs from the clocks of the other servers. After a failover to or from this server, a lock may end
-    /// too early or too late. A single server is compared with the clock of this machine.
+    /// The clock of this server differs too much from the clocks of the other servers. After a failover to or from this
+    /// server, a lock may end too early or too late. A single server is compared with the clock of this machine.
     ClockSkew {
-        /// Milliseconds by which the clock is ahead; negative if it is behind.
+        /// Milliseconds by which the clock is ahead. The value is negative if the clock is behind.
         ahead_ms: i64,
-        /// Greatest allowed difference: [`max_clock_skew`](crate::Builder::max_clock_skew) between servers, 1 s for a
-        /// single server.
+        /// Greatest allowed difference. Between servers, it is [`max_clock_skew`](crate::Builder::max_clock_skew). For
+        /// a single server, it is at least 1 s.
         #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::limit"))]
         limit: Duration,
     },
@@ -315,15 +323,17 @@ impl FindingKind {
     }
 }
 
-/// Reading of a server's clock: by how much it is ahead of a base that all readings share, and how uncertain that is.
+/// Reading of a server's clock: the microseconds by which the clock is ahead of a common base, and the largest error of
+/// that value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClockReading {
     pub(crate) ahead_us: i64,
     pub(crate) uncertain_us: i64,
 }
 
-/// Compares clocks with their median. If there are two middle clocks, the one that is nearer to this machine's clock
-/// `here_us` is the reference.
+/// Compares each clock with the median of all clocks, and returns a finding for each clock that differs too much. For
+/// an even number of clocks, the median is the middle clock that is nearer to this machine's clock `here_us`. A single
+/// clock is compared with `here_us`.
 pub(crate) fn clock_skews(readings: &[ClockReading], here_us: i64, max_skew: Duration) -> Vec<Option<NodeFinding>> {
     let mut sorted = readings.to_vec();
     sorted.sort_by_key(|reading| reading.ahead_us);

@@ -2,9 +2,9 @@
 //!
 //! All keys and channels of one lock must be in one hash slot, for every valid name. A key has one of two forms:
 //!
-//! * If the name has a valid hash tag, as `{user}:1` has, the key keeps it: `<prefix>#{user}:1`.
-//! * Any other name becomes the hash tag: `<prefix>:{name}`. In it, `%`, `{` and `}` are percent-encoded. A brace in
-//!   the name could end the tag early (`na}me`) or leave it empty (`}`). The keys of one lock would then be in several
+//! * If the name has a valid hash tag, like `{user}:1`, the key contains the name unchanged: `<prefix>#{user}:1`.
+//! * Any other name becomes the hash tag: `<prefix>:{name}`. In this tag, `%`, `{` and `}` are percent-encoded. A plain
+//!   brace could end the tag early (`na}me`) or leave it empty (`}`). The keys of one lock would then be in several
 //!   slots.
 //!
 //! Different names never have the same key. A prefix has no `#`, so a `#` before the first `{` marks the first form.
@@ -37,10 +37,11 @@ pub(crate) const MAX_PREFIX_BYTES: usize = 64;
 pub(crate) const SLOTS: u16 = 16384;
 
 /// Lock as its manager addresses it: its name, the base of its server keys, and their hash slot. A process has one such
-/// value for each lock that it holds. Name and base share one allocation, and usually the base contains the name.
+/// value for each lock that it holds. So the value is small: name and base share one allocation, and usually the base
+/// contains the name.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// Base. The name follows if the base does not contain it unchanged.
+    /// Base, followed by the name if the base does not contain the name unchanged.
     text: Box<str>,
     name_hash: u64,
     base_len: u16,
@@ -53,7 +54,7 @@ pub(crate) struct Key {
 /// Text that follows the base in a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Separator and part.
+    /// A separator and the part.
     Parts,
     /// Nothing. The base is the whole key, which existed before this crate used it.
     Whole,
@@ -74,7 +75,8 @@ impl Key {
         Ok(Self::of(text.into(), base_len, name_begin, name.len(), Form::Parts))
     }
 
-    /// Checks `name` and inserts it into the template, which was checked before. Such a lock has only one key.
+    /// Checks `name` and inserts it into the template. [`KeyTemplate::check`] must have accepted the template before.
+    /// Such a lock has only one key.
     pub(crate) fn from_template(template: &KeyTemplate, name: &str) -> Result<Self> {
         check_name(name)?;
         let base = template.key(name)?;
@@ -91,7 +93,7 @@ impl Key {
         Self { text, name_hash, base_len, name_begin, name_len, slot, form }
     }
 
-    /// Returns the name for which `key` is the key of this part under `prefix`. `None` if there is no such name.
+    /// Returns the name of the lock whose key for this part under `prefix` is `key`. `None` if there is no such name.
     pub(crate) fn name_of(prefix: &str, key: &str, part: &str) -> Option<String> {
         let base = key.strip_suffix(part)?.strip_suffix(':')?;
         let rest = base.strip_prefix(prefix)?;
@@ -99,7 +101,7 @@ impl Key {
             Some(name) => name.to_owned(),
             None => decode(rest.strip_prefix(":{")?.strip_suffix('}')?)?,
         };
-        // A key that no name produces belongs to no lock, since each name has one key for each part.
+        // Some texts decode to a name but are not the key of that name. Such a key belongs to no lock.
         let made = Self::new(prefix, &name).ok()?;
         (made.part(part) == key).then_some(name)
     }
@@ -119,12 +121,12 @@ impl Key {
         self.name().into()
     }
 
-    /// Returns the hash of the name. Each process has other hashes.
+    /// Returns the hash of the name. The same name has different hashes in different processes.
     pub(crate) fn name_hash(&self) -> u64 {
         self.name_hash
     }
 
-    /// Returns hash and name for a lookup.
+    /// Returns the hash and the name, as lookups in hash tables need them.
     pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
         (self.name_hash, &self.text.as_bytes()[self.name_range()])
     }
@@ -140,8 +142,8 @@ impl Key {
         self.slot
     }
 
-    /// Returns a server key or channel of this lock. `part` is a constant of this crate without braces, so it does not
-    /// change the hash tag.
+    /// Returns a server key or channel of this lock. `part` is a constant of this crate. It contains no braces, so it
+    /// does not change the hash tag.
     pub(crate) fn part(&self, part: &str) -> String {
         self.pieces(part).concat()
     }
@@ -154,8 +156,9 @@ impl Key {
         }
     }
 
-    /// Returns the beginning of the channels that belong to the key `part`. It is the key itself if the key has a hash
-    /// tag, and otherwise the key in braces. Scripts know only the key, and derive the channels in the same way.
+    /// Returns the beginning of the names of the channels that belong to the key `part`. This beginning is the key if
+    /// the key has a hash tag, and otherwise the key in braces. Scripts receive only the key, and derive the channels
+    /// in the same way.
     pub(crate) fn channels(&self, part: &str) -> String {
         let key = self.part(part);
         match hash_tag(key.as_bytes()) {
@@ -171,13 +174,14 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Converts a position in the text of a key. Names, prefixes and templates have limited lengths, so 16 bits are enough.
+/// Converts a position in the text of a key to 16 bits. These are enough, because names, prefixes and templates have
+/// limited lengths.
 fn short(place: usize) -> u16 {
     u16::try_from(place).expect("a key is shorter")
 }
 
-/// Returns the hash of a lock's name within this process. The seed is random. With a known seed, users could choose
-/// names whose hashes collide.
+/// Returns the hash of a lock's name within this process. The seed is random, because with a known seed users could
+/// choose names whose hashes collide.
 pub(crate) fn hash_of(name: &str) -> u64 {
     static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let mut hasher = SEED.build_hasher();
@@ -201,8 +205,8 @@ fn invalid_name(name: &str, reason: String) -> Error {
     Error::InvalidName { lock: shorten(name).into(), reason }
 }
 
-/// Refuses prefixes with a brace, which would affect the hash tag, and with `#`, which separates a prefix from a name
-/// with a tag. Also refuses characters that are not visible in a listing.
+/// Refuses prefixes that are empty, too long, or contain a forbidden character. A brace would change the hash tag. A
+/// `#` separates a prefix from a name with a hash tag. Other forbidden characters are invisible in a listing of keys.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let fits = (1..=MAX_PREFIX_BYTES).contains(&prefix.len())
         && prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'#'));
@@ -215,7 +219,7 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     })
 }
 
-/// Returns the first 64 characters of a name, for an error.
+/// Returns the first 64 characters of a name, so that an error stays short.
 fn shorten(name: &str) -> String {
     name.chars().take(64).collect()
 }

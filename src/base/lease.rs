@@ -1,10 +1,10 @@
-//! Arithmetic of leases: moments, validity, clock samples, fencing tokens. The code here reads no clock and does not
-//! sleep.
+//! Arithmetic of leases: moments, validity, clock samples and fencing tokens. The functions of this module read no
+//! clock and do not sleep.
 //!
 //! A hold is *valid* in this process for less time than the server keeps it. The validity counts from a moment before
-//! the request is sent. Three margins are subtracted: 1 % for clock rates, 2 ms for timers and truncation, and
-//! `max_clock_skew`. The last margin covers the clocks of other servers to which the slot may move. So local validity
-//! ends before any server can grant the lock to another holder.
+//! the request is sent. Three margins shorten it: 1 % for different clock rates, 2 ms for timers and rounding, and
+//! `max_clock_skew`. The last margin is necessary because the lock's slot may move to a server with another clock. So
+//! local validity ends before any server can grant the lock to another holder.
 //!
 //! Source: the drift allowance of Redlock, and Gray and Cheriton, "Leases" (1989).
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Largest number of tokens that one grant reserves.
 pub(crate) const MAX_TOKENS: u64 = 64;
 
-/// Margin for timers and millisecond truncation.
+/// Margin for the inaccuracy of timers, and for times that are rounded to milliseconds.
 const GRAIN: Duration = Duration::from_millis(2);
 /// Clock rates are assumed to differ by at most one part in this number.
 const RATE_PARTS: u32 = 100;
@@ -23,7 +23,7 @@ const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// Moment of the local clock, in nanoseconds since the clock's own origin.
 ///
-/// Stored as the number plus one, so that an `Option` of a moment needs no more memory.
+/// The stored number is one greater and never zero, so an `Option` of a moment needs no more memory than a moment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(NonZeroU64);
 
@@ -34,7 +34,7 @@ impl fmt::Debug for Moment {
 }
 
 impl Moment {
-    /// Moment after all moments that a clock can reach.
+    /// Moment that no clock reaches.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
@@ -68,25 +68,25 @@ pub(crate) fn valid_until(sent: Moment, remaining: Duration, max_clock_skew: Dur
     sent.after(usable(remaining, max_clock_skew))
 }
 
-/// Returns the part of a lease that remains after the margins.
+/// Returns the part of a lease that is left after the three margins.
 pub(crate) fn usable(lease: Duration, max_clock_skew: Duration) -> Duration {
     lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(max_clock_skew)
 }
 
-/// Returns the least validity that a new guard must have: half of its lease, which a late renewal leaves as well. If
-/// little more than half remains after the margins, three quarters of that rest are enough.
+/// Returns the shortest remaining validity that a new guard must have. This is half of its lease, or three quarters of
+/// the usable part of the lease if that is less. A late renewal leaves about as much.
 pub(crate) fn start(lease: Duration, max_clock_skew: Duration) -> Duration {
     (lease / 2).min(usable(lease, max_clock_skew) * 3 / 4)
 }
 
-/// Returns a duration of the local clock after which `span` is certainly over by the server's clock.
+/// Returns a duration by the local clock. When it is over, `span` is certainly over by the server's clock, too.
 pub(crate) fn surely_over(span: Duration, max_clock_skew: Duration) -> Duration {
     span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(max_clock_skew)
 }
 
-/// Returns the longest time after its sending at which a server may execute a request with a time limit. By a clock
-/// sample, this limit is one response timeout after the sending. The sample may be ahead of the server by the round
-/// trip of its answer. That round trip takes at most another response timeout.
+/// Returns the longest time between the sending of a request and its execution. Each request has a time limit by the
+/// server's clock, one response timeout after the sending. The sender estimates the server's clock from a clock sample.
+/// This estimate may be ahead by the round trip of the sample, which took at most another response timeout.
 pub(crate) fn max_delay(response_timeout: Duration, max_clock_skew: Duration) -> Duration {
     surely_over(response_timeout.saturating_mul(2), max_clock_skew)
 }
@@ -104,7 +104,7 @@ impl ServerTime {
         self.0
     }
 
-    /// Returns whole milliseconds, rounded up, so that a limit does not come earlier than intended.
+    /// Returns whole milliseconds, rounded up, so that a time limit is not earlier than intended.
     pub(crate) fn as_millis_up(self) -> u64 {
         self.0.div_ceil(1000)
     }
@@ -119,8 +119,8 @@ impl ServerTime {
     }
 }
 
-/// Clock sample, from one answered request to one node. The request was sent at `sent`. The server read its clock after
-/// that, as `server`.
+/// Clock sample: two readings of clocks from one answered request to one node. The request was sent at the local time
+/// `sent`. Later, the server read its own clock as `server`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClockSample {
     pub(crate) sent: Moment,
@@ -128,8 +128,8 @@ pub(crate) struct ClockSample {
 }
 
 impl ClockSample {
-    /// Returns the server's time at `now`. It may be ahead of the true time by one round trip and 1 % of the sample's
-    /// age.
+    /// Estimates the server's time at the local time `now`. The estimate may be ahead of the server's clock by one
+    /// round trip and 1 % of the sample's age.
     pub(crate) fn server_time_at(&self, now: Moment) -> ServerTime {
         self.server.after(now.since(self.sent))
     }
@@ -139,15 +139,16 @@ impl ClockSample {
     }
 }
 
-/// Number that grows with every phase of a lock. The resource that the lock protects can check it.
+/// Number that grows with every phase of a lock, so that the protected resource can reject outdated holders.
 ///
-/// Each phase of a lock has a greater token than all phases before it. A phase is the time of one writer, or the time
-/// of all readers that are inside together. These readers share a token. The resource must remember the highest token
-/// that it has seen, and reject lower tokens, including those of readers. It is then safe even from a holder that was
-/// paused past its lease. No lock with leases alone can stop such a holder.
+/// Each phase of a lock has a greater token than all phases before it. A phase is the time for which one writer holds
+/// the lock, or the time for which readers hold it together. These readers share a token. The resource must remember
+/// the highest token that it has seen, and reject lower tokens, including those of readers. Then it also rejects a
+/// holder that was paused until after the end of its lease. A lock with leases alone cannot stop such a holder.
 ///
-/// Tokens are at most 2^53, so JSON and SQL `BIGINT` can store them. They are not consecutive. A resource that stores
-/// tokens as integers converts them back with `try_from`. 0 is below every token that a server grants.
+/// Tokens are at most 2^53, so JSON and SQL `BIGINT` can store them. Consecutive phases may have tokens with gaps
+/// between them. `try_from` converts a stored integer back into a token. The number 0 is lower than every token that a
+/// server grants.
 ///
 /// # Examples
 ///
@@ -172,15 +173,15 @@ impl ClockSample {
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// Greatest token. A double represents all integers up to this one exactly.
+    /// Greatest token. Scripts compute with doubles, which represent all integers up to this one exactly.
     const MAX: u64 = 1 << 53;
-    /// Token below every granted token, for a recall message that cannot be read.
+    /// Token that is lower than every granted token. A recall message that cannot be read gets this token.
     pub(crate) const LOWEST: Self = Self(0);
-    /// Token below every granted token, for places where there is no token.
+    /// Token that is lower than every granted token. It stands for a missing token.
     pub(crate) const ZERO: Self = Self(0);
 
-    /// Reads a token from a server's reply. Returns `None` if the number is out of range, which no script of this crate
-    /// sends.
+    /// Reads a token from a server's reply. Returns `None` if the number is out of range. No script of this crate sends
+    /// such a number.
     pub(crate) fn from_wire(raw: u64) -> Option<Self> {
         (raw <= Self::MAX).then_some(Self(raw))
     }
@@ -189,7 +190,8 @@ impl FencingToken {
         self.0
     }
 
-    /// Returns the token of a later writer of the same grant. The grant has reserved this token.
+    /// Returns the token that is `turn` higher. A grant reserves several tokens, so that writers of this process can
+    /// hand off its hold.
     pub(crate) fn plus(self, turn: u64) -> Self {
         Self(self.0 + turn)
     }
@@ -209,7 +211,7 @@ impl From<FencingToken> for u64 {
 
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
-        // The constructor has checked that this is at most 2^53.
+        // The number fits, because each constructor checks that it is at most 2^53.
         token.0 as Self
     }
 }
@@ -232,7 +234,7 @@ impl TryFrom<i64> for FencingToken {
     }
 }
 
-/// Number that is not a [`FencingToken`], because it is negative or above 2^53.
+/// Error for a number that is not a [`FencingToken`], because it is negative or greater than 2^53.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0} is no fencing token, a number from 0 to 2^53: find the program that wrote it in place of a token")]
 pub struct InvalidToken(i128);

@@ -1,8 +1,8 @@
-//! Metrics for the facade of the crate `metrics`. `docs/METRICS.md` lists them, and a test compares the list with the
-//! code. Without the cargo feature `metrics`, these types do nothing.
+//! Metrics, reported through the crate `metrics`. `docs/METRICS.md` lists them, and a test compares this list with the
+//! code. Without the cargo feature `metrics`, the types of this module do nothing.
 //!
-//! A manager takes its metric handles when it is built, so an application must install its recorder before that. Each
-//! event then costs an addition or two.
+//! A manager takes its metric handles from the recorder when it is built. So an application must install its recorder
+//! before it builds a manager. Each event then costs one or two additions.
 
 #[cfg(not(feature = "metrics"))]
 mod off;

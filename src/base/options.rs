@@ -1,4 +1,4 @@
-//! Options and their defaults, all in this module.
+//! Options of managers and acquisitions, with their defaults.
 
 use std::time::Duration;
 
@@ -14,13 +14,14 @@ use crate::base::lease;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::reentry::Reentry;
 
-/// Longest lease. Servers count deadlines in milliseconds, and are exact far beyond this value.
+/// Longest lease. Servers store deadlines in milliseconds, and their numbers are exact far beyond this lease.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Longest time for one answer. A caller that still waits must learn that a server does not answer.
+/// Longest time to wait for one answer. The limit is short, so that a caller learns soon that a server does not answer.
 const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest limit for clients of the timestamp scheme. The scripts keep the timestamps of these clients for this long.
+/// Longest time for which a client of the timestamp scheme may hold a lock. The scripts keep the timestamps of these
+/// clients for this time.
 const MAX_TIMESTAMP_CLIENT: Duration = Duration::from_secs(60);
 
 /// Longest time for which an unused hold is cached.
@@ -29,11 +30,11 @@ const MAX_CACHE_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Time for which a client of the timestamp scheme may hold a lock, counted from its timestamp.
 /// [`timestamp_keys`](crate::Builder::timestamp_keys) has an example.
 ///
-/// The timestamp scheme stores the *time of the grant*, so each client must know how long that grant counts. The
-/// default is 1 s for reads and 3 s for writes, as in the article. The maximum is one minute.
+/// The timestamp scheme stores only the *time of the grant*, so each client must know how long a grant counts. The
+/// default is 1 s for reads and 3 s for writes, as in the article that describes the scheme. The maximum is one minute.
 ///
-/// With longer limits, managers of this crate wait longer after such a client has died. With shorter limits, they may
-/// enter while such a client still works.
+/// If these times are too long, managers of this crate wait too long after such a client has died. If these times are
+/// too short, managers may enter while such a client still works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TimestampClients {
@@ -41,21 +42,21 @@ pub struct TimestampClients {
     pub read: Duration,
     /// Time for which a `write` timestamp of such a client keeps all others out.
     pub write: Duration,
-    /// Ttl that such clients set on the lock's key with each grant: 10 s, as in the article. With
-    /// [`timestamp_keys`](crate::Builder::timestamp_keys), no lease may be longer. Otherwise the next grant of such a
-    /// client would end our hold early.
+    /// Ttl that such clients set on the lock's key with each grant. The default is 10 s, as in the article. With
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys), no lease may be longer than this ttl. Otherwise the key
+    /// could expire before the lease is over, and the hold would end early.
     pub key_ttl: Duration,
 }
 
 impl TimestampClients {
-    /// Creates limits for reads and writes of such clients, with a key ttl of 10 s. See
+    /// Creates limits for the reads and writes of such clients. The key ttl is 10 s. See
     /// [`timestamp_keys`](crate::Builder::timestamp_keys).
     #[must_use]
     pub const fn new(read: Duration, write: Duration) -> Self {
         Self { read, write, key_ttl: Duration::from_secs(10) }
     }
 
-    /// Sets the ttl that the clients in use set on the key. If their ttls differ, give the shortest one. See
+    /// Sets the ttl that the clients set on the key. If the ttls of several clients differ, give the shortest one. See
     /// [`timestamp_keys`](crate::Builder::timestamp_keys).
     #[must_use]
     pub const fn key_ttl(self, key_ttl: Duration) -> Self {
@@ -84,7 +85,7 @@ pub(crate) struct Options {
     /// and the process.
     pub(crate) label: Option<String>,
     pub(crate) timestamp_clients: TimestampClients,
-    /// Template for the keys of the locks, which replaces the prefix.
+    /// Template for the keys of the locks. If it is present, `key_prefix` has no effect.
     pub(crate) timestamp_keys: Option<KeyTemplate>,
     pub(crate) join_window: Duration,
     pub(crate) max_handoffs: u64,
@@ -92,17 +93,17 @@ pub(crate) struct Options {
     pub(crate) cache_for: Duration,
     /// Largest number of cached holds.
     pub(crate) max_cached: usize,
-    /// Time for which a try waits for the reply to its recall.
+    /// Time for which `try_read` or `try_write` waits for the reply to its recall of a cached hold.
     pub(crate) recall_timeout: Duration,
     /// Largest number of acquisitions that may be in progress.
     pub(crate) max_waiters: usize,
     pub(crate) durability: Durability,
-    /// Runtime of the background, if the user has chosen one.
+    /// Runtime for background work, if the user has chosen one.
     pub(crate) background: Option<Handle>,
 }
 
 impl Options {
-    /// Returns the label of a manager that is built by this process now.
+    /// Returns the label of a manager that this process builds now.
     pub(crate) fn label(&self) -> String {
         self.label.clone().unwrap_or_else(default_label)
     }
@@ -140,7 +141,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses values that cannot work.
+    /// Refuses values with which a manager cannot work.
     pub(crate) fn check(&self) -> Result<()> {
         check_lease(self.lease, self.max_clock_skew)?;
         check_max_hold(self.max_hold, self.max_clock_skew)?;
@@ -164,7 +165,8 @@ impl Options {
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 
-    /// Refuses cached holds for a scheme in which waiters cannot recall them.
+    /// Refuses an option that allows cached holds. Called for lock schemes in which waiters cannot recall a cached
+    /// hold.
     pub(crate) fn check_not_cached(&self, reason: &str) -> Result<()> {
         if self.may_cache() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
     }
@@ -190,8 +192,8 @@ impl Options {
         }
     }
 
-    /// Refuses a lease that is longer than the key ttl of the timestamp scheme. Each grant of its clients shortens the
-    /// ttl of the key to theirs. The key would then expire before our lease is over.
+    /// Refuses a lease that is longer than the key ttl of the clients of the timestamp scheme. Each grant to such a
+    /// client sets the ttl of the key to this shorter value. So the key would expire before the lease is over.
     fn check_foreign_ttl(&self, lease: Duration) -> Result<()> {
         let key_ttl = self.timestamp_clients.key_ttl;
         if self.timestamp_keys.is_none() || lease <= key_ttl {
@@ -232,7 +234,7 @@ impl Overrides {
 pub(crate) struct Terms {
     /// Lease to request from the server.
     pub(crate) lease: Duration,
-    /// Longest time of the hold, counted from the request.
+    /// Longest time for which the hold may last, counted from the request.
     pub(crate) max_hold: Duration,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Reentry,
@@ -258,13 +260,13 @@ impl Terms {
     }
 }
 
-/// Refuses a lease of which less than half is left after the margins. Its holder could hardly renew it in time.
+/// Refuses a lease of which the safety margins leave less than half, because its holder could hardly renew it in time.
 fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
     at_most("lease", lease, MAX_LEASE)?;
     worth_having("lease", lease, max_clock_skew)
 }
 
-/// Refuses a `max_hold` that ends before the hold is valid.
+/// Refuses a `max_hold` of which the safety margins leave less than half.
 fn check_max_hold(max_hold: Duration, max_clock_skew: Duration) -> Result<()> {
     worth_having("max_hold", max_hold, max_clock_skew)
 }
@@ -282,8 +284,8 @@ fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) 
     )
 }
 
-/// Refuses limits that are longer than the scripts keep timestamps. After our last hold, a key lives for at least that
-/// time.
+/// Refuses limits that are longer than [`MAX_TIMESTAMP_CLIENT`]. The scripts keep a key for that time after the last
+/// hold, so a longer limit would outlive the timestamps.
 fn check_timestamp_clients(limits: TimestampClients) -> Result<()> {
     if limits.read.max(limits.write) <= MAX_TIMESTAMP_CLIENT {
         return Ok(());
@@ -291,7 +293,8 @@ fn check_timestamp_clients(limits: TimestampClients) -> Result<()> {
     invalid("timestamp_clients", format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}"))
 }
 
-/// Refuses timeouts that are longer than half of the response timeout, since the network needs the other half.
+/// Refuses a timeout for replicas that is longer than half of the response timeout, because the network needs the other
+/// half.
 fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
     let Durability::Replicated { timeout, .. } = durability else {
         return Ok(());
@@ -317,7 +320,7 @@ fn check_max_handoffs(hand_overs: u64) -> Result<()> {
     invalid("max_handoffs", format!("it must be 1 to {MAX_TOKENS}, the number of tokens that one grant can reserve"))
 }
 
-/// Refuses zero, since no acquisition could start with it.
+/// Refuses the limit zero, because no acquisition could start.
 fn check_max_waiters(max_waiters: usize) -> Result<()> {
     if max_waiters > 0 {
         return Ok(());
@@ -325,8 +328,8 @@ fn check_max_waiters(max_waiters: usize) -> Result<()> {
     invalid("max_waiters", "it must be at least 1".to_owned())
 }
 
-/// Refuses labels that cannot be part of an id on the server. They must have no white space, and no control characters,
-/// which a terminal would interpret.
+/// Refuses labels that cannot be part of an id on the server. White space would end the id in a record or a message of
+/// a script. A terminal would interpret control characters.
 fn check_label(label: &str) -> Result<()> {
     let fits =
         (1..=MAX_LABEL_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());

@@ -1,9 +1,9 @@
-//! Process that owns a manager.
+//! Identity of the process that built a manager, and protection against copies of the process.
 //!
-//! `fork` copies a manager with all its state: its id, its holds and their tokens, its connections. Two processes would
-//! then act as one holder. So a manager belongs to the process that built it. In a copy of that process, the manager
-//! refuses every call and reports every guard as lost. Its tasks do not run there. The copied sockets are neither read,
-//! written nor closed.
+//! `fork` copies a manager with all its state: its id, its holds, their tokens, and its connections. Two processes
+//! would then act as one holder. So only the process that built a manager may use it. In a copy of that process, the
+//! manager refuses every call and reports every guard as lost. The manager's tasks do not run in the copy. The copy
+//! neither reads, writes nor closes the copied sockets.
 //!
 //! This module detects the `fork` of the C library. It does not detect a raw `clone` system call, or a virtual machine
 //! that is restored from a snapshot.
@@ -22,8 +22,8 @@ use crate::base::error::{Error, Result};
 pub(crate) struct Process {
     /// Process id, for messages only. The system reuses ids, so a comparison of ids would prove nothing.
     id: u32,
-    /// Number of forks that led to this process. A check costs a load and a comparison, while `getpid` would be a
-    /// system call.
+    /// Number of `fork` calls between the first process and this one. To compare this number costs a load and a
+    /// comparison, while `getpid` would be a system call.
     forks: forkguard::Guard,
 }
 
@@ -36,12 +36,12 @@ impl Process {
     /// Returns true if the calling code runs in this process and not in a copy of it.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
-        // The check may change its guard, so it uses a clone.
+        // `detected_fork` updates its guard and would report a fork only once, so each check uses a clone.
         !self.forks.clone().detected_fork()
     }
 
-    /// Fails in a copy of this process. `lock` is the name of the lock that the call is for. It is empty for a call
-    /// without a lock.
+    /// Returns an error in a copy of this process. `lock` is the name of the lock for the error. The name is empty if
+    /// the call concerns no lock.
     #[inline]
     pub(crate) fn check(&self, lock: &str) -> Result<()> {
         if self.is_current() { Ok(()) } else { Err(self.forked_error(lock)) }
@@ -52,8 +52,8 @@ impl Process {
         Error::Forked { lock: Arc::from(lock), process: self.id }
     }
 
-    /// Runs a caller's future in this process only. In a copy, the future fails at its next poll, before it does
-    /// anything.
+    /// Runs a future in this process only. In a copy of the process, each poll returns an error and does not run the
+    /// future.
     pub(crate) fn here<'a, T>(
         &'a self,
         lock: &'a str,
@@ -66,13 +66,13 @@ impl Process {
     }
 }
 
-/// Spawns a task of this process on the runtime of its caller.
+/// Spawns a task of this process on the runtime of the calling code.
 #[track_caller]
 pub(crate) fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(Bound::new(task))
 }
 
-/// Spawns a task of this process on a runtime.
+/// Spawns a task of this process on the given runtime.
 pub(crate) fn spawn_on<T: Send + 'static>(
     runtime: &Handle,
     task: impl Future<Output = T> + Send + 'static,
@@ -80,12 +80,12 @@ pub(crate) fn spawn_on<T: Send + 'static>(
     runtime.spawn(Bound::new(task))
 }
 
-/// Task that runs only in the process that spawned it. If a copy of the process drives its copy of the runtime, the
-/// task is pending for ever there.
+/// Task that runs only in the process that spawned it. A copy of the process may run its copy of the runtime. The task
+/// is then pending for ever.
 ///
-/// If the copy drops the task, its future is forgotten instead of dropped. There are three reasons. Dropping a socket
-/// would remove it from the poll of the original process. A mutex may have been locked when it was copied. The holds
-/// that a task releases at its end belong to the original process.
+/// If a copy of the process drops the task, the task's future is not dropped but leaked. There are three reasons. A
+/// dropped socket would be removed from the epoll instance that the copy shares with the original process. A mutex may
+/// have been locked at the moment of the copy. The drop may release holds, and these belong to the original process.
 struct Bound<F> {
     process: Process,
     task: Option<Pin<Box<F>>>,

@@ -1,15 +1,15 @@
-//! Recalls of a lock whose hold this process caches, and the subscription that receives them.
+//! Recalls of cached holds, and the subscription that receives them.
 //!
-//! A process may cache a hold after its last guard was dropped, as long as every recall for the hold will reach the
-//! process. The subscription of the hold is then *live*. A subscription becomes live with an answer "no waiter" that
-//! meets three conditions, and stays live until it breaks:
+//! A process may cache a hold after its last guard was dropped. A waiter of another process then sends a recall, so
+//! every recall must reach the process. The subscription of the hold is *live* if this is certain. A subscription
+//! becomes live when a server answers a request with "no waiter" and three conditions are met:
 //!
 //! * The request was sent while the subscription was confirmed, and the subscription has not broken since.
-//! * The request said that the hold may be cached.
+//! * The request told the server that the hold may be cached.
 //! * The node of the subscription answered the request.
 //!
-//! Such an answer rules out earlier waiters, and later waiters send a recall. After a break the subscription is not
-//! live. Neither is it live when its node has not answered for one second.
+//! Such an answer proves that no waiter came before, and later waiters send a recall. A subscription stops being live
+//! when it breaks. It is also not live while its node has not answered for one second.
 //!
 //! Source: `docs/CACHED_HOLDS.md`, and the callbacks of distributed lock managers and of Chubby.
 
@@ -23,11 +23,11 @@ use parking_lot::Mutex;
 use crate::base::attempt::NodeId;
 use crate::base::lease::{FencingToken, Moment};
 
-/// Time for which a subscription counts as live after its node was sent a request that the node answered.
+/// Time for which a subscription counts as live, counted from the last request that its node answered.
 pub(crate) const LIVE_FOR: Duration = Duration::from_secs(1);
 
-/// Time until which the subscriptions of one connection count as live. It depends on the answers of the node on this
-/// connection.
+/// Moment until which the subscriptions of one connection count as live. Each answer of the node on this connection
+/// makes it later.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     node: NodeId,
@@ -35,7 +35,7 @@ pub(crate) struct Liveness {
 }
 
 impl Liveness {
-    /// Creates a value for subscriptions that count as live until `moment`.
+    /// Creates the value for a connection to `node`, whose subscriptions count as live until `moment`.
     pub(crate) fn until(node: NodeId, moment: Moment) -> Self {
         Self { node, until: AtomicU64::new(moment.as_nanos()) }
     }
@@ -53,7 +53,7 @@ impl Liveness {
 /// Confirmed subscription, from its confirmation to the next break.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveSubscription {
-    /// Number of this subscription. After a break, the next subscription has another number.
+    /// Number of this subscription. The subscription after a break has another number.
     pub(crate) epoch: u64,
     pub(crate) liveness: Arc<Liveness>,
 }
@@ -70,19 +70,19 @@ impl LiveSubscription {
     }
 }
 
-/// Recall: a waiter wants a lock, whose last token was `token`.
+/// Recall: a waiter wants a lock. `token` was the last token of the lock when the server sent the recall.
 #[derive(Clone, Debug)]
 pub(crate) struct Recall {
     pub(crate) token: FencingToken,
-    /// Id of the acquisition, if it is a try, which waits only briefly. If a guard uses the hold, the holder sends a
-    /// recall reply to this id.
+    /// Id of the acquisition, if `try_read` or `try_write` caused the recall. If a guard uses the hold, the holder
+    /// sends a recall reply to this id.
     pub(crate) tries: Option<Arc<str>>,
 }
 
-/// Receiver of recalls and breaks. Both may come late or twice, and a recall may be lost.
+/// Receiver of recalls, and of breaks of the subscription. Both may come late or twice, and a recall may be lost.
 pub(crate) trait OnRecall: Send + Sync + 'static {
     fn on_recall(&self, call: &Recall);
-    /// Handles a break of the subscription, after which recalls may have been missed.
+    /// Handles a break of the subscription. Recalls may have been missed then.
     fn on_break(&self);
 }
 
@@ -94,8 +94,8 @@ pub(crate) struct Recalls {
 
 struct RecallState {
     subscription: Option<LiveSubscription>,
-    /// Highest token of all recalls by waiters. [`FencingToken::ZERO`] means that there was no recall yet.
-    /// `recalled_at` is the time of the last recall.
+    /// Highest token of all recalls by waiters in the queue. [`FencingToken::ZERO`] means that no recall has arrived
+    /// yet. `recalled_at` is the time of the last recall.
     token: FencingToken,
     recalled_at: Moment,
 }
@@ -111,12 +111,12 @@ impl Recalls {
         self.state.lock().subscription.clone()
     }
 
-    /// Returns true if `subscription` is still the present subscription, so that it has not broken.
+    /// Returns true if `subscription` is still the current subscription, and so has not broken since.
     pub(crate) fn is_still(&self, subscription: &LiveSubscription) -> bool {
         self.state.lock().subscription.as_ref().is_some_and(|now| now.epoch == subscription.epoch)
     }
 
-    /// Returns the time of the last recall, if a recall had this token or a higher one.
+    /// Returns the time of the last recall, if some recall had this token or a higher one.
     pub(crate) fn last_recall_of(&self, token: FencingToken) -> Option<Moment> {
         let state = self.state.lock();
         (state.token != FencingToken::ZERO && state.token >= token).then_some(state.recalled_at)
@@ -127,7 +127,7 @@ impl Recalls {
         self.state.lock().subscription = Some(subscription);
     }
 
-    /// Notes that the subscription is broken. Returns true if it was confirmed. The caller must then call
+    /// Notes that the subscription is broken. Returns true if it was confirmed before. The caller must then call
     /// [`notify_break`](Recalls::notify_break) while it holds no mutex.
     pub(crate) fn on_lost(&self) -> bool {
         self.state.lock().subscription.take().is_some()
@@ -139,8 +139,8 @@ impl Recalls {
 
     /// Notes a recall and notifies the holder. The caller must hold no mutex.
     pub(crate) fn on_recall(&self, call: &Recall, now: Moment) {
-        // A try does not wait in the queue. So the holder learns of its recall, but must not count it as a waiter
-        // later.
+        // A try does not wait in the queue, so it must not count as a waiter later. The holder still receives its
+        // recall.
         if call.tries.is_none() {
             let state = &mut *self.state.lock();
             state.token = state.token.max(call.token);

@@ -40,7 +40,7 @@ fn next() -> NonZeroU64 {
 }
 
 impl OwnerId {
-    /// Owner of a share that has no guard. No acquisition has this owner.
+    /// Owner that no acquisition has. Shares without a guard have this owner.
     pub(crate) const NOBODY: Self = Self(Owner::Nobody);
 
     /// Creates a new owner, different from all others in this process.
@@ -50,14 +50,15 @@ impl OwnerId {
         Self(Owner::Named(next()))
     }
 
-    /// Returns the thread that runs this code as an owner, even inside a task.
+    /// Returns the current thread as an owner, even if a task runs on it.
     pub(crate) fn of_thread() -> Self {
-        // A number of our own, since each call would have to count a reference to the standard library's handle.
+        // This number is faster than the thread id of the standard library, whose handle counts references at each
+        // call.
         thread_local!(static THREAD: NonZeroU64 = next());
         Self(Owner::Thread(THREAD.with(|thread| *thread)))
     }
 
-    /// Returns the tokio task that runs this code. Outside of tasks, returns the thread.
+    /// Returns the current tokio task as an owner. Outside of tasks, returns the current thread.
     #[must_use]
     pub fn current() -> Self {
         match tokio::task::try_id() {
@@ -67,12 +68,13 @@ impl OwnerId {
     }
 }
 
-/// Rule for nested acquisitions of one owner. It is set for a manager, or for one acquisition by
-/// [`reentry`](crate::Acquire::reentry).
+/// Rule that decides which acquisitions of one owner nest. Options set it for a manager, and
+/// [`reentry`](crate::Acquire::reentry) sets it for one acquisition.
 ///
-/// These acquisitions nest: a read in a read, a write in a write, and a read in a write. A nested acquisition only
-/// changes a counter, and sends nothing. The guards may be dropped in any order, and the hold ends with the last of
-/// them. A write in a read fails with [`UpgradeConflict`](crate::Error::UpgradeConflict) at once.
+/// A nested acquisition is one whose owner holds the lock already. A read nests in a read or in a write, and a write
+/// nests in a write. A nested acquisition only changes a counter, and sends nothing. The guards may be dropped in any
+/// order, and the hold ends with the last guard. A write in a read fails with
+/// [`UpgradeConflict`](crate::Error::UpgradeConflict) at once.
 ///
 /// An acquisition nests only in a guard that exists when the acquisition is first polled. So two acquisitions of one
 /// owner at the same time do not nest: the second waits for the guard of the first.

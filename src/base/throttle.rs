@@ -1,18 +1,20 @@
-//! Limit for the requests that messages cause. Every user that may publish can send such messages.
+//! Limit for the requests that published messages cause. Each client that may publish can send such messages, so a
+//! client could otherwise cause any number of requests.
 
 use std::time::Duration;
 
 use crate::base::lease::Moment;
 
-/// Number of requests that messages may cause at once. Only a flood reaches this limit, since there are only a few
-/// genuine messages for each wait.
+/// Number of requests that messages may cause at once. Servers send only a few messages for each wait, so only a flood
+/// of foreign messages reaches this limit.
 const BURST: u32 = 16;
-/// Time after which one more request is allowed: 200 requests a second during a flood.
+/// Time after which one more request is allowed. During a flood, this allows 200 requests per second.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rate limit for requests that messages cause: a burst at once, and then one request for each interval.
+/// Rate limit for requests that messages cause. It allows [`BURST`] requests at once, and then one request per
+/// [`INTERVAL`].
 ///
-/// Source: the generic cell rate algorithm (ITU-T I.371). It needs one moment and no timer.
+/// Source: the generic cell rate algorithm (ITU-T I.371). It stores one moment and needs no timer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Throttle {
     /// Moment at which the whole burst is available again.
@@ -26,14 +28,14 @@ impl Throttle {
 
     /// Returns the moment from which the next request is allowed. It may be in the past.
     pub(crate) fn next_at(&self) -> Moment {
-        // `regained_at` may be ahead of the clock by one burst at most. The next request needs one interval of that
-        // burst.
+        // A request moves `regained_at` ahead by one interval, and `regained_at` may be ahead of the clock by at most
+        // one burst. So there must be room for one interval.
         Moment::from_nanos(self.regained_at.as_nanos().saturating_sub(nanos(INTERVAL * (BURST - 1))))
     }
 
     /// Counts a request that is sent now.
     pub(crate) fn take(&mut self, now: Moment) {
-        // Idle time never allows more than one burst.
+        // The maximum makes sure that idle time never allows more than one burst.
         self.regained_at = self.regained_at.max(now).after(INTERVAL);
     }
 

@@ -1,4 +1,4 @@
-//! Addresses and credentials of the servers, as the user gives them.
+//! Topology: the addresses and credentials of the servers, as the user gives them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ mod remap;
 mod tls;
 
 /// Servers of a manager. URLs have the form that the `redis` crate accepts:
-/// `redis://[user][:password@]host[:port][/db]`, or `rediss://…` for [TLS](Tls). A single node may also be
+/// `redis://[user][:password@]host[:port][/db]`, or `rediss://…` for [TLS](Tls). The URL of a single node may also be
 /// `redis+unix:///path[?db=…&user=…&pass=…]`. Special characters in a URL are percent-encoded.
 ///
 /// A single text names one node, and a list of texts names a cluster:
@@ -32,8 +32,8 @@ mod tls;
 /// ```
 ///
 /// With the cargo feature `serde`, a configuration can contain a topology as `{"node": url}`, `{"cluster": [url, …]}`
-/// or `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) also has fields for certificate
-/// files.
+/// or `{"sentinel": {"primary": name, "urls": [url, …]}}`. In addition, [`Config`](crate::Config) has fields for
+/// certificate files.
 ///
 /// `Debug` shows no passwords and no keys.
 #[derive(Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Topology {
     access: Access,
 }
 
-/// Access to servers that other servers announce, as far as URLs do not define it.
+/// Settings for the access to servers that are not part of the URLs.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) primary_credentials: Option<Credentials>,
@@ -53,10 +53,10 @@ pub(crate) struct Access {
     pub(crate) password_file: Option<PathBuf>,
 }
 
-/// User and password, apart from any URL.
+/// User and password that are not part of a URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Credentials {
-    /// Empty for the server's default user.
+    /// Name of the user. An empty name means the server's default user.
     pub(crate) user: String,
     pub(crate) password: String,
 }
@@ -82,20 +82,21 @@ impl Topology {
         Kind::Node(url.into()).into()
     }
 
-    /// Selects a cluster, which is found through any of these nodes. User and password are those of the first URL. The
-    /// database must be the same in all URLs; the default is 0. Other databases exist only in clusters with several
-    /// (`cluster-databases` of Valkey 9). The members of any other cluster refuse them with
-    /// [`Refused`](Error::Refused).
+    /// Selects the cluster to which these nodes belong. One reachable node is enough to find the others. The user and
+    /// the password of the first URL are used for all nodes. The database must be the same in all URLs, and the default
+    /// is 0. Other databases work only if the cluster has several databases (`cluster-databases` of Valkey 9).
+    /// Otherwise its members refuse requests, and calls fail with [`Refused`](Error::Refused).
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
         Kind::Cluster(urls.into_iter().map(Into::into).collect()).into()
     }
 
-    /// Selects the primary that Sentinels know under this name. After a failover, this is the new primary.
+    /// Selects the primary that the Sentinels know under the name `primary`. After a failover, the manager uses the new
+    /// primary.
     ///
-    /// The URLs are those of the Sentinels. A Sentinel that requires a login gets user and password of its own URL. For
-    /// the primary, the manager uses the database of the first URL. It also uses user and password of the first URL,
-    /// unless [`primary_credentials`](Topology::primary_credentials) gives others. A majority of the Sentinels decides,
-    /// so name all of them.
+    /// The URLs are those of the Sentinels. A majority of the Sentinels decides, so give the URLs of all of them. If a
+    /// Sentinel requires a login, the manager uses the user and the password of its URL. For the primary, the manager
+    /// uses the database, the user and the password of the first URL.
+    /// [`primary_credentials`](Topology::primary_credentials) sets another user and password for the primary.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -110,12 +111,12 @@ impl Topology {
         Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
     }
 
-    /// Sets user and password for the primary that [Sentinels](Topology::sentinel) name. They replace those of the
-    /// first URL. No Sentinel receives them. An empty user means the server's default user. The values are not
-    /// percent-encoded.
+    /// Sets the user and the password for the primary that [Sentinels](Topology::sentinel) name. They replace the user
+    /// and the password of the first URL, and no Sentinel receives them. An empty user means the server's default user.
+    /// The values are not percent-encoded.
     ///
-    /// With any other topology, `build` fails with [`InvalidOption`](Error::InvalidOption). There, user and password
-    /// are part of the URLs.
+    /// With any other topology, `build` fails with [`InvalidOption`](Error::InvalidOption), because user and password
+    /// are part of the URLs there.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -134,22 +135,22 @@ impl Topology {
         self
     }
 
-    /// Reads the password from a file. This works with every topology. The password is for the node, for all members of
-    /// the cluster, or for the primary. Sentinels whose URLs have no password get it as well. The user is that of the
-    /// URL or of [`primary_credentials`](Topology::primary_credentials). A line break at the end of the file is not
-    /// part of the password.
+    /// Reads the password from a file. This works with every topology. The manager uses the password for the single
+    /// node, for all members of the cluster, or for the primary. It also uses the password for Sentinels whose URLs
+    /// have none. The URL or [`primary_credentials`](Topology::primary_credentials) names the user. A line break at the
+    /// end of the file is not part of the password.
     ///
-    /// `build` and each new connection read the file. So a new password counts from the next connection on, and open
-    /// connections stay. While the file is missing, empty or unreadable, new connections use the last valid password.
-    /// One `warn` line reports that.
+    /// `build` reads the file, and each new connection reads it again. So the next connection uses a new password, and
+    /// open connections stay. While the file is missing, empty or unreadable, new connections use the last valid
+    /// password, and the log has one `warn` line.
     ///
-    /// To change a password without an error in between, take three steps. First let the server accept both passwords
-    /// (`ACL SETUSER … >new`). Then replace the file by renaming another file to its name. At last remove the old
-    /// password from the server.
+    /// To change a password without errors, take three steps. First let the server accept both passwords (`ACL SETUSER
+    /// … >new`). Then write the new password into another file, and rename that file to the name of this file. At last,
+    /// remove the old password from the server.
     ///
     /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty. It also fails
-    /// if there is a second password: in the URL of a node, in the URL of the first member, or in
-    /// `primary_credentials`. The password is never shown or logged.
+    /// if the URL of the single node, the URL of the first cluster member, or `primary_credentials` has a password,
+    /// too. `Debug`, errors and the log never contain the password.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -170,19 +171,20 @@ impl Topology {
         self
     }
 
-    /// Maps announced addresses to addresses at which this process reaches the servers. This is necessary behind NAT,
-    /// in containers, or through a bastion.
+    /// Sets a function that maps announced addresses to addresses at which this process can reach the servers. This is
+    /// necessary behind NAT, in containers, or through a bastion host.
     ///
-    /// The manager calls the mapping for each address that a cluster announces, in its slot map and in redirects. It
-    /// also calls the mapping for each address that a Sentinel announces, but not for the URLs. The mapping returns the
-    /// host and port to connect to. If an announcement has no host, the host is that of the server that announced it.
+    /// The manager calls the mapping for each address in the slot map and in the redirects of a cluster. It also calls
+    /// the mapping for each address that a Sentinel announces. It does not call the mapping for the URLs. The mapping
+    /// returns the host and port to connect to. If a server announces a port without a host, the mapping receives the
+    /// host of that server.
     ///
-    /// The manager calls the mapping often, so it must be quick and must return the same result each time. A mapping
-    /// that panics changes nothing. With TLS, certificates must be made for the host that the mapping returns, or for
-    /// one [`Tls::server_name`].
+    /// The manager calls the mapping often, so it must be quick and must return the same result each time. If the
+    /// mapping panics, the manager uses the announced address. With TLS, the certificate of a server must be made for
+    /// the host that the mapping returns, or for [`Tls::server_name`].
     ///
-    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors show both addresses. A single node
-    /// announces nothing, so with one `build` fails with [`InvalidOption`](Error::InvalidOption).
+    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors show the announced and the mapped
+    /// address. A single node announces no addresses, so `build` fails with [`InvalidOption`](Error::InvalidOption).
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -203,11 +205,11 @@ impl Topology {
         self
     }
 
-    /// Sets the certificates for `rediss://` URLs. Without this call the manager trusts the public authorities, and
-    /// shows no client certificate.
+    /// Sets the certificates for `rediss://` URLs. Without this call, the manager trusts the public certificate
+    /// authorities, and presents no client certificate.
     ///
-    /// Either all URLs of a topology are `rediss://`, or none is. The servers that are found through them use TLS as
-    /// well: the other nodes of a cluster, or the primary that Sentinels name.
+    /// Either all URLs of a topology are `rediss://` URLs, or none is. With such URLs, the manager also uses TLS to the
+    /// servers that it finds itself. These are the other nodes of a cluster, or the primary that Sentinels name.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -234,7 +236,7 @@ impl Topology {
         &self.tls
     }
 
-    /// Returns the access to announced servers. Refuses options that would have no effect.
+    /// Returns the settings for the access to servers. Refuses settings that would have no effect with this topology.
     pub(crate) fn access(&self) -> Result<&Access> {
         let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
         match (&self.kind, &self.access) {
@@ -253,7 +255,7 @@ impl Topology {
         }
     }
 
-    /// Refuses topologies with which the two-key scheme cannot work.
+    /// Refuses clusters, because the two-key scheme cannot work with them.
     pub(crate) fn check_single(&self) -> Result<()> {
         match &self.kind {
             Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
@@ -359,12 +361,12 @@ pub(crate) fn all_without_secrets(urls: &[String]) -> Vec<&str> {
     urls.iter().map(|url| without_secrets(url)).collect()
 }
 
-/// Returns the part of a URL after the last `@`, which ends user and password. Without an `@`, returns the part after
-/// the scheme. Leaves out the query in both cases.
+/// Returns the part of a URL that contains no secret. This is the part after user and password, which end at the last
+/// `@`. Without an `@`, it is the part after the scheme. The query, which may contain a password, is left out.
 pub(crate) fn without_secrets(url: &str) -> &str {
     let end_of_host = url.find(['?', '#']).unwrap_or(url.len());
     if url.rfind('@').is_some_and(|at| at > end_of_host) {
-        // The `@` is part of a query, or of a password with `?` or `#`. So no part of the URL is safe to show.
+        // The `@` belongs to the query, or the password contains `?` or `#`. So no part of the URL is safe to show.
         return "…";
     }
     let host = match (url.rfind('@'), url.find("://")) {

@@ -1,15 +1,15 @@
-//! Background of a manager: sends renewals and releases to the servers, in batches, with one queue per route.
+//! Background work of a manager: sends renewals and releases to the servers in batches. Each route has one queue.
 //!
-//! A *driver* is a task that does this work. There is one driver in the [background
-//! runtime](crate::base::background_runtime). A manager in memory has one driver on each runtime that uses it. All
-//! drivers share the queues, so another driver continues the work of a driver that ends or is not polled. No panic of a
-//! subscriber or a waker ends a driver.
+//! A *driver* is a task that does this work. A manager with servers has one driver, in the [background
+//! runtime](crate::base::background_runtime). An in-memory manager has one driver on each runtime that uses it. These
+//! drivers share the queues. So if one driver ends or is not polled, another driver continues its work. A panic of a
+//! `tracing` subscriber or a waker does not end a driver.
 //!
 //! A driver takes due holds from the deadline queue ([`Renewals`]) and due releases from [`Releases`], and puts them
-//! into the queue of their route. The renewals of a route are sorted by their deadlines, and go before its releases. A
-//! batch is one pipeline. After each batch of renewals, a gap lets the node serve other requests. The number of batches
-//! in progress is limited for each route. So a node that hangs delays only its own requests, and a slow node gets no
-//! more requests than it can answer.
+//! into the queue of their route. The renewals of a route are sorted by their deadlines, and are sent before its
+//! releases. A batch is sent as one pipeline. After each batch of renewals, the driver waits for a short gap, so that
+//! the node can serve other requests. The number of batches in progress is limited for each route. So a node that hangs
+//! delays only its own requests, and a slow node gets no more requests than it can answer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -40,18 +40,21 @@ use crate::store::{ReleaseReply, Renewed, Scheme};
 #[path = "../../testing/unit/engine/background/tests.rs"]
 mod tests;
 
-/// Largest number of requests in one pipeline. The node serves a pipeline to its end, so other requests wait for it.
+/// Largest number of requests in one batch. A node serves a whole batch before it serves other requests, so a large
+/// batch delays them.
 pub(super) const MAX_BATCH: usize = 128;
-/// Smallest size of a batch, if enough requests are due. A node needs 5 to 10 us for each request, so one batch delays
-/// other requests by little more than a round trip. Smaller batches would be more frequent, and so would delay more of
-/// the other requests. In addition, each batch costs both sides as much as ten renewals, since threads must wake up.
+/// Smallest number of requests in one batch, if enough requests are due. A node needs 5 to 10 us for each request. So a
+/// batch of this size delays other requests by little more than a round trip. With smaller batches there would be more
+/// of them, and more of the other requests would be delayed. In addition, each batch wakes threads on both sides, which
+/// costs as much as ten renewals.
 const MIN_BATCH: usize = 32;
 /// Gap after a batch of renewals, in which the node of the route serves other requests.
 pub(super) const BATCH_GAP: Duration = Duration::from_millis(3);
-/// Gap after a batch of the largest size. It is shorter, since a queue that long could grow until leases expire.
+/// Gap after a batch of the largest size. It is shorter because many renewals are due then, and a longer gap could let
+/// leases expire.
 const MIN_BATCH_GAP: Duration = Duration::from_millis(1);
-/// Pause before a redirected renewal goes to another node. Without it, two nodes that redirect to each other would get
-/// requests as fast as they answer.
+/// Pause before a redirected renewal goes to another node. Two nodes may redirect a renewal to each other. Without the
+/// pause, the renewal would go back and forth without a limit.
 const REDIRECT_PAUSE: Duration = Duration::from_millis(10);
 /// Largest number of batches of renewals in progress on one route.
 const MAX_RENEWING: usize = 4;
@@ -63,7 +66,7 @@ const MAX_RELEASING: usize = 2;
 pub(crate) struct Background {
     work: Arc<BackgroundWork>,
     background_runtime: BackgroundRuntime,
-    /// Drivers on the runtimes that use the manager.
+    /// Drivers on the runtimes that use an in-memory manager.
     drivers: Mutex<Vec<(Id, AbortHandle)>>,
 }
 
@@ -76,17 +79,17 @@ struct BackgroundWork {
     releases: Arc<Releases>,
     wake: Arc<Wake>,
     queues: Mutex<BTreeMap<Route, RouteQueue>>,
-    /// True while there is a driver in the background runtime. Not used for a manager in memory.
+    /// True while there is a driver in the background runtime. An in-memory manager does not use this field.
     is_driven: AtomicBool,
     /// Number of drivers that have not ended, including drivers that were not polled yet.
     drivers: AtomicUsize,
 }
 
-/// Queue of one route. The deadline queue has each of these holds, too, at its local deadline. So a driver finds a hold
-/// that was not renewed in time.
+/// Queue of one route. Each hold in it is also in the deadline queue, at the end of its local validity. So a driver
+/// notices if the hold is not renewed in time.
 #[derive(Debug)]
 struct RouteQueue {
-    /// Holds to renew, by their local deadlines.
+    /// Holds to renew, sorted by the ends of their local validity.
     holds: BTreeMap<(Moment, u64), Arc<Hold>>,
     releases: VecDeque<ReleaseTask>,
     /// Earliest moment for the next batch of renewals.
@@ -134,8 +137,9 @@ impl RouteQueue {
     }
 }
 
-/// Returns the size of the next batch. Batches are small while they keep up with the queue, since a node serves a batch
-/// to its end before other requests. Slightly more than `MIN_BATCH` requests still go in one batch.
+/// Returns the size of the next batch if `due` requests are due. Batches are small while the queue is short, because a
+/// node serves a whole batch before other requests. If little more than `MIN_BATCH` requests are due, one batch takes
+/// them all, because a second batch would be tiny.
 fn batch_size(due: usize) -> usize {
     if due <= MIN_BATCH * 5 / 4 { due } else { (due / 8).clamp(MIN_BATCH, MAX_BATCH) }
 }
@@ -161,14 +165,14 @@ impl Background {
         Self { work: Arc::new(work), background_runtime, drivers: Mutex::default() }
     }
 
-    /// Starts a driver if there is none, in the background runtime or on this runtime. Callers that create work must
-    /// call it.
+    /// Starts a driver if there is none. The driver of an in-memory manager runs on the current runtime. Code that
+    /// creates background work must call this method.
     pub(crate) fn keep_running(&self) {
         match &self.background_runtime {
             BackgroundRuntime::Process | BackgroundRuntime::On(_) => {
                 let is_driven = &self.work.is_driven;
-                // The load comes first, since there usually is a driver, and a swap would write to a cache line that
-                // all callers read.
+                // Usually there is a driver. So the flag is read first, because a swap would write to a cache line that
+                // all threads read.
                 if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
                     self.background_runtime.spawn(Driven::new(&self.work).run());
                 }
@@ -189,7 +193,8 @@ impl Background {
         }
     }
 
-    /// Stops the drivers. They end when no release is left. The holds end with their leases.
+    /// Stops the drivers. They end when no release is left to send. Holds that are still in the queues end with their
+    /// leases.
     pub(crate) fn stop(&self) {
         self.work.releases.stop();
         if self.work.drivers.load(Ordering::SeqCst) > 0 {
@@ -202,7 +207,7 @@ impl Background {
     }
 }
 
-/// Driver from its start to its end. The end of its runtime also ends the driver.
+/// Count of one driver, from its creation to its end. If its runtime ends, the drop of this value still counts the end.
 struct Driven(Arc<BackgroundWork>);
 
 impl Driven {
@@ -213,8 +218,8 @@ impl Driven {
 
     async fn run(self) {
         let mut backoff = Backoff::new();
-        // After a panic, the batches in progress were dropped, which has put their requests back. So the driver starts
-        // again.
+        // A panic drops the batches in progress, and this puts their requests back into the queues. So the driver can
+        // start again.
         while AssertUnwindSafe(Arc::clone(&self.0).drive()).catch_unwind().await.is_err() {
             backoff.wait().await;
         }
@@ -227,14 +232,14 @@ impl Drop for Driven {
         work.is_driven.store(false, Ordering::Release);
         let is_last = work.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && work.releases.is_stopped() {
-            // The runtime has ended before all releases were sent, and no other driver will start.
+            // The runtime of the driver has ended before all releases were sent, and no other driver will start.
             work.releases.abandon();
         }
     }
 }
 
 impl BackgroundWork {
-    /// Sends the queued requests. Returns when the background is stopped and no release is left.
+    /// Sends the queued requests. Returns when the background work is stopped and no release is left.
     async fn drive(self: Arc<Self>) {
         let driver = Driver { work: Arc::clone(&self), id: self.wake.register() };
         let mut underway: FuturesUnordered<BoxFuture<'static, BatchAnswers>> = FuturesUnordered::new();
@@ -242,7 +247,8 @@ impl BackgroundWork {
         loop {
             let (woken, sooner) = (self.wake.woken(), self.renewals.stalled_sooner());
             tokio::pin!(woken, sooner);
-            // Registered before the queues are read, so that no work that another task adds later is missed.
+            // Both futures are enabled before the queues are read. So they notice work that another task adds after
+            // that.
             woken.as_mut().enable();
             sooner.as_mut().enable();
             if self.releases.is_stopped() && !self.releases.is_releasing() {
@@ -270,7 +276,7 @@ impl BackgroundWork {
         }
     }
 
-    /// Puts due renewals and releases into the queues of their routes. Returns true if there were any.
+    /// Puts due renewals and releases into the queues of their routes. Returns true if anything was due.
     fn take_due(&self, now: Moment) -> bool {
         let mut is_any = false;
         for hold in self.renewals.take_due(now) {
@@ -312,17 +318,18 @@ impl BackgroundWork {
         }
         queues.retain(|_, queue| !queue.is_done(now));
         drop(queues);
-        // Called without the mutex of the queues: if a hold turns out to be over, its watcher is woken and may run any
-        // code.
+        // Runs without the mutex of the queues. If a hold turns out to be over, this wakes its watcher, and a waker may
+        // run any code.
         let renewals = renewals.into_iter().filter_map(|(route, holds)| self.renewals_of(route, holds, now));
         renewals.chain(releases).collect()
     }
 
-    /// Builds the batch of these holds; `None` if no hold needs a renewal any more.
+    /// Builds the batch that renews these holds. Returns `None` if no hold needs a renewal any more.
     fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Batch> {
         let mut chunk = Vec::with_capacity(holds.len());
         for hold in holds {
-            // The slot of the lock has moved to another node. So the hold must go into the queue of the new route.
+            // The slot of the lock has moved to another node. Scheduling the hold again puts it into the queue of the
+            // new route.
             if self.scheme.route(hold.key()) != route {
                 hold.leave_batch(now);
                 self.renewals.schedule(&hold, now);
@@ -353,7 +360,7 @@ impl BackgroundWork {
         }
     }
 
-    /// Returns the next moment at which work is due.
+    /// Returns the next moment at which the driver has something to send.
     fn next(&self, now: Moment) -> Moment {
         let queues = self.queues.lock();
         let waiting = queues.values().filter(|queue| queue.may_renew());
@@ -362,7 +369,7 @@ impl BackgroundWork {
         chunk.min(self.renewals.next()).min(self.releases.next(now))
     }
 
-    /// Sends one batch. While it is in progress, the deadline queue has its holds at their local deadlines.
+    /// Sends one batch. The deadline queue still contains its holds, at the ends of their local validity.
     fn send(self: Arc<Self>, chunk: Batch) -> BoxFuture<'static, BatchAnswers> {
         let scheme = Arc::clone(&self.scheme);
         let sent = SentBatch { work: self, chunk: Some(chunk) };
@@ -413,14 +420,15 @@ impl BackgroundWork {
         }
     }
 
-    /// Measures how long a node takes to answer. The measurement is accurate, since a driver is seldom busy.
+    /// Measures how long a node takes to answer. A driver is seldom busy, so it reads an answer soon after its arrival.
     fn looks_how_long<T>(&self, attempts: &[Attempt<T>], now: Moment) {
         if let Some(answer) = attempts.iter().flatten().next() {
             self.releases.answers_take(now.since(answer.sent));
         }
     }
 
-    /// Notes whether a route answers. If it does not, local waiters stop waiting for the releases in its queue.
+    /// Notes whether the node of a route answers. If the node does not answer, local waiters no longer wait for the
+    /// releases in its queue.
     fn has_answered(&self, route: &Route, is_answered: bool) {
         let mut holds = Vec::new();
         if let Some(queue) = self.queues.lock().get_mut(route) {
@@ -429,7 +437,7 @@ impl BackgroundWork {
                 holds.extend(queue.releases.iter_mut().filter_map(ReleaseTask::take_hold));
             }
         }
-        // Called without the mutex of the queues, since it wakes waiters.
+        // Runs without the mutex of the queues, because it wakes waiters.
         holds.iter().for_each(|hold| self.releases.unblock(hold));
     }
 }
@@ -438,7 +446,7 @@ fn never() -> BoxStream<'static, ()> {
     Box::pin(stream::pending())
 }
 
-/// Registration of a running driver. Its drop leaves the work to the other drivers.
+/// Registration of a running driver. The drop of this value wakes the other drivers, which take over the work.
 struct Driver {
     work: Arc<BackgroundWork>,
     id: DriverId,
@@ -447,7 +455,8 @@ struct Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.work.wake.unregister(self.id);
-        // The other drivers must read the queues at once, since this driver may have had the next deadline.
+        // The other drivers must read the queues at once, because only this driver may have been set to wake up at the
+        // next deadline.
         self.work.wake.all();
     }
 }
@@ -474,8 +483,8 @@ struct BatchAnswers {
     answered: BatchResults,
 }
 
-/// Batch that was sent. If the runtime of its driver ends before the answer comes, the drop puts the requests back, and
-/// another driver sends them again.
+/// Batch that was sent. If it is dropped before the answer comes, the drop puts the requests back into the queues. This
+/// happens if the runtime of its driver ends. Another driver then sends the requests again.
 struct SentBatch {
     work: Arc<BackgroundWork>,
     chunk: Option<Batch>,
@@ -509,8 +518,8 @@ impl Drop for SentBatch {
         self.work.is_back(&chunk);
         let now = self.work.clock.now();
         match chunk.load {
-            // The server may have executed the requests. Renewals and releases are idempotent, so both can be sent
-            // again.
+            // The server may have executed the requests already. A second execution does no harm, because renewals and
+            // releases are idempotent.
             BatchTasks::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.on_no_answer(due, now)),
             BatchTasks::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
         }

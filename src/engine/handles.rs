@@ -1,7 +1,8 @@
-//! Handles of an engine: the references that its managers, acquisitions and guards count.
+//! Handles of an engine. Managers, acquisitions and guards keep the engine alive through a handle.
 //!
-//! With one reference counter, threads that use different locks would wait for each other. So an engine has several
-//! handles, each with its own counter. The hash of a lock's name selects the handle.
+//! Each acquisition and each guard changes the reference counter of its handle. If there were only one counter, threads
+//! that use different locks would slow each other. So an engine has several handles, each with its own counter. The
+//! hash of a lock's name selects the handle.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ impl Handles {
         &self.0[table::shard_of(hash)]
     }
 
-    /// Returns the handle for work that concerns no single lock.
+    /// Returns a handle for work that concerns no single lock.
     pub(crate) fn any(&self) -> &Arc<Engine> {
         &self.0[0]
     }

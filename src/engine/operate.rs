@@ -1,4 +1,4 @@
-//! Calls of operators: view the holders of a lock, and end its holds by force.
+//! Operations for operators: view the holders of a lock, end its holds by force, list the locks, and report the health.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -20,7 +20,8 @@ impl Engine {
         Ok(LockView::new(key.name(), answer.into(), self.options.timestamp_clients, |id| self.guards_of(key, id)))
     }
 
-    /// Returns the labels of the present holders of a lock, if one request succeeds.
+    /// Returns the labels of the current holders of a lock. Sends one request, and returns `None` if it fails or nobody
+    /// holds the lock.
     pub(crate) async fn holder_of(&self, key: &Key) -> Option<String> {
         let look = self.scheme.inspect(key).await.ok()?.into();
         let holders = HolderView::all(&look, self.options.timestamp_clients, |_| None);
@@ -62,7 +63,7 @@ impl Engine {
         Stats { holds, guards, cached_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
     }
 
-    /// Returns the guards of this manager that share a hold; `None` for the hold of another manager.
+    /// Returns the guards of this manager that share a hold. Returns `None` for the hold of another manager.
     fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
         let rest = id.strip_prefix(&*self.manager_id)?;
         rest.starts_with('.').then(|| {
@@ -72,21 +73,22 @@ impl Engine {
         })
     }
 
-    /// Ends every hold that the server shows now; see [`force_shown`](Engine::force_shown).
+    /// Ends by force every hold that the server has now, see [`force_shown`](Engine::force_shown).
     pub(crate) async fn force(&self, key: &Key) -> Result<Vec<HolderView>> {
         let look = self.look(key).await?.into();
         self.force_shown(key, &look).await
     }
 
-    /// Ends every hold that the view `look` shows, and returns the ended holds. The request names the holds of the
-    /// view, so a repeated or late copy of it ends no newer hold.
+    /// Ends by force every hold that the view `look` shows, and returns the ended holds. The request names the holds of
+    /// the view. So a copy of the request that is repeated or late ends no newer hold.
     pub(crate) async fn force_shown(&self, key: &Key, look: &Seen) -> Result<Vec<HolderView>> {
         let limits = self.options.timestamp_clients;
-        // Read first, since the guards of a hold are not known any more after its end.
+        // This must come before the force, because the guards of a hold are not known any more after its end.
         let seen = HolderView::all(look, limits, |id| self.guards_of(key, id));
         let (mut ended, mut in_doubt) = (HashSet::new(), false);
         loop {
-            // Repeated with the same arguments, so the server continues where it stopped and ends no newer hold.
+            // Each request ends a limited number of holds, so the loop repeats it until none is left. The arguments
+            // stay the same, so no newer hold ends.
             let mut attempts = 0;
             let forced = self.answered(key, || {
                 attempts += 1;
@@ -100,19 +102,20 @@ impl Engine {
             }
         }
         let unseen = self.lose_forced(key, &look.view, &ended);
-        // A force that came too late has ended no holder. This also decides about clients of the timestamp scheme,
-        // which have no id.
+        // A force that came too late has ended no hold. Clients of the timestamp scheme have no id, so only this flag
+        // tells whether their holds have ended.
         let was_late = ended.is_empty() && !in_doubt && !look.view.holders.is_empty();
         let is_over = |id: Option<&str>| id.map_or(!was_late, |id| in_doubt || ended.contains(id));
         let seen = seen.into_iter().filter(|(id, _)| is_over(*id)).map(|(_, holder)| holder);
         Ok(seen.chain(unseen).collect())
     }
 
-    /// Marks the forced holds of this manager as lost, so that guards and local waiters do not wait for the next
-    /// renewal. All holds of the view are over, even those that an earlier copy of the request has ended.
+    /// Marks the holds of this manager that the force has ended as lost. So guards and local waiters learn of the loss
+    /// before the next renewal. All holds of the view are over, even those that an earlier copy of the request has
+    /// ended.
     ///
-    /// Returns the ended holders that the view did not show. They were beyond the size limit of a view, or joined the
-    /// same phase later. So all of them are readers.
+    /// Returns the holders that were ended but that the view did not show. Either the view was full, or these holders
+    /// joined the phase of the shown holders later. So all of them are readers.
     fn lose_forced(&self, key: &Key, seen: &View, ended: &HashSet<String>) -> Vec<HolderView> {
         let seen: HashSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
         let unseen = ended.iter().filter(|id| !seen.contains(id.as_str()));

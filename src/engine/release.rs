@@ -1,4 +1,5 @@
-//! Release of a guard: the next writer of the process takes the hold, or the manager sends the release to the server.
+//! Release of a guard. If other guards or writers of this process need the hold, it stays. Otherwise the manager caches
+//! the hold, or sends its release to the server.
 
 use std::sync::Arc;
 
@@ -21,8 +22,8 @@ impl Engine {
         removed
     }
 
-    /// Gives back the last share of a valid hold and caches the hold. Returns false if the hold cannot be cached; the
-    /// caller must then release the share.
+    /// Gives back the last share of a valid hold and caches the hold. Returns false if the hold cannot be cached. The
+    /// share is then unchanged, and the caller must release it.
     fn cache(&self, hold: &Hold, share_id: ShareId) -> bool {
         if !self.can_cache() {
             return false;
@@ -57,7 +58,7 @@ impl Engine {
         }
     }
 
-    /// Gives back the share of a guard, and waits for the server's answer.
+    /// Gives back the share of a guard. If the hold ends with this share, waits for the server's answer to the release.
     pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         if self.cache(hold, share_id) {
@@ -65,7 +66,8 @@ impl Engine {
         }
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
         let began = self.clock.now();
-        // Declared before `goes_on`, so that it is dropped after `goes_on` has handed the release to the background.
+        // Declared before `goes_on`, so it is dropped after `goes_on`. So the operation counts as in progress until the
+        // background has the release.
         let _unsettled = self.releases.begin_unsettled();
         let removed = self.remove_share(hold, share_id, began);
         self.releases.has_changed_hold();
@@ -81,9 +83,10 @@ impl Engine {
         self.note_cache_outcome(hold);
         self.renewals.forget(hold);
         let (release, conversion) = Release::all_of(hold, began);
-        // If this future is dropped or gets no answer, the background continues the release.
+        // If this future is dropped or the server does not answer, the drop of `goes_on` hands the release to the
+        // background.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold), conversion };
-        // The retries end when the lease on the server is surely over, since nothing is then left to release.
+        // The retries end when the lease is surely over on the server, because nothing is left to release then.
         let retry_for = self.options().unreachable_after.min(release.server_until.since(began));
         let mut tries = Tries::new(began, retry_for);
         let told = self.told(hold, &release, &mut tries).await?;
@@ -93,8 +96,8 @@ impl Engine {
         }
         match told.answer.value {
             ReleaseReply::Held => Ok(()),
-            // After a failover, the new primary has the place in the queue but lacks the later grant: the hold was
-            // lost.
+            // The server still had the acquisition as a waiter. So a failover promoted a replica that lacks the later
+            // grant, and the hold was lost.
             ReleaseReply::Queued => Err(lost(self.found_lost(hold, share_id, LossReason::Gone))),
             ReleaseReply::None(absence) => {
                 let in_time = self.clock.now() < hold.deadline();
@@ -103,7 +106,7 @@ impl Engine {
                     if conversion.arrives_after(new.sent).is_none() {
                         goes_on.conversion = None;
                     }
-                    // The server had executed the conversion, and this process held the lock until this release.
+                    // The server has executed the conversion, so this process held the lock until this release.
                     if new.value == ReleaseReply::Held {
                         return Ok(());
                     }
@@ -114,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Counts and logs a loss that only the release has found.
+    /// Counts and logs a loss that was noticed only at the release.
     fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
         let held = self.clock.now().since(hold.began());
         self.table.metrics().count_loss(hold.mode(), reason);
@@ -131,21 +134,22 @@ impl Engine {
                 Err(failure) => failure,
             };
             in_doubt |= !matches!(failure, Failure::NotDone { .. });
-            // Lets local waiters send their own requests, so that they learn of the outage, too.
+            // Local waiters must no longer wait for this release. They send their own requests, and so notice the
+            // outage themselves.
             self.table.on_end(hold);
             Box::pin(tries.on_failure(self, hold.key(), failure)).await?;
         }
     }
 
-    /// Sends the release in the background. No caller waits for it.
+    /// Hands the release of a hold to the background, and does not wait for it.
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
         self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
     }
 
-    /// Sends the release of a dropped guard from this runtime if it has a connection that can send at once, and
-    /// otherwise in the background.
+    /// Sends the release of a dropped guard. If the current runtime has a connection that can send at once, it sends
+    /// the release. Otherwise the background sends it.
     fn release_from_here(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
@@ -153,11 +157,13 @@ impl Engine {
     }
 }
 
-/// Decides why the server does not know a hold at its release: the hold was lost, or an earlier copy of the release,
-/// which got no reply, has ended it. Suppose that the server has kept its record of the lock since the grant. Then only
-/// a release, a force or the end of the lease can have ended the hold. The reply excludes a force, and the local clock
-/// excludes the end of the lease, so the earlier copy ended the hold. If the server has lost its record, others may
-/// have held the lock.
+/// Decides why the server does not know a hold at its release. Either the hold was lost, or an earlier copy of the
+/// release ended it and got no reply.
+///
+/// If the server has kept its record of the lock since the grant, only three events can have ended the hold: a release,
+/// a force, and the end of the lease. The reply excludes a force, and the local clock excludes the end of the lease. So
+/// the earlier copy of the release ended the hold. If the server has lost its record, others may have held the lock, so
+/// the hold counts as lost.
 fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: bool) -> Result<(), LossReason> {
     let (first, last) = hold.tokens();
     match loss_reason(share_id.token, absence.forced) {
@@ -173,11 +179,11 @@ struct ReleaseAnswer {
     in_doubt: bool,
 }
 
-/// Hands a release to the background when dropped, unless the release was completed.
+/// Release in progress. Its drop hands the release to the background, unless the release was completed.
 struct GoesOn<'a> {
     engine: &'a Engine,
     hold: Option<&'a Arc<Hold>>,
-    /// Release of the new hold of an in-doubt conversion.
+    /// Release of the hold that an in-doubt conversion may have created.
     conversion: Option<Release>,
 }
 

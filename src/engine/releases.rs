@@ -1,11 +1,11 @@
-//! Releases of holds and of cancelled acquisitions.
+//! Releases: requests that end a hold or a cancelled acquisition on the server.
 //!
-//! A release is repeated until it is answered or the lease on the server is surely over. The server may still execute a
-//! copy of the acquisition that is in doubt. Then the release is sent once more after the time limit of that copy.
-//! Otherwise the copy would acquire the lock after its cancellation, for a full lease.
+//! A release is repeated until it is answered or the lease is surely over on the server. An in-doubt copy of the
+//! acquisition may arrive at the server after the release, and would acquire the lock for a full lease. So if such a
+//! copy is possible, the release is sent once more after the time limit of the copy.
 //!
-//! The [background](crate::engine::background) sends releases, so a guard can be dropped without a runtime. If there is
-//! a runtime, it may send the first copy of the release: an [inline](inline) release.
+//! The [background](crate::engine::background) sends releases, so a guard can be dropped outside of a runtime. Within a
+//! runtime, the drop may send the first copy itself. This is an [inline](inline) release.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -37,8 +37,8 @@ mod inline;
 #[path = "../../testing/unit/engine/releases/tests.rs"]
 mod tests;
 
-/// Time between the loss of a guard at `max_hold` and the release of its hold. So the task of the guard learns of the
-/// loss before another holder can enter.
+/// Time between the loss of a guard at `max_hold` and the release of its hold. In this time, the task of the guard can
+/// notice the loss before another holder enters.
 pub(super) const HEAD_START: Duration = Duration::from_millis(50);
 
 /// Releases of one manager that are in progress.
@@ -47,27 +47,30 @@ pub(crate) struct Releases {
     scheme: Arc<dyn Scheme>,
     table: Arc<Table>,
     clock: Clock,
-    /// Release replay, present on a cluster and behind Sentinels: a new primary may lack a release that the old primary
-    /// has executed.
+    /// Release replay. It is present with a cluster and with Sentinels, because a new primary may lack a release that
+    /// the old primary has executed.
     replay: Option<ReleaseReplay>,
     waiting: Mutex<WaitingReleases>,
     wake: Arc<Wake>,
     inline: InlineReleases,
-    /// Number of acquisitions in progress, and of releases that may yet have to be sent.
+    /// Number of acquisitions in progress, plus the number of releases that are not answered or that may still become
+    /// necessary.
     unsettled: AtomicUsize,
-    /// Number of the releases alone.
+    /// Number of releases that the background still has to send or to get answered.
     departing: AtomicUsize,
-    /// Number of releases that have ended, by an answer or with the lease.
+    /// Number of releases that have ended, because they were answered or the lease was over.
     ended: AtomicU64,
     settled: Notify,
-    /// True after the manager and all its guards were dropped. Only the remaining releases are still sent.
+    /// True after the manager and all its guards were dropped. The drivers then only send the remaining releases.
     stopped: AtomicBool,
-    /// Stop of the next release between the change of its hold and the count of the release, for a test.
+    /// Interruption of the next release, for a test. The release stops after it has changed its hold and before it is
+    /// counted.
     #[cfg(all(test, feature = "_testing"))]
     pub(super) interruption: Mutex<Option<Interruption>>,
 }
 
-/// Reports to the test that a release has stopped, and waits until the test continues it.
+/// Channels of an interruption. The first reports to the test that a release has stopped. The second waits until the
+/// test lets the release continue.
 #[cfg(all(test, feature = "_testing"))]
 pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
@@ -77,11 +80,11 @@ struct WaitingReleases {
     now: VecDeque<ReleaseTask>,
     /// Releases that wait for the end of a pause.
     later: BTreeMap<DueNumber, ReleaseTask>,
-    /// True when no driver takes releases any more.
+    /// True when no driver will take releases any more.
     is_abandoned: bool,
 }
 
-/// Deadline, and a unique number, since deadlines may be equal.
+/// Deadline and a unique number. The number distinguishes equal deadlines.
 type DueNumber = (Moment, u64);
 
 impl Releases {
@@ -129,8 +132,8 @@ impl Releases {
         }
     }
 
-    /// Sends recent releases of moved locks again, to the new primaries, which may lack them. The latest release goes
-    /// first.
+    /// Sends recent releases again if the route of their lock has changed, because the new primary may lack them. The
+    /// latest release is sent first.
     pub(super) fn resend_moved(self: &Arc<Self>) {
         let Some(recent) = &self.replay else {
             return;
@@ -168,7 +171,7 @@ impl Releases {
         due
     }
 
-    /// Notes how long a node took to answer a request of the background.
+    /// Notes how long a node took to answer a batch of the background.
     pub(super) fn answers_take(&self, span: Duration) {
         self.inline.answers_take(span);
     }
@@ -216,7 +219,8 @@ impl Releases {
         self.wake.at(at);
     }
 
-    /// Passes a release to the background. If no driver runs, the lease ends the hold.
+    /// Passes a release to the background. If no driver runs any more, the release is dropped, and the hold ends with
+    /// its lease.
     pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
         self.carry(ReleaseTask::new(self, release, hold));
     }
@@ -226,8 +230,8 @@ impl Releases {
         self.wake.at(Moment::from_nanos(0));
     }
 
-    /// Stores a release, unless no driver is left to send it. Such a release would wait for ever, and keep this
-    /// structure in memory.
+    /// Stores a release in the waiting releases. If no driver is left to send the release, drops it instead. Otherwise
+    /// it would wait for ever and keep this structure in memory.
     fn put(&self, job: ReleaseTask, put: impl FnOnce(&mut WaitingReleases, ReleaseTask)) {
         let mut waiting = self.waiting.lock();
         if waiting.is_abandoned {
@@ -238,7 +242,8 @@ impl Releases {
         }
     }
 
-    /// Releases a hold that is over, and the new hold of a conversion that is in doubt.
+    /// Releases a hold that is over. If a conversion of the hold is in doubt, also releases the hold that the
+    /// conversion may have created. Local waiters wait for the release of `waited_for`.
     pub(crate) fn give_back(self: &Arc<Self>, hold: &Hold, waited_for: Option<Arc<Hold>>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
         self.in_background(release, waited_for);
@@ -247,8 +252,8 @@ impl Releases {
         }
     }
 
-    /// Releases a hold [`HEAD_START`] after its guards were lost. Local waiters wait for the release. The release is
-    /// counted at once, so that `close` and `flush` wait for it.
+    /// Releases a hold that was lost at `max_hold`, after a pause of [`HEAD_START`]. Local waiters wait for the
+    /// release. The release is counted now and not after the pause, so that `close` and `flush` wait for it.
     pub(crate) fn give_back_later(self: &Arc<Self>, hold: &Arc<Hold>) {
         let now = self.clock.now();
         let (release, conversion) = Release::all_of(hold, now);
@@ -268,16 +273,16 @@ impl Releases {
         }
     }
 
-    /// Releases an acquisition whose future was dropped, while the server may not have executed it yet.
+    /// Releases an acquisition whose future was dropped, although the server may not have executed its request yet.
     ///
-    /// The request was sent on a connection of this runtime. So a release on the same connection arrives after the
-    /// request. On another connection, the release could arrive first and find nothing. Then the request would leave a
-    /// hold or a place in the queue, until the release is repeated after the time limit of the request.
+    /// The request was sent on a connection of the current runtime. A release on the same connection arrives after the
+    /// request. On another connection, the release could arrive first and find nothing. The request would then create a
+    /// hold or a place in the queue. They would stay until the release is repeated after the time limit of the request.
     pub(crate) fn take_back_from_here(self: &Arc<Self>, release: Release, now: Moment) {
         inline::tell(self, ReleaseTask::new(self, release, None), now);
     }
 
-    /// Notes that no manager and no guard is left to create releases.
+    /// Notes that no manager and no guard exists any more, so that no new release will come.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
     }
@@ -286,7 +291,7 @@ impl Releases {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Drops the waiting releases, since no driver is left. The holds end with their leases.
+    /// Drops the waiting releases, because no driver is left to send them. The holds end with their leases.
     pub(super) fn abandon(&self) {
         let abandoned = std::mem::replace(
             &mut *self.waiting.lock(),
@@ -296,25 +301,27 @@ impl Releases {
         self.inline.abandon();
     }
 
-    /// Lets local waiters send their requests before the server has answered the release of `hold`.
+    /// Lets local waiters send their requests, without waiting longer for the release of `hold`.
     pub(crate) fn unblock(&self, hold: &Hold) {
         catch_panic(|| self.table.on_end(hold));
     }
 
     /// Counts an operation as in progress until the returned value is dropped. An operation that ends a hold calls this
-    /// before it changes the hold. Otherwise `close` could find neither the hold nor its release.
+    /// method before it changes the hold. Otherwise there would be a moment at which `close` finds neither the hold nor
+    /// its release.
     pub(crate) fn begin_unsettled(self: &Arc<Self>) -> Unsettled {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         Unsettled(Arc::clone(self))
     }
 
-    /// Counts an attempt as in progress until the returned value is dropped, which the cell of the lock keeps.
+    /// Counts an attempt as in progress until the returned value is dropped. The cell of the lock stores this value.
     pub(crate) fn open_operation(self: &Arc<Self>) -> OpenOperation {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         OpenOperation::counted_by(Arc::<Self>::clone(self))
     }
 
-    /// Does nothing, unless a test stops the operation here, between the change of a hold and the count of its release.
+    /// Called between the change of a hold and the count of its release. Does nothing, unless a test interrupts the
+    /// operation here.
     #[inline]
     pub(super) fn has_changed_hold(&self) {
         #[cfg(all(test, feature = "_testing"))]
@@ -327,7 +334,7 @@ impl Releases {
         }
     }
 
-    /// Returns true if a release has yet to be sent or answered.
+    /// Returns true if a release still has to be sent or answered.
     pub(crate) fn is_releasing(&self) -> bool {
         self.departing.load(Ordering::SeqCst) > 0
     }
@@ -337,12 +344,12 @@ impl Releases {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Returns when no acquisition is in progress and no release is left to send.
+    /// Waits until no acquisition is in progress and no release is left to send.
     pub(crate) async fn await_resolved(&self) {
         self.until_none(&self.unsettled).await;
     }
 
-    /// Returns when no release of the background is left to send. Acquisitions may still be in progress.
+    /// Waits until no release of the background is left to send. Acquisitions may still be in progress.
     pub(crate) async fn flushed(&self) {
         self.until_none(&self.departing).await;
     }
@@ -351,7 +358,7 @@ impl Releases {
         loop {
             let settled = self.settled.notified();
             tokio::pin!(settled);
-            // Registered before the count is read, so that the end of the last release is not missed.
+            // The future is enabled before the count is read. So it notices if the last release ends after that.
             settled.as_mut().enable();
             if count.load(Ordering::SeqCst) == 0 {
                 return;
@@ -366,7 +373,7 @@ fn is_final(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::Forbidden | Refusal::ForeignKey | Refusal::UnsupportedServer | Refusal::OtherTopology)
 }
 
-/// Release that is repeated until it is answered or the lease is over.
+/// Release that the background repeats until it is answered or the lease is over.
 #[derive(Debug)]
 pub(super) struct ReleaseTask {
     release: Release,
@@ -387,21 +394,22 @@ impl ReleaseTask {
         ReleaseRequest { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
     }
 
-    /// Takes the hold whose release local waiters wait for. Returns it only once.
+    /// Takes the hold out of the task, if local waiters wait for its release. The first call returns the hold, and
+    /// later calls return `None`.
     pub(super) fn take_hold(&mut self) -> Option<Arc<Hold>> {
         self.underway.hold.take()
     }
 }
 
-/// Release in progress in the background. Its drop unblocks local waiters and corrects the counts.
+/// Count of a release in the background. Its drop unblocks local waiters and counts the release as ended.
 #[derive(Debug)]
 struct UnderwayRelease {
     hold: Option<Arc<Hold>>,
-    /// Declared after the hold, so that it is dropped later.
+    /// Declared after the hold, so it is dropped after the hold.
     unsettled: Unsettled,
 }
 
-/// Counts one acquisition or release as in progress, until it is dropped.
+/// Count of one acquisition or release in progress. Its drop counts the end.
 #[derive(Debug)]
 pub(crate) struct Unsettled(Arc<Releases>);
 
@@ -436,7 +444,8 @@ impl Drop for UnderwayRelease {
         if releases.departing.fetch_sub(1, Ordering::SeqCst) == 1 {
             releases.settled.notify_waiters();
             if releases.is_stopped() {
-                // The drivers end with the last release. They sleep if another task has sent it, so they must be woken.
+                // The drivers end when the last release has ended. They may be asleep, because another task may have
+                // sent this release, so they must be woken.
                 releases.wake.all();
             }
         }

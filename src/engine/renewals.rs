@@ -1,8 +1,9 @@
-//! Deadline queue: all live holds, sorted by their next deadline, which is a renewal or the end of the local validity.
+//! Deadline queue: all live holds of a manager, sorted by their next deadline. A deadline is the time of a renewal, or
+//! the end of the local validity.
 //!
-//! The state of a hold is in the hold alone. The queue has each hold at most once, with the moment of its next
-//! deadline. After a task has changed a hold, it schedules the hold again. Scheduling reads the state of the hold under
-//! the mutex of the queue. The [background](crate::engine::background) sends the due renewals.
+//! The queue stores no state of a hold, only the moment of its next deadline. Each hold is in the queue at most once. A
+//! task that has changed a hold schedules the hold again. To schedule a hold means to read its state and to put it into
+//! the queue, both under the mutex of the queue. The [background](crate::engine::background) sends the due renewals.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,18 +28,18 @@ use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::store::{RenewalRequest, Renewed, loss_reason};
 
-/// Time by which a renewal may be sent early, to be part of the batch that is due now. Of 10,000 holds with a lease of
-/// 10 s, about 30 are due in this time, which is one batch.
+/// Longest time by which a renewal may be sent early, so that it is part of a batch. With 10,000 holds and a lease of
+/// 10 s, about 30 renewals are due in this time. They form one batch.
 pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
 
-/// Deadline queue of one manager, and the actions at the deadlines.
+/// Deadline queue of one manager, with the actions that are due at the deadlines.
 #[derive(Debug)]
 pub(crate) struct Renewals {
     table: Arc<Table>,
     releases: Arc<Releases>,
     queue: Mutex<RenewalQueue>,
     wake: Arc<Wake>,
-    /// Policy that learns from the results of cached holds.
+    /// Policy that decides which holds are worth caching. It learns from the outcomes of cached holds.
     uses: Option<Arc<CachePolicy>>,
     /// Limit on log lines about unanswered renewals.
     lines: Limiter,
@@ -66,17 +67,17 @@ impl RenewalQueue {
     }
 }
 
-/// Marks a hold as out of the queue. Until the hold is back, each change of the hold must schedule it.
+/// Marks a hold as not in the queue. Until it is in the queue again, each task that changes the hold must schedule it.
 fn clear_slot(hold: &Hold) {
     hold.queue_slot.store(0, Ordering::Relaxed);
     hold.queue_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
 }
 
-/// Hold to renew, and the lease to request.
+/// Renewal that is due: the hold, and the lease to request.
 pub(super) struct DueRenewal {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
-    /// Live subscription, if the renewal asks to cache the hold.
+    /// Live subscription to recalls. If it is present, the renewal tells the server that the hold may be cached.
     said: Option<LiveSubscription>,
 }
 
@@ -112,16 +113,16 @@ impl Renewals {
         self.table.clock().now()
     }
 
-    /// Schedules a hold for its next deadline, by its present state. Callers that may have made the deadline earlier
-    /// must call it, until the hold is over or [forgotten](Renewals::forget).
+    /// Puts a hold into the queue at its next deadline, which follows from its current state. Code that may have made
+    /// the deadline earlier must call this method, unless the hold is over or [forgotten](Renewals::forget).
     pub(crate) fn schedule(&self, hold: &Arc<Hold>, now: Moment) {
         let mut queue = self.queue.lock();
-        // The hold leaves the queue before its state is read. A task that changes the hold after that finds it out of
-        // the queue, and so schedules it again.
+        // The hold is removed from the queue before its state is read. A task that changes the hold after that sees
+        // that the hold is not in the queue, and schedules it again. So no change is missed.
         queue.remove(hold);
         let at = match hold.due() {
             Next::At(at) => at,
-            // A driver finds the lost hold at once, and reports the loss.
+            // The deadline is now, so that a driver takes the lost hold at once and reports the loss.
             Next::Lost(_) => now,
             Next::Released | Next::GivenUp => return,
         };
@@ -133,7 +134,7 @@ impl Renewals {
         self.wake.at(at);
     }
 
-    /// Schedules all holds of `due`, whose next deadline may have become earlier.
+    /// Schedules all holds of `due`, because their next deadlines may have become earlier.
     pub(crate) fn schedule_all(&self, due: hold::Due, now: Moment) {
         due.0.each(|hold| self.schedule(&hold, now));
     }
@@ -145,14 +146,16 @@ impl Renewals {
         next
     }
 
-    /// Returns when the moment of the next check becomes earlier. The driver enables the future before the check.
+    /// Returns a future that ends when the next check for stalled leaders must be earlier. The driver enables the
+    /// future before a check.
     pub(super) fn stalled_sooner(&self) -> Notified<'_> {
         self.table.stalled.sooner()
     }
 
-    /// Removes a hold for good, since it has no further deadline.
+    /// Removes a hold from the queue for good, because it has no further deadline.
     pub(crate) fn forget(&self, hold: &Hold) {
-        // A driver may have taken the hold out of the queue. It sees this flag when it schedules the hold again.
+        // A driver may have taken the hold out of the queue before. Because of this flag, that driver does not schedule
+        // the hold again.
         hold.retire();
         self.queue.lock().remove(hold);
     }
@@ -167,8 +170,8 @@ impl Renewals {
         self.queue.lock().due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
     }
 
-    /// Takes the holds whose deadline has come. Releases the holds that are over, and returns the others, which the
-    /// caller schedules again.
+    /// Takes the holds whose deadline has come out of the queue. Releases the holds that are over, and returns the
+    /// others. The caller must schedule the returned holds again.
     pub(super) fn take_due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut due = self.pop_due(now);
         if due.is_empty() {
@@ -179,8 +182,8 @@ impl Renewals {
         due
     }
 
-    /// Releases the holds that are over and that no driver has released yet. The timer of a guard may find the end of
-    /// its hold before a driver does.
+    /// Releases the holds that are over and that no driver has released yet. Such holds exist because the timer of a
+    /// guard may notice the end of its hold before a driver does.
     pub(crate) fn give_back_lost(&self, now: Moment) {
         let _unsettled = self.releases.begin_unsettled();
         for hold in self.table.all_holds().iter().filter(|hold| !hold.is_retired()) {
@@ -188,9 +191,9 @@ impl Renewals {
         }
     }
 
-    /// Returns true if a hold goes on. Releases a hold that is over.
+    /// Returns true if a hold is not over. Otherwise releases the hold.
     fn goes_on(&self, hold: &Arc<Hold>, now: Moment) -> bool {
-        // The first call of `next` that finds the hold over wakes its watchers.
+        // The first call of `next` after the end of the hold wakes the watchers of the hold. A waker may panic.
         match catch_panic(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
             Next::At(_) => return true,
             Next::Lost(reason) => self.clear_away(hold, reason, now),
@@ -220,14 +223,14 @@ impl Renewals {
         }
     }
 
-    /// Notes that a renewal gets no answer, since its driver has ended.
+    /// Notes that a renewal will get no answer, because its driver has ended.
     pub(super) fn on_no_answer(&self, due: &DueRenewal, now: Moment) {
         due.hold.on_no_answer(now);
         self.schedule(&due.hold, now);
     }
 
-    /// Applies the answer to a renewal, or the failure, to the hold, and logs it. Returns the release of a conversion
-    /// that the server has not executed.
+    /// Applies the result of a renewal to the hold, and logs the result. The answer may prove that the server has not
+    /// executed an open conversion of the hold. Then returns the release that ends this conversion.
     fn is_answered(
         &self,
         DueRenewal { hold, lease, said }: &DueRenewal,
@@ -243,7 +246,7 @@ impl Renewals {
                         let said = Some(subscription.clone());
                         let cache_answer =
                             CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
-                        // The returned deadlines are not needed: the caller schedules the hold anyway.
+                        // The caller schedules the hold in any case, so the returned deadlines are not needed.
                         drop(hold.on_cache_answer(cache_answer, tokens, now));
                     }
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
@@ -267,7 +270,7 @@ impl Renewals {
         None
     }
 
-    /// Releases a cached hold. Local waiters send their requests when the server has answered the release.
+    /// Releases a cached hold that was given up. Local waiters wait until the server has answered the release.
     fn give_up(&self, hold: &Arc<Hold>, now: Moment) {
         self.forget(hold);
         if let (Some(uses), Some(stay)) = (&self.uses, hold.cache_outcome()) {
@@ -276,9 +279,11 @@ impl Renewals {
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
 
-    /// Releases a lost hold, since the server may still have it, and lets local waiters send their requests. The
-    /// release is counted before the table forgets the hold, so that `close` finds the hold or its release. The release
-    /// is also counted before the hold is retired, so that `flush` finds it.
+    /// Releases a lost hold, because the server may still have it. Then lets local waiters send their requests.
+    ///
+    /// The order of the steps matters. The release is counted before the table forgets the hold, so that `close` always
+    /// finds the hold or its release. The release is also counted before the hold is retired, so that `flush` always
+    /// finds one of them.
     fn clear_away(&self, hold: &Arc<Hold>, reason: LossReason, now: Moment) {
         if reason == LossReason::MaxHold {
             self.releases.give_back_later(hold);

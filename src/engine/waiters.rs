@@ -1,18 +1,19 @@
-//! Limit of the acquisitions of one manager that are in progress (`max_waiters`), since each of them needs memory.
+//! Limit of the number of acquisitions of one manager that are in progress (`max_waiters`). The limit exists because
+//! each acquisition needs memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::error::{Error, Result};
 use crate::base::key::Key;
 
-/// Counts the acquisitions that are in progress, and refuses a further acquisition at `max`.
+/// Counter of the acquisitions that are in progress. It refuses a further acquisition when there are `max` of them.
 #[derive(Debug)]
 pub(super) struct WaiterLimit {
     max: usize,
     count: AtomicUsize,
 }
 
-/// Permit of one acquisition; dropping it frees its place.
+/// Permit of one acquisition. Its drop lets another acquisition start.
 #[derive(Debug)]
 pub(super) struct WaiterPermit<'a>(&'a WaiterLimit);
 
@@ -23,8 +24,8 @@ impl WaiterLimit {
 
     /// Counts one more acquisition, unless the limit is reached.
     pub(super) fn admit(&self, key: &Key) -> Result<WaiterPermit<'_>> {
-        // The count is raised before the comparison, so that two concurrent acquisitions cannot both take the last
-        // place.
+        // The counter is increased before the comparison, so that two concurrent acquisitions cannot both get the last
+        // permit.
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let permit = WaiterPermit(self);
         if before < self.max {

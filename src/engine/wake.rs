@@ -1,8 +1,10 @@
-//! Alarms of the drivers of the background: the moments until which they sleep, and their wake-ups.
+//! Alarms of the drivers of the [background](crate::engine::background): the moments until which they sleep, and their
+//! wake-ups.
 //!
-//! A driver is woken only for work that is due before its alarm. An alarm stays until it goes off, even if its work is
-//! gone. Then the alarm wakes the driver once without need. But until then, no later deadline wakes the driver. Without
-//! this rule, locks that are acquired and released all the time would wake the driver each time.
+//! A task that adds work wakes a driver only if the work is due before the driver's alarm. An alarm stays set until it
+//! goes off, even if its work is gone. It then wakes the driver once without need. But until then, work with a later
+//! deadline wakes no driver. Without this rule, each acquisition of a lock that is acquired and released all the time
+//! would wake the driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,8 +15,8 @@ use tokio::sync::futures::Notified;
 
 use crate::base::lease::Moment;
 
-/// Alarm of a driver that reads the queues now. It will see all work that is added before it sleeps, so it needs no
-/// wake-up.
+/// Alarm of a driver that is reading the queues. No work is due before this moment, so no task wakes the driver. Work
+/// that is added meanwhile only makes the driver's next alarm earlier.
 const LOOKS: Moment = Moment::from_nanos(0);
 
 /// Identity of a driver.
@@ -49,7 +51,8 @@ impl Wake {
         self.alarms.lock().remove(driver.0);
     }
 
-    /// Returns when work is due before the alarm of a driver. The driver enables the future before it reads the queues.
+    /// Returns a future that ends when a driver must read the queues. The driver enables the future before it reads the
+    /// queues.
     pub(super) fn woken(&self) -> Notified<'_> {
         self.notify.notified()
     }
@@ -63,25 +66,25 @@ impl Wake {
         alarm.is_looking = true;
     }
 
-    /// Notes that the driver has read the queues and has no work before `next`. Returns the moment until which the
-    /// driver sleeps.
+    /// Notes that the driver has read the queues and that no work is due before `next`. Returns the moment until which
+    /// the driver sleeps.
     pub(super) fn sleeps(&self, driver: DriverId, next: Moment) -> Moment {
         let mut alarms = self.alarms.lock();
         let alarm = &mut alarms[driver.0];
-        // An earlier alarm stays, even if its work is gone.
+        // An earlier alarm stays set, even if its work is gone. The comment of this module has the reason.
         alarm.at = alarm.at.min(next);
         alarm.is_looking = false;
         alarm.at
     }
 
-    /// Wakes the drivers if an alarm is later than `moment`.
+    /// Wakes the drivers if the alarm of one of them is later than `moment`, at which new work is due.
     pub(super) fn at(&self, moment: Moment) {
         let mut wakes = false;
         for (_, alarm) in &mut *self.alarms.lock() {
             wakes |= moment < alarm.effective();
             alarm.at = alarm.at.min(moment);
         }
-        // Called after the loop and so without the mutex, which the woken drivers take.
+        // Runs after the loop and so without the mutex, because the woken drivers lock this mutex.
         if wakes {
             self.all();
         }
@@ -91,8 +94,8 @@ impl Wake {
         self.notify.notify_waiters();
     }
 
-    /// Wakes the other drivers, so that they set their alarms anew. This driver has taken due work, and its runtime may
-    /// stop polling it before the work is done.
+    /// Wakes the drivers other than this one, so that they set their alarms anew. This driver has taken due work. If
+    /// its runtime stops polling it before the work is done, another driver must notice that in time.
     pub(super) fn others_of(&self, driver: DriverId) {
         let has_others = self.alarms.lock().iter().any(|(other, _)| other != driver.0);
         if has_others {

@@ -1,21 +1,21 @@
-//! Names of one manager's locks, derived from keys on the server.
+//! Listing of one manager's locks: their names, derived from the keys on the server.
 
 use crate::base::key::{Key, KeyTemplate};
 
 /// Rule that finds the locks of one manager among the keys of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Listing {
-    /// Keys under the prefix of the manager.
+    /// The keys that begin with the prefix of the manager.
     Prefix(String),
-    /// Keys of the clients of the timestamp scheme.
+    /// The keys of the timestamp scheme, whose form this template describes.
     Template(KeyTemplate),
 }
 
 impl Listing {
-    /// Returns the pattern for `SCAN`, which matches all keys of locks, and perhaps others.
+    /// Returns the pattern for `SCAN`. The pattern matches all keys of locks, and perhaps other keys.
     pub(crate) fn pattern(&self) -> String {
         match self {
-            // The character after the prefix shows the form of the key.
+            // A key continues with `:` or `#` after the prefix, see `Key`.
             Self::Prefix(prefix) => [&escape(prefix), "[:#]*"].concat(),
             Self::Template(template) => {
                 let (before, behind) = template.sides();
@@ -24,8 +24,8 @@ impl Listing {
         }
     }
 
-    /// Returns the name of the lock to which this key belongs. `None` if it belongs to no lock. `parts` are the last
-    /// parts of the keys of the scheme.
+    /// Returns the name of the lock to which this key belongs. `None` if the key belongs to no lock. `parts` are the
+    /// last parts of the keys that the lock scheme uses.
     pub(crate) fn name_of(&self, key: &str, parts: &[&str]) -> Option<String> {
         match self {
             Self::Prefix(prefix) => parts.iter().find_map(|part| Key::name_of(prefix, key, part)),

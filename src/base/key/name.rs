@@ -1,4 +1,4 @@
-//! Name of a lock, as used to look the lock up.
+//! Name of a lock, as an acquisition uses it to look the lock up.
 
 use std::str;
 
@@ -7,11 +7,11 @@ use super::hash_of;
 /// Largest length in bytes of a name that is stored inline.
 const SHORT: usize = 24;
 
-/// Name as the user wrote it, and its hash. A short name needs no allocation. So an acquisition that joins a hold of
-/// its process needs no allocation at all.
+/// Name as the user wrote it, and its hash. A short name is stored inline. So an acquisition that joins a hold of its
+/// process makes no allocation.
 ///
-/// This is a struct with fields for both cases instead of an enum. The value is moved several times before it is read,
-/// and the bytes of an enum variant would be moved one by one.
+/// This is a struct with fields for short and long names, not an enum. The value is moved several times before it is
+/// read. A move of an enum variant would copy its bytes one by one, which is slower.
 pub(crate) struct LockName {
     hash: u64,
     short: [u8; SHORT],

@@ -1,16 +1,19 @@
 //! Templates for existing keys: the keys of the timestamp scheme, whose form the operator defines.
 //!
-//! The name is part of such a key without encoding, so some names cannot be used. If the key has no hash tag, its
-//! channels have the whole key as their hash tag. Such a key must not contain a `}`, which would end this tag early. A
-//! key in braces must not have the same channels as another lock.
+//! Such a key contains the name without encoding, so two kinds of names cannot be used.
+//!
+//! * If a key has no hash tag, its channels have the whole key as their hash tag. A `}` in the key would end this hash
+//!   tag early, so such a name is refused.
+//! * A key that is only a hash tag, like `{cfg}`, has the same channels as the key `cfg`. If `cfg` is the key of
+//!   another lock, the name is refused.
 
 use crate::base::error::{Error, Result};
 use crate::base::key::{hash_tag, invalid_name};
 
 /// Longest template in bytes.
 const MAX_TEMPLATE_BYTES: usize = 256;
-/// Placeholder of the name, as in patterns of `ACL SETUSER`, `KEYS` and `SCAN`. Braces cannot be the placeholder, since
-/// they mean a hash tag to the server.
+/// Placeholder of the name. `ACL SETUSER`, `KEYS` and `SCAN` use the same character in their patterns. Braces cannot be
+/// the placeholder, because the server reads them as a hash tag.
 const PLACE: char = '*';
 
 /// Form of the keys that clients of the timestamp scheme use: the texts before and after the name.
@@ -18,12 +21,13 @@ const PLACE: char = '*';
 pub(crate) struct KeyTemplate(String);
 
 impl KeyTemplate {
-    /// Stores a template without a check. The method `build` of a builder reports its defects.
+    /// Stores a template without a check. The `build` method of a builder calls [`check`](Self::check), and reports the
+    /// defects.
     pub(crate) fn new(text: String) -> Self {
         Self(text)
     }
 
-    /// Refuses texts that are not a template, and templates that fit no name.
+    /// Refuses texts that are not a template, and templates with which no name has a valid key.
     pub(crate) fn check(&self) -> Result<()> {
         let (before, _) = self.sides();
         let reason = if self.0.matches(PLACE).count() != 1 {
@@ -33,7 +37,8 @@ impl KeyTemplate {
         } else if self.0.chars().any(char::is_control) {
             "it has control characters".to_owned()
         } else if before.split_once('{').is_some_and(|(_, rest)| rest.starts_with('}')) {
-            // Only the first pair of braces counts, so no key of this template has a hash tag.
+            // The server uses only the first pair of braces, which is empty here. So no key of this template would have
+            // a hash tag.
             "its keys would begin with the empty hash tag {}, and have no channel in their slot".to_owned()
         } else {
             return Ok(());
@@ -46,7 +51,7 @@ impl KeyTemplate {
         self.0.split_once(PLACE).unwrap_or((&self.0, ""))
     }
 
-    /// Returns the key of a name that is neither empty nor too long.
+    /// Returns the key of a name. The length of the name was checked before.
     pub(super) fn key(&self, name: &str) -> Result<String> {
         let (before, behind) = self.sides();
         let key = [before, name, behind].concat();
@@ -67,13 +72,13 @@ impl KeyTemplate {
     pub(crate) fn name_of<'k>(&self, key: &'k str) -> Option<&'k str> {
         let (before, behind) = self.sides();
         let name = key.strip_prefix(before)?.strip_suffix(behind)?;
-        // The text may fit the template although no lock can have this name.
+        // The key may fit the template although its name is refused.
         (super::check_name(name).is_ok() && self.key(name).is_ok()).then_some(name)
     }
 }
 
-/// Returns the text in the braces of a key that is only a hash tag. The channels of such a key and those of the key
-/// without braces have the same beginning.
+/// Returns the text in the braces if the key is only a hash tag. The channels of such a key have the same names as the
+/// channels of the key without braces.
 fn whole_tag(key: &str) -> Option<&str> {
     let inner = key.strip_prefix('{')?.strip_suffix('}')?;
     (!inner.contains('}')).then_some(inner)

@@ -1,4 +1,4 @@
-//! Empty metrics, for builds without the feature.
+//! Metrics that do nothing, for builds without the cargo feature `metrics`.
 
 use super::RenewalOutcome;
 use crate::base::clock::Clock;

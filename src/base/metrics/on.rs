@@ -14,7 +14,7 @@ use crate::base::health::FindingKind;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 
-/// Outcomes of an acquisition.
+/// Outcomes of an acquisition, as values of the label `outcome`.
 const OUTCOMES: [&str; 12] = [
     JOINED,
     GRANTED,
@@ -37,7 +37,7 @@ const DROPPED: &str = "dropped";
 const REASONS: [LossReason; 5] =
     [LossReason::Expired, LossReason::Gone, LossReason::MaxHold, LossReason::Forced, LossReason::Closed];
 
-/// Pair of values, for readers and for writers.
+/// Two values: one for readers and one for writers.
 #[derive(Debug)]
 struct PerMode<T> {
     read: T,
@@ -57,7 +57,7 @@ impl<T> PerMode<T> {
     }
 }
 
-/// Metrics of one manager. The values of several managers add up.
+/// Metrics of one manager. All managers of a process add to the same metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics(Arc<MetricHandles>);
 
@@ -110,20 +110,20 @@ fn describe() {
     metrics::describe_histogram!(
         "rwlock_acquire_duration_seconds",
         seconds,
-        "From the first poll of an acquisition to its guard"
+        "Time from the first poll of an acquisition to its guard"
     );
-    metrics::describe_histogram!("rwlock_hold_duration_seconds", seconds, "From a grant to its release or loss");
-    metrics::describe_counter!("rwlock_acquisitions_total", "What came of acquisitions");
-    metrics::describe_counter!("rwlock_renewals_total", "What came of renewals");
-    metrics::describe_counter!("rwlock_losses_total", "Holds that were over before they were released, and why");
-    metrics::describe_counter!("rwlock_cached_losses_total", "Holds that were over while nobody used them");
-    metrics::describe_gauge!("rwlock_holds", "Holds that this process has");
-    metrics::describe_gauge!("rwlock_cached_holds", "Holds that stay when nobody uses them, used or not");
-    metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
+    metrics::describe_histogram!("rwlock_hold_duration_seconds", seconds, "Time from a grant to its release or loss");
+    metrics::describe_counter!("rwlock_acquisitions_total", "Acquisitions, by their outcome");
+    metrics::describe_counter!("rwlock_renewals_total", "Renewals, by their outcome");
+    metrics::describe_counter!("rwlock_losses_total", "Holds that were lost before they were released, by the reason");
+    metrics::describe_counter!("rwlock_cached_losses_total", "Cached holds that were lost while no guard used them");
+    metrics::describe_gauge!("rwlock_holds", "Holds of this process");
+    metrics::describe_gauge!("rwlock_cached_holds", "Holds that may be cached, whether a guard uses them now or not");
+    metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait for the lock");
     metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
-    metrics::describe_gauge!("rwlock_node_findings", "Nodes with a defect, though they answer, and which defect");
-    metrics::describe_counter!("rwlock_reconnects_total", "Connections in place of one that broke or went silent");
-    metrics::describe_counter!("rwlock_map_refreshes_total", "Questions who owns which slots");
+    metrics::describe_gauge!("rwlock_node_findings", "Nodes that answer but have a defect, by the defect");
+    metrics::describe_counter!("rwlock_reconnects_total", "Connections that replaced a broken or silent connection");
+    metrics::describe_counter!("rwlock_map_refreshes_total", "Requests for the map of slots to servers");
 }
 
 impl Metrics {
@@ -133,12 +133,12 @@ impl Metrics {
         }
     }
 
-    /// Counts an acquisition that joined a hold of its process at once.
+    /// Counts an acquisition that joined a hold of this process at once, without waiting.
     pub(crate) fn count_join(&self, mode: Mode) {
         self.0.acquisitions.of(mode)[0].increment(1);
     }
 
-    /// Counts an acquisition that does not finish at once.
+    /// Starts to count an acquisition that does not finish at once.
     pub(crate) fn begin(&self, mode: Mode, clock: Clock) -> Underway {
         self.0.waiters.of(mode).increment(1.0);
         Underway { metrics: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
@@ -175,7 +175,7 @@ impl Metrics {
     }
 }
 
-/// Acquisition in progress. Dropping this value counts its outcome.
+/// Acquisition in progress. The drop of this value counts the outcome of the acquisition.
 #[derive(Debug)]
 pub(crate) struct Underway {
     metrics: Metrics,
@@ -253,7 +253,7 @@ impl Counter {
     }
 }
 
-/// Number of unusable nodes of one fleet. The values of several fleets add up.
+/// Number of unusable nodes that one group of connections knows. All groups of a process add to the same metric.
 #[derive(Debug)]
 pub(crate) struct UnusableNodes(Gauge);
 
@@ -273,7 +273,7 @@ impl UnusableNodes {
     }
 }
 
-/// Defects of one manager's nodes. The values of several managers add up.
+/// Number of defects of the nodes that one group of connections knows. All groups of a process add to the same metric.
 #[derive(Debug)]
 pub(crate) struct NodeFindings([Gauge; FindingKind::ALL.len()]);
 

@@ -1,11 +1,12 @@
-//! Announced addresses of servers: their mapping to reachable addresses, and their sources.
+//! Sources of server addresses, and the mapping from announced addresses to reachable addresses.
 
 use std::fmt;
 use std::sync::Arc;
 
 type Mapping = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
 
-/// Mapping that the user gave. Two values are equal if they are copies of the same mapping.
+/// Mapping that the user gave to [`Topology::remap`](crate::Topology::remap). Two values are equal if they are clones
+/// of one value.
 #[derive(Clone)]
 pub(crate) struct Remap(Arc<Mapping>);
 
@@ -27,8 +28,8 @@ impl PartialEq for Remap {
 
 impl Eq for Remap {}
 
-/// Source of a server's address, in [`NodeHealth`](crate::NodeHealth). Its [`Display`](fmt::Display) text is the one
-/// that errors contain.
+/// Source of a server's address, in [`NodeHealth`](crate::NodeHealth). Errors contain the [`Display`](fmt::Display)
+/// text of the source.
 ///
 /// # Examples
 ///
@@ -56,17 +57,17 @@ pub enum AddressSource {
     /// A member of the cluster announced the address.
     #[non_exhaustive]
     Cluster {
-        /// Address of the member that announced it.
+        /// Address of the cluster member that announced the address.
         at: String,
-        /// Address that the member announced, if [`remap`](crate::Topology::remap) changed it.
+        /// Address that the member announced, if [`remap`](crate::Topology::remap) changed this address.
         announced: Option<String>,
     },
     /// A Sentinel announced the address.
     #[non_exhaustive]
     Sentinel {
-        /// Address of the Sentinel that announced it.
+        /// Address of the Sentinel that announced the address.
         at: String,
-        /// Address that the Sentinel announced, if [`remap`](crate::Topology::remap) changed it.
+        /// Address that the Sentinel announced, if [`remap`](crate::Topology::remap) changed this address.
         announced: Option<String>,
     },
 }

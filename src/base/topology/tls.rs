@@ -1,21 +1,22 @@
-//! Certificates that the user gives.
+//! Certificates and keys of TLS connections, as the user gives them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
 
-/// Trusted authorities of TLS connections, and the client certificate. TLS needs the cargo feature `tls`, which is on
-/// by default. Without it, `build` refuses a `rediss://` URL with [`InvalidOption`](Error::InvalidOption).
+/// Certificate authorities that TLS connections trust, and the client certificate. TLS needs the cargo feature `tls`,
+/// which is on by default. Without it, `build` refuses a `rediss://` URL with [`InvalidOption`](Error::InvalidOption).
 ///
-/// Certificates are always checked. A certificate must be made for the host of the URL, or for the address that a
-/// cluster or Sentinels announce, or for one [`server_name`](Tls::server_name). `rediss://…/#insecure` is refused.
+/// The certificate of a server is always checked. So `build` refuses a URL that ends with `#insecure`. The certificate
+/// must be made for the host of the URL, or for the address that a cluster or Sentinels announce. With
+/// [`server_name`](Tls::server_name), it must be made for that name instead.
 ///
 /// * If certificates or keys are unusable, `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is
 ///   sent.
 /// * If a server's certificate is not trusted or was made for another host, calls fail with
 ///   [`Refusal::Untrusted`](crate::Refusal::Untrusted) at once.
-/// * If a server rejects our certificate, or requires one and gets none, calls fail with
+/// * If a server rejects the client certificate, or requires one and receives none, calls fail with
 ///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated) as soon as the server reports that.
 /// * If only the server or only the client uses TLS, calls fail with [`Unreachable`](Error::Unreachable) after
 ///   [`unreachable_after`](crate::Builder::unreachable_after).
@@ -23,13 +24,13 @@ use crate::base::error::{Error, Result};
 /// TLS uses the default `rustls::crypto::CryptoProvider` of the process, if the application has installed one before it
 /// builds a manager. Otherwise it uses `ring`. This crate installs no provider.
 ///
-/// By default, TLS trusts the public authorities that Mozilla trusts, and shows no client certificate.
+/// By default, TLS trusts the public authorities that Mozilla trusts, and presents no client certificate.
 /// [`Topology::tls`](crate::Topology::tls) has an example. `Debug` shows neither certificates nor keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tls {
     ca_pem: Option<Vec<u8>>,
     client_pem: Option<ClientPem>,
-    /// File that is read when the manager is built, and again for each new connection.
+    /// File with the trusted authorities. `build` reads it, and each new connection reads it again.
     ca_file: Option<PathBuf>,
     client_files: Option<(PathBuf, PathBuf)>,
     server_name: Option<String>,
@@ -42,14 +43,14 @@ pub(crate) struct ClientPem {
 }
 
 impl Tls {
-    /// Trusts the public authorities, and shows no client certificate. [`Topology::tls`](crate::Topology::tls) has an
-    /// example with others.
+    /// Creates the default: TLS trusts the public authorities, and presents no client certificate.
+    /// [`Topology::tls`](crate::Topology::tls) has an example with other certificates.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts only the authorities in this PEM text, which has at least one. See
+    /// Trusts only the authorities in this PEM text. The text must contain at least one. See
     /// [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
@@ -57,22 +58,22 @@ impl Tls {
         self
     }
 
-    /// Shows this client certificate, and proves it with its key (PKCS #8, PKCS #1 or SEC 1). Both are PEM texts.
-    /// Intermediate certificates follow the client certificate, if there are any. See
-    /// [`Topology::tls`](crate::Topology::tls).
+    /// Presents this client certificate to servers. The key belongs to the certificate, and has the format PKCS #8,
+    /// PKCS #1 or SEC 1. Both arguments are PEM texts. If there are intermediate certificates, they follow the client
+    /// certificate. See [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
         self
     }
 
-    /// Trusts the authorities in a PEM file, as [`ca_pem`](Tls::ca_pem) does with a text. The file replaces the text.
-    /// `build` reads the file, and fails with [`InvalidOption`](Error::InvalidOption) if it cannot.
+    /// Trusts only the authorities in a PEM file. The file replaces a text given to [`ca_pem`](Tls::ca_pem). `build`
+    /// fails with [`InvalidOption`](Error::InvalidOption) if it cannot read the file.
     ///
-    /// Each new connection reads the file again. So a new certificate counts from the next connection on, and open
-    /// connections stay. The file may be missing, half written, or not match the other files. Until it is valid again,
-    /// new connections use the last valid certificates, and one `warn` line reports that. Replace the file by renaming
-    /// another file to its name.
+    /// `build` reads the file, and each new connection reads it again. So the next connection uses a new certificate,
+    /// and open connections stay. Later, the file may be missing, half written, or not match the other files. Until it
+    /// is valid again, new connections use the last valid certificates, and the log has one `warn` line. To replace the
+    /// file in one step, rename another file to its name.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -89,22 +90,23 @@ impl Tls {
         self
     }
 
-    /// Shows a client certificate, and proves it with its key, as [`client_pem`](Tls::client_pem) does. Both are in
-    /// files, which are read like the file of [`ca_file`](Tls::ca_file).
+    /// Presents a client certificate to servers, as [`client_pem`](Tls::client_pem) does, but reads the certificate and
+    /// its key from files. `build` and new connections read these files like the file of [`ca_file`](Tls::ca_file).
     #[must_use]
     pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.client_files = Some((certificates.into(), key.into()));
         self
     }
 
-    /// Checks the certificate of every server for this name. Without this call, the certificate must have the host of
-    /// the URL, or the address that a cluster or Sentinels announce. The manager also requests the certificate of this
-    /// name from the server (SNI). The name is a DNS name or an IP address. For anything else, `build` fails with
-    /// [`InvalidOption`](Error::InvalidOption).
+    /// Sets the name for which the certificate of every server must be made. Without this call, the certificate must be
+    /// made for the host of the URL, or for the address that a cluster or Sentinels announce. The manager also sends
+    /// this name to the server in the TLS handshake (SNI). The name is a DNS name or an IP address. For anything else,
+    /// `build` fails with [`InvalidOption`](Error::InvalidOption).
     ///
-    /// This is for servers whose addresses are not in their certificates: announced IP addresses, a tunnel, a bastion.
-    /// All servers of the topology, including Sentinels, need a certificate with this name. So any server can
-    /// impersonate any other. If each server has a name of its own, let the servers announce these names instead.
+    /// Use this method if the certificates of the servers do not contain the addresses to which the manager connects.
+    /// Examples are announced IP addresses, a tunnel, and a bastion host. All servers of the topology, including
+    /// Sentinels, then need a certificate for this name. So each of these servers could impersonate another one. If
+    /// each server has a name of its own, let the servers announce these names instead.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -140,7 +142,7 @@ impl Tls {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    // If a configuration has only one file of the pair, the path of the other file is empty.
+    // If a configuration has only the certificate or only the key, the path of the other file is empty.
     let refused = |error| match path.as_os_str().is_empty() {
         true => "set both the client certificate and its key, or neither".to_owned(),
         false => format!("{} cannot be read: {error}", path.display()),
