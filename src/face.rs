@@ -1,7 +1,7 @@
 //! Public interface: managers, acquisitions, guards and configuration.
 //!
-//! Each call goes to the engine, and this module turns the answers of the engine into public types. The module has no
-//! algorithm of its own.
+//! Each public call calls the engine, and this module converts the results of the engine into public types. The module
+//! has no algorithm of its own.
 //!
 //! Knows the engine and all layers below the engine.
 

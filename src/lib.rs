@@ -19,8 +19,8 @@
 //! | manager | on | for |
 //! |---|---|---|
 //! | [`RedisManager`] | one node, Sentinel, a cluster | services; the recommended manager |
-//! | [`QuorumManager`] | 3 or 5 independent masters | locks that survive the loss of a server with its data; no order of waiters |
-//! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout on the server: two keys for each lock |
+//! | [`QuorumManager`] | 3 or 5 independent masters | locks that survive a server that loses its data; waiters have no order |
+//! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout of the data on the server, with two keys for each lock |
 //! | [`MemoryManager`] | this process | tests |
 //!
 //! All four implement [`RwLockManager`], so code can take an `Arc<dyn RwLockManager>`. The module [`blocking`] has the
@@ -31,10 +31,10 @@
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `tls` | yes | `rediss://` URLs |
-//! | `serde` | no | `Config`, read from files or the environment; `Serialize` for views and health reports |
-//! | `metrics` | no | metrics, reported through the crate `metrics` |
+//! | `serde` | no | `Config` from files or environment variables; `Serialize` for lock views and health reports |
+//! | `metrics` | no | metrics of locks and requests, through the crate `metrics` |
 //!
-//! The package `redis-rwlock-cli` has the program `redis-rwlock` for the command line of Unix.
+//! The package `redis-rwlock-cli` contains `redis-rwlock`, a command-line program for Unix.
 //!
 //! # Guides
 //!
@@ -64,31 +64,35 @@
 //!
 //! # What is promised, and what is not
 //!
-//! A *hold* is what the server grants to this process, for the time of a lease. The process trusts a hold for less than
-//! its lease: this time is the *local validity* of the hold. Two conflicting holds never overlap while each of them is
-//! within its local validity. [`ReadGuard::lost`] resolves at the end of the local validity, before the server can let
-//! another holder in.
+//! A *hold* is the right that the server grants to this process. The server keeps a hold for the time of a *lease*, and
+//! the manager renews the hold before its lease is over. The process relies on a hold for a shorter time than the
+//! lease. This shorter time is the *local validity* of the hold. Two conflicting holds never overlap while each of them
+//! is within its local validity. [`ReadGuard::lost`] resolves at the end of the local validity, before the server can
+//! grant the lock to another process.
 //!
-//! No lock with leases excludes a holder that was paused for longer than its lease. So each grant has a
-//! [`FencingToken`], a number that grows with each grant that excludes earlier holders. The resource that the lock
-//! protects must check the token.
+//! A process may be paused for longer than its lease and then continue as if it still held the lock. No lock with
+//! leases can prevent that. So each hold has a [`FencingToken`], a number. Each later holder has a greater token, and
+//! only readers that hold the lock at the same time may share one. The resource that the lock protects must check the
+//! token.
 //!
-//! A failover can lose a grant that the old primary has acknowledged. Then two holders may overlap, and only their
-//! tokens distinguish them. With [`Durability::Replicated`], a grant counts only after replicas have received it. With
-//! [`QuorumManager`], a grant counts only after a majority of independent masters has made it.
+//! A failover can lose a grant that the old primary has acknowledged. Then two holders may overlap, and the resource
+//! can tell them apart only by their tokens. With [`Durability::Replicated`], a grant counts only after replicas have
+//! received it. With [`QuorumManager`], a grant counts only after a majority of independent masters has made it.
 //!
 //! # Policy
 //!
 //! An acquisition waits without a limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one.
 //!
-//! Between processes, [`RedisManager`] and [`MemoryManager`] are phase-fair. A waiting writer stops new readers. When
-//! that writer releases the lock, all waiting readers enter together. Writers enter in the order in which they came.
+//! Between processes, [`RedisManager`] and [`MemoryManager`] are phase-fair. A waiting writer keeps new readers out.
+//! When that writer releases the lock, all waiting readers acquire it together. Writers acquire the lock in the order
+//! in which they began to wait.
 //!
-//! Within a process, readers share one hold. A writer can hand its hold off to the next writer of the process, for a
-//! bounded time.
+//! Within a process, readers share one hold. A writer can hand its hold off to the next writer of the process. The time
+//! and the number of such hand-offs in a series are limited.
 //!
-//! With [`TwoKeyManager`], a release notifies the next waiters. Another process whose request arrives before theirs
-//! enters first. [`QuorumManager`] has no order.
+//! With [`TwoKeyManager`], the server notifies the next waiters after a release, and these waiters ask again. If a
+//! request of another process arrives first, that process gets the lock. With [`QuorumManager`], acquisitions succeed
+//! in no fixed order.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

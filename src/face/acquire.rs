@@ -1,4 +1,4 @@
-//! Builder of an acquisition, and the future that the builder becomes.
+//! Options of an acquisition, and the future that acquires the lock.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::acquire::{self, Patience};
 use crate::engine::{Engine, Held};
 use crate::face::guard::Guard;
-#[allow(unused_imports)] // for the documentation
+#[allow(unused_imports)] // only links in the documentation use this import
 use crate::face::guard::WriteGuard;
 use crate::lock::hold::{Hold, ShareId};
 use crate::store::{BoxFuture, Mode};
@@ -29,26 +29,28 @@ use crate::store::{BoxFuture, Mode};
 /// # Cancel safety
 ///
 /// Dropping the future at any point gives up its place in the queue. If another task of this process waits for the same
-/// lock, that task gets the place. The background cancels any place or hold that the request has left on the server.
-/// Nothing stays on the server for longer than one lease.
+/// lock in the same mode, that task gets the place. Otherwise a background task of the manager removes the place, or
+/// the hold that the server has granted in the meantime. If that task cannot reach the server, the place or hold ends
+/// there after one lease at most.
 ///
-/// An acquisition that ends with [`WaitTimeout`](crate::Error::WaitTimeout) has left nothing on the server when it
-/// returns, unless the error says `confirmed: false`.
+/// After the error [`WaitTimeout`](crate::Error::WaitTimeout), neither a place nor a hold of the acquisition is left on
+/// the server. With `confirmed: false` in this error, the server has not confirmed that.
 ///
-/// A future that is neither polled nor dropped keeps its place in the queue of this process, as with tokio's locks. The
-/// waiters behind it in this process wait for it. Waiters of other processes do not wait for it, because the server
-/// removes a waiter that sends nothing.
+/// A future that is neither polled nor dropped delays other acquisitions for a limited time only. In this process, the
+/// next waiter then takes over the place in the server's queue. If there is no such waiter, the server removes the
+/// place, because no request comes for it.
 ///
 /// # Errors
 ///
-/// - [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
-///   [`wait_timeout`](Acquire::wait_timeout). [`try_now`](Acquire::try_now) returns this error only if it could not
-///   cancel its place in the queue in time.
+/// - [`WaitTimeout`](crate::Error::WaitTimeout) if other owners held the lock for the whole
+///   [`wait_timeout`](Acquire::wait_timeout). [`try_now`](Acquire::try_now) returns this error only if the server did
+///   not confirm in time that the place in the queue is removed.
 /// - [`Unreachable`](crate::Error::Unreachable) if no server answered.
 /// - [`Refused`](crate::Error::Refused) if a server refused the request.
 /// - [`InvalidName`](crate::Error::InvalidName) and [`InvalidOption`](crate::Error::InvalidOption) before anything is
 ///   sent. An acquisition that is awaited outside of a tokio runtime also fails with `InvalidOption`.
-/// - [`UpgradeConflict`](crate::Error::UpgradeConflict) if the owner already reads the lock and asks to write it.
+/// - [`UpgradeConflict`](crate::Error::UpgradeConflict) if acquisitions nest, and the owner of this acquisition for
+///   writing already has a [`ReadGuard`](crate::ReadGuard) of the lock.
 /// - [`Closed`](crate::Error::Closed) after the manager was closed.
 /// - [`TooManyWaiters`](crate::Error::TooManyWaiters) if [`max_waiters`](crate::Builder::max_waiters) acquisitions of
 ///   the manager are in progress already.
@@ -69,7 +71,7 @@ use crate::store::{BoxFuture, Mode};
 ///     .wait_timeout(Duration::from_secs(2))
 ///     .await?;
 /// assert!(guard.remaining() < Duration::from_secs(5));
-/// assert!(manager.read("cfg").try_now().await?.is_none()); // one request: another guard writes
+/// assert!(manager.read("cfg").try_now().await?.is_none()); // `None`, because a writer holds the lock
 /// guard.release().await?;
 ///
 /// // Nested acquisitions of this task, and of an owner with an id.
@@ -101,19 +103,21 @@ impl<G: Guard> Acquire<G> {
         Self { engine, request: Request { name, overrides: Overrides::default() }, guard: PhantomData }
     }
 
-    /// Sets how long the server keeps the hold without a renewal. Defaults to the manager's lease, 10 s.
+    /// Sets how long the server keeps the hold without a renewal. Defaults to the lease of the manager, which is 10 s
+    /// unless [`Builder::lease`](crate::Builder::lease) changes it.
     ///
     /// The manager renews the hold each time a third of its lease has passed. A shorter lease frees the lock sooner
     /// after a crash of this process. A longer lease survives longer outages of the server.
     ///
-    /// A guard starts with at least half of its lease, unless [`max_clock_skew`](crate::Builder::max_clock_skew) leaves
-    /// less. An acquisition may continue a hold of its process that has less time left. Then it first waits for the
-    /// answer to a renewal. Three kinds of guards start with the time that their hold has left:
+    /// A new guard has at least half of its lease left, unless the margin
+    /// [`max_clock_skew`](crate::Builder::max_clock_skew) takes more than half. If the acquisition gets a share of an
+    /// existing hold with less time left, it first waits until the server has renewed the hold. Three kinds of guards
+    /// may start with less time, namely with the time that their hold has left:
     ///
-    /// - The guard of a hold that was granted while its acquisition waited. At first this time is 3 s or the lease,
-    ///   whichever is shorter. The hold has its whole lease when [`confirmed`](WriteGuard::confirmed) returns.
+    /// - A guard whose acquisition waited in the server's queue. Its hold starts with 3 s, or with the lease if the
+    ///   lease is shorter. The hold has its whole lease when [`confirmed`](WriteGuard::confirmed) returns.
     /// - A nested guard.
-    /// - A guard of `try_read` or `try_write`, if the answer of the server took long.
+    /// - A guard of `try_read` or `try_write`, if the server's answer came late.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.request.overrides.lease = Some(lease);
         self
@@ -124,8 +128,9 @@ impl<G: Guard> Acquire<G> {
     ///
     /// The guard is lost after this time at the latest. The manager releases the hold 50 ms later, unless the lease
     /// ends first. So a task that waits for [`lost`](WriteGuard::lost) learns of the end before other processes can
-    /// enter. If the process ends within these 50 ms, without [`flush`](crate::RwLockManager::flush) or
-    /// [`close`](crate::RwLockManager::close), the hold stays on the server until its lease is over.
+    /// acquire the lock. If the process ends within these 50 ms without a call of
+    /// [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), the hold stays on the server
+    /// until its lease is over.
     ///
     /// A shorter limit ends a forgotten hold sooner. A longer limit allows longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
@@ -160,26 +165,28 @@ impl<G: Guard> Acquire<G> {
     /// ([`Builder::wait_timeout`](crate::Builder::wait_timeout)), which defaults to no limit.
     ///
     /// The acquisition sends at least one request, even with a limit of zero, and waits up to one response timeout for
-    /// the first answer. A longer limit survives longer holds of others. A shorter limit gives up earlier.
+    /// the first answer. With a longer limit, the acquisition succeeds even if other owners hold the lock for longer.
+    /// With a shorter limit, the caller learns earlier that the lock is not available.
     ///
     /// At the limit, the acquisition cancels its place in the queue and then fails with
-    /// [`WaitTimeout`](crate::Error::WaitTimeout). The cancellation takes one round trip, or two if a request is in
-    /// progress. It takes two [response timeouts](crate::Builder::response_timeout) at most.
+    /// [`WaitTimeout`](crate::Error::WaitTimeout). The cancellation takes one round trip, or two if a request of the
+    /// acquisition has no answer yet. It takes two [response timeouts](crate::Builder::response_timeout) at most.
     ///
-    /// Another process may cache its hold of the lock ([`cache_for`](crate::Builder::cache_for)) and needs time to give
-    /// it up. So from the server's answer that reports such a hold, the acquisition waits for at least
-    /// [`recall_timeout`](crate::Builder::recall_timeout).
+    /// Another process may have a cached hold of the lock, which it keeps without a guard
+    /// ([`cache_for`](crate::Builder::cache_for)). That process needs time to release the hold. So if the server's
+    /// answer reports such a hold, the acquisition waits after that answer for at least
+    /// [`recall_timeout`](crate::Builder::recall_timeout), even beyond the limit.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.request.overrides.wait_timeout = Some(wait_timeout);
         self
     }
 
-    /// Sets how long the process caches the hold after its last guard was dropped. The manager's
-    /// [`cache_for`](crate::Builder::cache_for) is the upper limit. Zero releases the hold at once. If several
-    /// acquisitions share a hold, the value of the last acquisition counts.
+    /// Sets for how long this process keeps the hold without a guard (*caches* it) after its last guard was dropped.
+    /// The manager's [`cache_for`](crate::Builder::cache_for) is the upper limit. Zero releases the hold at once. If
+    /// several acquisitions share a hold, the manager uses the value of the last acquisition.
     ///
-    /// A longer time saves requests if this process uses the lock again. After a shorter time, other processes find the
-    /// lock free and need no recall.
+    /// A longer time saves requests if this process uses the lock again. After a shorter time, the lock is free for
+    /// other processes. Until then, they must first recall the hold, which means to ask this process to release it.
     pub fn cache_for(mut self, cache_for: Duration) -> Self {
         self.request.overrides.cache_for = Some(cache_for);
         self
@@ -196,7 +203,8 @@ impl<G: Guard> Acquire<G> {
         self.reentry(Reentry::Named(owner))
     }
 
-    /// Sets the guards in which this acquisition nests. Replaces the manager's [`reentry`](crate::Builder::reentry).
+    /// Sets the owner of this acquisition: its task, a named owner, or none. An acquisition nests if its owner already
+    /// has a guard of the lock. Replaces the manager's [`reentry`](crate::Builder::reentry).
     ///
     /// # Examples
     ///
@@ -222,11 +230,12 @@ impl<G: Guard> Acquire<G> {
     ///
     /// # Errors
     ///
-    /// The errors of the acquisition itself, except `WaitTimeout`.
+    /// The errors of the acquisition itself; see [`Acquire`]. `WaitTimeout` means here only that the server did not
+    /// confirm in time that the place in the queue is removed.
     ///
     /// # Cancel safety
     ///
-    /// As for the acquisition itself; see [`Acquire`].
+    /// The same rules hold as for the acquisition itself; see [`Acquire`].
     pub async fn try_now(self) -> Result<Option<G>> {
         self.engine.process.check(self.request.name.as_str())?;
         if is_observed() {
@@ -238,9 +247,9 @@ impl<G: Guard> Acquire<G> {
     /// Acquires the lock, runs `work`, and releases the lock.
     ///
     /// `work` gets a reference to the guard, so it can read the [fencing token](WriteGuard::fencing_token). If the hold
-    /// is lost during the work, the future of `work` is dropped before another process can enter. The drop stops the
-    /// work only where it awaits. A computation that never awaits continues, and so does a task that the work has
-    /// spawned.
+    /// is lost during the work, the future of `work` is dropped before another process can acquire the lock. Dropping a
+    /// future stops its code only at an `await`. So a computation without an `await` continues, and a task that the
+    /// work has spawned continues too.
     ///
     /// `Ok` means that the work ended while the hold was valid. A release without an answer is not an error of `run`.
     /// The background retries the release, and the lease ends the hold in any case.
@@ -249,14 +258,14 @@ impl<G: Guard> Acquire<G> {
     ///
     /// # Errors
     ///
-    /// [`Lost`](Error::Lost) if the hold was lost and the work was dropped, or if the server does not know the hold at
-    /// its release. In both cases, others may have held the lock during the work. All other errors are those of the
-    /// acquisition, and the work did not begin.
+    /// [`Lost`](Error::Lost) if the hold was lost and the work was dropped, or if the server no longer knew the hold
+    /// when it was released. In both cases, others may have held the lock during the work. All other errors are those
+    /// of the acquisition, and the work did not begin.
     ///
     /// # Cancel safety
     ///
     /// Before the lock is acquired, dropping the future has the same effect as dropping the acquisition. After that,
-    /// dropping the future drops the work first; then the background releases the hold.
+    /// dropping the future first drops the work. Then the manager releases the hold in the background.
     ///
     /// # Examples
     ///
@@ -292,7 +301,8 @@ impl<G: Guard> Acquire<G> {
         match outcome {
             Ok(done) => match guard.into_held().release().await {
                 Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-                // The release was not answered or was refused, but the work ended while the hold was valid.
+                // A release without an answer, or a refused release, is no error here, because the work ended while the
+                // hold was valid.
                 Ok(()) | Err(_) => Ok(done),
             },
             Err(reason) => Err(Error::Lost { lock, reason }),
@@ -304,7 +314,8 @@ impl Request {
     /// Returns a share of a hold that this process already has, if the share needs no request.
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
-        // Only a cached hold can serve a writer here. Nested acquisitions and hand-offs take the slow path.
+        // Here a writer can only get a cached hold, and without the option `cache_for` there is none. Nested
+        // acquisitions and hand-offs need a future, which `take` returns.
         if mode == Mode::Write && !engine.options().may_cache() {
             return None;
         }
@@ -317,8 +328,8 @@ impl Request {
         Box::pin(async move { observed(&observer, &name, async move { self.take(engine, patience)?.await }).await })
     }
 
-    /// Returns the future that acquires the lock. The future keeps only the needed parts of `self`, since many futures
-    /// may wait at once.
+    /// Returns the future that acquires the lock. The future stores only the needed parts of `self`, because many
+    /// futures may wait at once and each of them needs memory.
     fn take<G: Guard>(
         self,
         engine: Arc<Engine>,
@@ -333,14 +344,14 @@ impl Request {
     }
 }
 
-/// Returns true if metrics are on or a subscriber wants spans. Usually false.
+/// Returns true if the feature `metrics` is on, or if a subscriber of `tracing` wants spans. Usually returns false.
 #[inline]
 fn is_observed() -> bool {
     metrics::IS_ON || events::spans_are_wanted()
 }
 
-/// Counts an acquisition and runs it within its tracing span. The span of the hold begins after that span has ended, so
-/// its parent is the caller's span.
+/// Counts an acquisition and runs it within its tracing span. The span of the hold begins after the span of the
+/// acquisition has ended. So the parent of the hold's span is the span of the caller.
 async fn observed<G: Guard>(
     engine: &Engine,
     name: &str,
@@ -397,7 +408,7 @@ enum AcquireStep<G: Guard> {
 impl<G: Guard> Acquiring<G> {
     /// Starts an acquisition that could not join a hold at its first poll.
     fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
-        // After an error, the step stays `Done`: the future has returned that error.
+        // If this method fails, the step stays `Done`, because the future returns the error and has then ended.
         if let AcquireStep::New(request) = std::mem::replace(&mut self.step, AcquireStep::Done) {
             let process = engine.process.clone();
             process.check(request.name.as_str())?;
@@ -437,7 +448,8 @@ impl<G: Guard> Future for Acquiring<G> {
 }
 
 impl<G: Guard> Drop for Acquiring<G> {
-    /// Cancels nothing in a forked copy of the process: the acquisition belongs to the original process.
+    /// In a child process after `fork`, forgets the inner future instead of dropping it. Dropping it would cancel the
+    /// acquisition, but the acquisition belongs to the parent process.
     fn drop(&mut self) {
         if let AcquireStep::Underway { process, .. } = &self.step
             && !process.is_current()

@@ -39,7 +39,7 @@ use crate::face::guard::{Guard as AsyncGuard, conversion_error};
 use crate::face::manager::{Build, Builder, RwLockManager};
 use crate::store::view::{HolderView, LockView};
 
-/// Longest time for which the runtime of a dropped manager continues with releases in progress.
+/// Longest time for which the runtime of a dropped manager continues to send releases.
 const LAST_RELEASES: Duration = Duration::from_secs(2);
 
 /// [`RedisManager`](crate::RedisManager) for threads without a runtime.
@@ -89,7 +89,7 @@ impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
 
 /// Runtime that a manager shares with its guards.
 struct BlockingRuntime {
-    /// Present until this value is dropped, with the manager and its last guard.
+    /// `None` only while this value is dropped, which happens when neither the manager nor one of its guards is left.
     runtime: Option<Runtime>,
     engine: Arc<Engine>,
 }
@@ -102,7 +102,8 @@ impl BlockingRuntime {
                 "no thread could be started: {error}; raise the limits of the process on threads and memory"
             ),
         };
-        // Starts an empty thread first: if no thread can be started, this gives an error, while tokio would panic.
+        // Starts a thread that does nothing. If the process can start no thread, this step returns an error, whereas
+        // tokio would panic.
         drop(std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -122,14 +123,14 @@ impl BlockingRuntime {
 }
 
 impl Drop for BlockingRuntime {
-    /// Returns at once. A new thread waits for the releases in progress, and then ends the runtime.
+    /// Returns at once. A new thread waits for the releases in progress, for a limited time, and then ends the runtime.
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else {
             return;
         };
         if self.engine.is_copied() {
-            // The thread of the runtime exists only in the original process, so ending the runtime here would wait for
-            // ever.
+            // This is a child process after `fork`, and the thread of the runtime exists only in the parent process.
+            // Ending the runtime here would wait for that thread for ever.
             std::mem::forget(runtime);
             return;
         }
@@ -199,7 +200,7 @@ impl QuorumManager {
 }
 
 impl MemoryManager {
-    /// Creates a manager on a store of its own, with default options.
+    /// Creates a manager with default options on a new, empty store in memory.
     ///
     /// # Errors
     ///
@@ -208,7 +209,8 @@ impl MemoryManager {
         Self::build(crate::MemoryManager::builder())
     }
 
-    /// Creates another manager on the same store, with the same options. It acts like the manager of a second process.
+    /// Creates another manager on the same store, with the same options. The new manager acts like the manager of a
+    /// second process.
     ///
     /// # Errors
     ///
@@ -296,7 +298,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.write(name).try_now()
     }
 
-    /// Shows the holders and the waiters of the lock `name` in the server's record.
+    /// Returns the holders and the waiters of the lock `name`, as the server has recorded them.
     ///
     /// # Errors
     ///
@@ -314,7 +316,7 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.force_release(name))
     }
 
-    /// Ends the holds of a lock that `view` shows, and no later holds. Returns the ended holds.
+    /// Ends the holds that `view` shows, and does not end later holds. Returns the ended holds.
     ///
     /// # Errors
     ///
@@ -454,8 +456,9 @@ impl<G: AsyncGuard> Acquire<G> {
         self.reentry(Reentry::Named(owner))
     }
 
-    /// Sets the guards in which this acquisition nests. Defaults to the guards of this thread: in blocking code, the
-    /// thread counts as the task of [`Reentry::PerTask`].
+    /// Sets the owner of this acquisition: this thread, a named owner, or none. An acquisition nests if its owner
+    /// already has a guard of the lock. Defaults to this thread, because in blocking code [`Reentry::PerTask`] means
+    /// the thread.
     pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.reentry = Some(reentry);
         self
@@ -463,7 +466,7 @@ impl<G: AsyncGuard> Acquire<G> {
 
     /// Acquires the lock, runs `work`, and releases the lock.
     ///
-    /// If the hold is lost, `run` cannot stop the work, since a thread cannot be stopped from outside. So long work
+    /// If the hold is lost, `run` cannot stop the work, because a thread cannot be stopped from outside. So long work
     /// must check the [`state`](crate::ReadGuard::state) of its guard from time to time.
     ///
     /// # Errors
@@ -488,7 +491,8 @@ impl<G: AsyncGuard> Acquire<G> {
         let done = work(&guard);
         match guard.release() {
             Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-            // The release was not answered or was refused, but the work ended while the hold was valid.
+            // A release without an answer, or a refused release, is no error here, because the work ended while the
+            // hold was valid.
             Ok(()) | Err(_) => Ok(done),
         }
     }
@@ -504,8 +508,8 @@ impl<G: AsyncGuard> Acquire<G> {
         Ok(Guard { guard, background, thread: PhantomData })
     }
 
-    /// Asks the server once. Returns `None` if other owners hold the lock, or if others of this process already wait
-    /// for it.
+    /// Asks the server once. Returns `None` if other owners hold the lock, or if other threads or tasks of this process
+    /// already wait for it.
     ///
     /// # Errors
     ///
@@ -516,8 +520,8 @@ impl<G: AsyncGuard> Acquire<G> {
         Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
     }
 
-    /// Sets this thread as the owner, before the acquisition runs inside `block_on`, where the current owner would be a
-    /// task of the runtime.
+    /// Sets this thread as the owner, unless the caller has set another rule. An explicit owner is needed because
+    /// [`Reentry::PerTask`] would use the current tokio task if there is one.
     fn terms(self) -> (crate::Acquire<G>, Arc<BlockingRuntime>) {
         let reentry = match self.reentry {
             None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
@@ -527,7 +531,7 @@ impl<G: AsyncGuard> Acquire<G> {
     }
 }
 
-/// Guard that stays in its thread. It dereferences to the asynchronous guard.
+/// Guard that stays in the thread that acquired it. The guard dereferences to the asynchronous guard.
 ///
 /// Dropping the guard releases the lock in the background; [`release`](Guard::release) waits for the server's answer.
 ///
@@ -546,7 +550,8 @@ impl<G: AsyncGuard> Acquire<G> {
 /// ```
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct Guard<G> {
-    // Declared before the runtime, so that the guard is dropped first: the runtime sends its release.
+    // Declared before `background`, so that the guard is dropped first, because the runtime in `background` sends the
+    // release of the guard.
     guard: G,
     background: Arc<BlockingRuntime>,
     thread: PhantomData<*const ()>,
@@ -572,8 +577,9 @@ impl<G: fmt::Debug> fmt::Debug for Guard<G> {
 }
 
 impl<G: AsyncGuard> Guard<G> {
-    /// Blocks until the server has answered the first renewal of a hold that was granted while its acquisition waited.
-    /// Returns at once for every other hold.
+    /// Blocks until the hold has the whole lease of its acquisition. This takes about one round trip if the acquisition
+    /// waited in the server's queue, because such a hold begins with a shorter time. Returns at once for every other
+    /// hold.
     ///
     /// # Errors
     ///
@@ -594,7 +600,7 @@ impl<G: AsyncGuard> Guard<G> {
         self.background.block_on(self.guard.as_held().confirmed())
     }
 
-    /// Releases the lock and returns when the server has confirmed it.
+    /// Releases the lock and returns when the server has confirmed the release.
     ///
     /// # Errors
     ///
@@ -605,7 +611,7 @@ impl<G: AsyncGuard> Guard<G> {
 }
 
 impl Guard<crate::WriteGuard> {
-    /// Converts the exclusive hold into a shared hold, in one step; see
+    /// Converts the exclusive hold into a shared hold in one step; see
     /// [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
     ///
     /// # Errors
@@ -624,7 +630,7 @@ impl Guard<crate::WriteGuard> {
 }
 
 impl Guard<crate::ReadGuard> {
-    /// Converts the shared hold into an exclusive hold if there is no other reader and no waiting writer. Asks the
+    /// Converts the shared hold into an exclusive hold if the lock has no other reader and no waiting writer. Asks the
     /// server once; see [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade).
     ///
     /// # Errors
@@ -643,10 +649,10 @@ impl Guard<crate::ReadGuard> {
 }
 
 conversion_error! {
-    /// Error of [`downgrade`](Guard::downgrade), with the guard.
+    /// Error of [`downgrade`](Guard::downgrade), which contains the guard.
     DowngradeError, WriteGuard
 }
 conversion_error! {
-    /// Error of [`try_upgrade`](Guard::try_upgrade), with the guard.
+    /// Error of [`try_upgrade`](Guard::try_upgrade), which contains the guard.
     TryUpgradeError, ReadGuard
 }

@@ -1,4 +1,4 @@
-//! Topology and options of a manager as configuration: from files that serde reads, and from the environment.
+//! Configuration of a manager: its topology and options, read by serde from a file, or read from environment variables.
 
 use std::ffi::OsString;
 use std::num::NonZeroU8;
@@ -21,10 +21,10 @@ pub use names::VariableOwner;
 /// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
 /// Needs the cargo feature `serde`.
 ///
-/// Serde can read the configuration from any file format, and [`from_env`](Config::from_env) reads it from variables of
-/// the environment. Durations are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for no limit. A missing field has the
-/// default of the builder's setter of the same name. An unknown field is an error, so that a misspelt field is not
-/// ignored.
+/// Serde can read the configuration from any file format, and [`from_env`](Config::from_env) reads it from environment
+/// variables. Durations are strings: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for no limit. A missing field has the
+/// default value that the setter of the same name in [`Builder`] describes. An unknown field is an error, so that a
+/// misspelt field is not ignored.
 ///
 /// | field | value |
 /// |---|---|
@@ -34,7 +34,7 @@ pub use names::VariableOwner;
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
 /// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
-/// | `key_prefix`, `label`, `timestamp_keys` | a text |
+/// | `key_prefix`, `label`, `timestamp_keys` | a string |
 /// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, all optional |
 /// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
 /// | `durability` | `{"replicas": number, "timeout": duration}`, both required |
@@ -149,28 +149,29 @@ impl Config {
         }
     }
 
-    /// Reads the configuration from the variables of the environment that begin with `prefix` and an underscore.
+    /// Reads the configuration from the environment variables whose names begin with `prefix` and an underscore.
     ///
     /// With the prefix `LOCKS`, it reads these variables:
     ///
     /// - Topology: one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, separated by commas), or
     ///   `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`.
-    /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and the
-    ///   name in the servers' certificates, `LOCKS_TLS_SERVER_NAME`.
+    /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and
+    ///   `LOCKS_TLS_SERVER_NAME`, the name in the servers' certificates.
     /// - All other fields, under the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
     ///   `LOCKS_TIMESTAMP_CLIENTS_READ=1s`.
     ///
     /// Write a comma within a password as `%2C`.
     ///
-    /// Other programs may use variables with the same prefix. Kubernetes and Docker set variables for a service named
-    /// like the prefix (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`). The program `redis-rwlock` has variables such as
-    /// `RWLOCK_NAME`. This call ignores all of them. It also ignores any other unknown variable, and logs the name at
-    /// `warn`. A name that nearly matches a field counts as a typing error, and the call fails.
+    /// Other programs may use variables with the same prefix. If a service has the prefix as its name, Kubernetes and
+    /// Docker set variables for this service (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`). The program `redis-rwlock`
+    /// has variables such as `RWLOCK_NAME`. `from_env` ignores the variables of these programs. It also ignores any
+    /// other unknown variable, and logs its name at the level `warn`. If a name nearly matches a field, `from_env`
+    /// fails, because the name is probably a typing error.
     ///
     /// # Errors
     ///
     /// [`InvalidOption`](Error::InvalidOption) if a value is malformed, if a name is misspelt by one or two letters, or
-    /// if there is not exactly one topology. The error does not quote values that may contain a password.
+    /// if the variables do not give exactly one topology. The error does not quote values that may contain a password.
     ///
     /// # Examples
     ///
@@ -188,8 +189,8 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os())
     }
 
-    /// Reads the configuration from the given variables, in the same way as [`from_env`](Config::from_env). The
-    /// variables may be a selection of the environment, or the options of a program.
+    /// Reads the configuration from the given variables, in the same way as [`from_env`](Config::from_env). For
+    /// example, a program can pass a part of its environment, or options of its command line in the form of variables.
     ///
     /// # Errors
     ///
@@ -211,7 +212,7 @@ impl Config {
         let mut topologies = Vec::new();
         let (mut primary, mut urls) = (None, None);
         let (mut replicas, mut timeout) = (None, None);
-        // The empty topology is a placeholder, since the topology is known only after all variables are read.
+        // The empty topology is a placeholder, because the topology is known only after all variables are read.
         let mut config = Self::new(Topology::node(""));
         for (name, value) in vars {
             let Some(name) = name.to_str() else { continue };
@@ -269,7 +270,7 @@ impl Config {
         }
     }
 
-    /// Sets `field` to the value of the variable `name`.
+    /// Sets the option `field` to `value`. `name` is the full name of the variable, for error messages.
     fn set(&mut self, name: &str, field: &str, value: &str) -> Result<()> {
         let span = |option| {
             value.parse().map(Some).map_err(|reason: InvalidDuration| invalid(option, format!("{name}: {reason}")))
@@ -317,8 +318,9 @@ impl Config {
         Ok(())
     }
 
-    /// Returns the owner of an environment variable, by its name without the prefix. A program that reads such variables
-    /// itself, for example to put its command line above them, learns which of them belong to a configuration.
+    /// Tells whether an environment variable belongs to a configuration, to another program, or to no known program.
+    /// `name` is the name of the variable without the prefix. This function is for a program that reads the variables
+    /// itself, for example because options on its command line take precedence over them.
     ///
     /// # Examples
     ///
@@ -334,8 +336,8 @@ impl Config {
         names::owner_of(name)
     }
 
-    /// Returns a builder with all options of the configuration. A setter that is called on the builder replaces the
-    /// option.
+    /// Returns a builder with all options of the configuration. A setter that is called on this builder replaces the
+    /// value from the configuration.
     pub fn builder(&self) -> Builder<RedisManager> {
         let mut topology = self.topology.clone();
         if let Some(files) = &self.tls {
@@ -400,7 +402,8 @@ impl TlsFields {
             tls = tls.ca_file(ca);
         }
         if self.client_certificate.is_some() || self.client_key.is_some() {
-            // A missing path becomes an empty path. `build` cannot read that file, and so reports the missing option.
+            // If only one of the two paths is set, the other path becomes empty. `build` cannot read a file with an
+            // empty path, so it reports an error.
             let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
             tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
         }
@@ -420,8 +423,8 @@ impl TimestampClientFields {
     }
 }
 
-/// Returns true if the variable `name` is a field of the configuration, false if it belongs to another program or is
-/// unknown. Fails for a misspelt field, and logs an unknown variable.
+/// Returns true if the variable `name` is a field of the configuration. Returns false if the variable belongs to
+/// another program or is unknown, and logs an unknown variable. Fails if the name is a misspelt field.
 fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
     match names::owner_of(field) {
         VariableOwner::Config => Ok(true),

@@ -1,4 +1,4 @@
-//! Guards of a lock, and watches of its holds.
+//! Guards of a lock, and watches that report the end of a hold.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +18,7 @@ mod sealed {
     pub trait Sealed {
         /// Mode of this guard's hold.
         const MODE: Mode;
-        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
+        #[allow(private_interfaces)] // code outside of the crate cannot call this function
         fn new(held: Held) -> Self;
         #[allow(private_interfaces)]
         fn as_held(&self) -> &Held;
@@ -71,22 +71,23 @@ macro_rules! guard {
                 self.0.hold().key().name()
             }
 
-            /// Returns the fencing token of the hold. Send it with each request to the resource that the lock protects,
-            /// so that the resource can reject late writes.
+            /// Returns the fencing token of the hold. Send the token with each request to the resource that the lock
+            /// protects. The resource can then reject late writes of earlier holders.
             #[must_use]
             pub fn fencing_token(&self) -> FencingToken {
                 self.0.share_id().token
             }
 
             /// Returns the remaining local validity: how long the hold stays valid even if no server answers from now
-            /// on. The local validity ends before the lease on the server, by
-            /// [`max_clock_skew`](crate::Builder::max_clock_skew) and a margin for the rates of the clocks. Returns
-            /// zero once the hold is lost.
+            /// on. The local validity ends before the lease on the server. The difference is
+            /// [`max_clock_skew`](crate::Builder::max_clock_skew) plus a margin for clocks that run at different
+            /// speeds. Returns zero after the hold was lost.
             ///
-            /// If the acquisition waited, the time is short at first, even with a long lease. With default options it
-            /// is 2.83 s: the server grants 3 s, minus the margins. About 1 s later, the manager sends a renewal for
-            /// the whole lease. [`confirmed`](Self::confirmed) sends that renewal at once and waits for its answer.
-            /// Await `confirmed` before a step that takes longer.
+            /// If the acquisition waited in the server's queue, the returned time is short at first, even with a long
+            /// lease. With default options it is 2.83 s, because the server grants 3 s and the two margins are
+            /// subtracted. About 1 s after the grant, the manager sends a renewal for the whole lease.
+            /// [`confirmed`](Self::confirmed) sends that renewal at once and waits for its answer. Await `confirmed`
+            /// before a step that takes longer.
             #[must_use]
             pub fn remaining(&self) -> Duration {
                 self.0.hold().remaining(self.0.share_id())
@@ -100,8 +101,8 @@ macro_rules! guard {
 
             /// Waits until the hold is lost, and returns the reason.
             ///
-            /// The call needs no network. Even if every packet is lost, the local validity ends before the server may
-            /// let another process in.
+            /// The call does not depend on the network. Even if every packet is lost, the local validity ends before
+            /// the server may grant the lock to another process.
             ///
             /// # Cancel safety
             ///
@@ -127,24 +128,27 @@ macro_rules! guard {
                 self.0.lost()
             }
 
-            /// Waits until the server has answered the first renewal of a hold that was granted while its acquisition
-            /// waited. After that, the hold has the whole lease of its acquisition.
+            /// Waits until the hold has the whole lease of its acquisition. This matters for a hold whose acquisition
+            /// waited in the server's queue.
             ///
-            /// Such a hold begins as a *claim*. Until this process sends a renewal, the server keeps the claim for 3 s
-            /// or the lease, whichever is shorter. The guard is valid from the start, so most work can begin at once.
-            /// If the work needs more time than [`remaining`](Self::remaining) returns, await `confirmed` first. It
-            /// takes about one round trip.
+            /// Such a hold begins as a *claim*, which the server keeps for 3 s, or for the lease if the lease is
+            /// shorter. The first renewal by this process extends the claim to the whole lease. `confirmed` sends this
+            /// renewal at once and waits for the answer. The guard is valid from the start, so most work can begin
+            /// before that. If the work needs more time than [`remaining`](Self::remaining) returns, await `confirmed`
+            /// first. The call takes about one round trip.
             ///
-            /// For every other hold, the call sends nothing and returns at once. Examples are a hold without a wait and
-            /// a hold that was already renewed. With [`QuorumManager`](crate::QuorumManager),
-            /// [`TwoKeyManager`](crate::TwoKeyManager) and [`Durability::Replicated`](crate::Durability), no hold
-            /// begins as a claim. A hold with a [fixed lease](crate::Acquire::fixed_lease) is confirmed like any other
-            /// hold, and still ends at its time.
+            /// For every other hold, the call sends nothing and returns at once. Examples are a hold that the server
+            /// granted without a wait, and a hold that was already renewed. With
+            /// [`QuorumManager`](crate::QuorumManager), [`TwoKeyManager`](crate::TwoKeyManager) and
+            /// [`Durability::Replicated`](crate::Durability), no hold begins as a claim. A hold with a [fixed
+            /// lease](crate::Acquire::fixed_lease) can begin as a claim too. After `confirmed`, it still ends when its
+            /// fixed lease is over.
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`](crate::Error::Lost) if the hold ended before the answer came. If no server answers, the
-            /// manager repeats the renewal until the local validity ends, and then the call fails with this error.
+            /// [`Error::Lost`](crate::Error::Lost) if the hold ended before the server answered the renewal. If no
+            /// server answers, the manager repeats the renewal until the local validity ends. Then the call fails with
+            /// this error.
             ///
             /// # Cancel safety
             ///
@@ -172,31 +176,34 @@ macro_rules! guard {
                 self.0.confirmed().await
             }
 
-            /// Returns a [`HoldWatch`] for worker tasks. It can be cloned and sent to other tasks, and does not keep
-            /// the lock.
+            /// Returns a [`HoldWatch`], with which other tasks can see whether the hold is still valid. The watch can
+            /// be cloned and sent to other tasks. It does not prevent the release of the lock.
             pub fn watch(&self) -> HoldWatch {
                 HoldWatch { watch: self.0.watch() }
             }
 
             /// Releases the lock, and returns when the server has confirmed the release.
             ///
-            /// `Ok` means that the hold was valid to its end. If other guards of this process share the hold, the call
-            /// sends nothing and returns at once. Such guards are nested guards and other readers. The call also sends
-            /// nothing if the next writer of this process takes over the hold, or if the process
-            /// [caches](crate::Builder::cache_for) it.
+            /// `Ok` means that the hold was valid until its release. If other guards of this process share the hold,
+            /// the call sends nothing and returns at once. Readers of one process share a hold, and so do nested
+            /// guards. The call also sends nothing if the next writer of this process takes over the hold. It also
+            /// sends nothing if the process [caches](crate::Builder::cache_for) the hold, which means to keep it
+            /// without a guard.
             ///
             /// # Errors
             ///
             /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before the release, so others may have held
             ///   the lock. The call also returns this error if the first release request got no reply and the server
-            ///   has lost its record of the lock. Then it is unknown whether the release or the loss came first.
+            ///   then has no record of the lock. In this case it is unknown whether the release succeeded or the hold
+            ///   was lost before it.
             /// - [`Error::Unreachable`](crate::Error::Unreachable) and [`Error::Refused`](crate::Error::Refused): the
-            ///   server has not confirmed the release. The background retries the release, and the lease ends the hold
-            ///   in any case.
+            ///   server has not confirmed the release. The manager retries the release in the background, and the lease
+            ///   ends the hold in any case.
             ///
             /// # Cancel safety
             ///
-            /// Safe: if the future is dropped, the background releases the lock, whether the future was polled or not.
+            /// Safe: if the future is dropped, the manager releases the lock in the background, whether the future was
+            /// polled or not.
             pub async fn release(self) -> Result<()> {
                 self.0.release().await
             }
@@ -207,14 +214,15 @@ macro_rules! guard {
 guard! {
     /// Guard of a shared hold. While the hold is valid, no writer holds the lock.
     ///
-    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping the guard sends the release
-    /// and does not wait for the answer; [`release`](ReadGuard::release) waits. The manager renews the hold as long as
-    /// the guard exists, even after the manager was dropped.
+    /// The guard borrows nothing, so it can be stored, returned and sent to another task. Dropping the guard sends the
+    /// release and does not wait for the answer; [`release`](ReadGuard::release) waits. The manager renews the hold as
+    /// long as the guard exists, even after the manager was dropped.
     ///
-    /// The runtime in which the guard is dropped sends the release, if a connection of that runtime can take it at
-    /// once. Otherwise the background thread of the process sends it. The background thread also sends the release if
-    /// the runtime ends, or reads no answer for four times the usual answer time. This limit is at least 25 ms, and at
-    /// most half a response timeout. So if a long computation follows the drop, other processes may wait that long.
+    /// If the guard is dropped in a tokio runtime with a free connection, that runtime sends the release. Otherwise the
+    /// background thread of the process sends the release. After a release by the runtime, the background thread sends
+    /// the release again in two cases. The first is that the runtime ends. The second is that the runtime reads no
+    /// answer within four times the usual answer time, for example because a long computation blocks its thread. This
+    /// limit is at least 25 ms, and at most half a response timeout. Other processes may wait that long for the lock.
     ///
     /// # Examples
     ///
@@ -236,14 +244,15 @@ guard! {
 guard! {
     /// Guard of an exclusive hold. While the hold is valid, no other reader or writer holds the lock.
     ///
-    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping the guard sends the release
-    /// and does not wait for the answer; [`release`](WriteGuard::release) waits. The manager renews the hold as long as
-    /// the guard exists, even after the manager was dropped.
+    /// The guard borrows nothing, so it can be stored, returned and sent to another task. Dropping the guard sends the
+    /// release and does not wait for the answer; [`release`](WriteGuard::release) waits. The manager renews the hold as
+    /// long as the guard exists, even after the manager was dropped.
     ///
-    /// The runtime in which the guard is dropped sends the release, if a connection of that runtime can take it at
-    /// once. Otherwise the background thread of the process sends it. The background thread also sends the release if
-    /// the runtime ends, or reads no answer for four times the usual answer time. This limit is at least 25 ms, and at
-    /// most half a response timeout. So if a long computation follows the drop, other processes may wait that long.
+    /// If the guard is dropped in a tokio runtime with a free connection, that runtime sends the release. Otherwise the
+    /// background thread of the process sends the release. After a release by the runtime, the background thread sends
+    /// the release again in two cases. The first is that the runtime ends. The second is that the runtime reads no
+    /// answer within four times the usual answer time, for example because a long computation blocks its thread. This
+    /// limit is at least 25 ms, and at most half a response timeout. Other processes may wait that long for the lock.
     ///
     /// # Examples
     ///
@@ -263,11 +272,11 @@ guard! {
 }
 
 impl WriteGuard {
-    /// Converts the exclusive hold into a shared hold, in one step: no writer can enter in between. Waiting readers of
-    /// this process and of other processes enter at the same time. The read guard has a token of its own, greater than
-    /// the token of this guard.
+    /// Converts the exclusive hold into a shared hold in one step, so that no writer can acquire the lock in between.
+    /// Waiting readers of all processes acquire the lock at the same time. The token of the new read guard is greater
+    /// than the token of this guard.
     ///
-    /// For a guard that is nested in another guard of its owner, the call only changes a counter and sends nothing.
+    /// If this guard is nested in another guard of its owner, the call only changes a counter and sends nothing.
     ///
     /// # Errors
     ///
@@ -275,14 +284,15 @@ impl WriteGuard {
     /// these cases:
     ///
     /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before the conversion.
-    /// - [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum): if the server may have
-    ///   executed the conversion, readers may have entered. Then the [`state`](WriteGuard::state) of the guard is
-    ///   `Lost(Expired)`, and both holds are released.
+    /// - [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum): the server may have
+    ///   executed the conversion without a reply, and then readers may have acquired the lock. In this case the
+    ///   [`state`](WriteGuard::state) of the guard is `Lost(Expired)`, and the manager releases both the exclusive and
+    ///   the shared hold.
     ///
     /// # Cancel safety
     ///
-    /// If the future was polled and is then dropped, the background releases both holds, the old and the new. Neither
-    /// of them stays on the server for longer than one lease.
+    /// If the future was polled and is then dropped, the manager releases both the old and the new hold in the
+    /// background. Neither of them stays on the server for longer than one lease.
     ///
     /// # Examples
     ///
@@ -292,7 +302,7 @@ impl WriteGuard {
     /// # async fn main() -> redis_rwlock::Result<()> {
     /// let manager = MemoryManager::new();
     /// let writing = manager.write("cfg").await?;
-    /// // … change it, then go on reading what was written …
+    /// // … change the data, and then only read it …
     /// let reading = writing.downgrade().await?;
     /// assert!(manager.peer().try_read("cfg").await?.is_some());
     /// reading.release().await
@@ -307,12 +317,13 @@ impl WriteGuard {
 }
 
 impl ReadGuard {
-    /// Converts the shared hold into an exclusive hold, in one step, if no process has another reader or a waiting
-    /// writer. Asks the server once. The write guard has a token of its own, greater than the token of this guard.
+    /// Converts the shared hold into an exclusive hold in one step. This succeeds only if the lock has no other reader
+    /// and no waiting writer, in any process. Asks the server once. The token of the new write guard is greater than
+    /// the token of this guard.
     ///
     /// The call never waits for other readers, since two readers that wait for each other's release would deadlock.
     /// After [`UpgradeConflict`](crate::Error::UpgradeConflict), release the guard and acquire the lock again for
-    /// writing. Another writer may have changed the data in between.
+    /// writing. In between, another writer may change the data.
     ///
     /// # Errors
     ///
@@ -321,14 +332,15 @@ impl ReadGuard {
     ///
     /// After [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum), the server may have
     /// executed the conversion. Then the guard is [`Unconfirmed`](crate::HoldState::Unconfirmed) until the server
-    /// answers the manager's next request. If the server has not executed the conversion, the guard is held as before.
-    /// If the server has executed it, the guard is `Lost(Gone)`, and the manager releases the exclusive hold. No writer
-    /// enters before that answer. A second `try_upgrade` asks for the outcome, and returns the exclusive hold if the
-    /// server has made it.
+    /// answers the manager's next request. If that answer shows that the server has not executed the conversion, the
+    /// guard has its shared hold as before. If the answer shows that the server has executed the conversion, the state
+    /// of the guard is `Lost(Gone)`, and the manager releases the exclusive hold. No other writer acquires the lock
+    /// before that answer. A second call of `try_upgrade` asks the server for the outcome, and succeeds if the server
+    /// has executed the conversion.
     ///
     /// # Cancel safety
     ///
-    /// As for [`downgrade`](WriteGuard::downgrade).
+    /// The same rules hold as for [`downgrade`](WriteGuard::downgrade).
     ///
     /// # Examples
     ///
@@ -368,22 +380,23 @@ macro_rules! conversion_error {
         }
 
         impl std::error::Error for $name {
-            /// Returns the source of the inner error. The text of the inner error is the `Display` output of this
-            /// error.
+            /// Returns the source of the inner error instead of the inner error itself. The `Display` output of this
+            /// error already has the text of the inner error, which would otherwise appear twice.
             fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
                 std::error::Error::source(&self.error)
             }
         }
 
         impl $name {
-            /// Returns the error of the conversion. See [`try_upgrade`](crate::ReadGuard::try_upgrade).
+            /// Returns the reason for which the conversion failed; see [`try_upgrade`](crate::ReadGuard::try_upgrade).
             #[must_use]
             pub fn error(&self) -> &$crate::base::error::Error {
                 &self.error
             }
 
-            /// Returns the guard that the failed conversion left. [`try_upgrade`](crate::ReadGuard::try_upgrade) has an
-            /// example. Dropping this error releases the guard.
+            /// Returns the guard that was to be converted, so that the caller can continue to use it.
+            /// [`try_upgrade`](crate::ReadGuard::try_upgrade) has an example. Dropping the error instead drops the
+            /// guard, which releases its hold.
             pub fn into_guard(self) -> $guard {
                 self.guard
             }
@@ -401,15 +414,16 @@ macro_rules! conversion_error {
 pub(crate) use conversion_error;
 
 conversion_error! {
-    /// Error of [`WriteGuard::downgrade`], with the guard.
+    /// Error of [`WriteGuard::downgrade`], which contains the guard.
     DowngradeError, WriteGuard
 }
 conversion_error! {
-    /// Error of [`ReadGuard::try_upgrade`], with the guard.
+    /// Error of [`ReadGuard::try_upgrade`], which contains the guard.
     TryUpgradeError, ReadGuard
 }
 
-/// Watches a hold without keeping it. [`watch`](WriteGuard::watch) of a guard returns it.
+/// Observer of a hold, which reports when the hold ends. The watch does not prevent the release of the hold. The method
+/// [`watch`](WriteGuard::watch) of a guard returns a `HoldWatch`.
 ///
 /// # Examples
 ///
@@ -445,14 +459,14 @@ impl HoldWatch {
         self.watch.token
     }
 
-    /// Returns the state of the hold by the local clock. The state of a released hold stays [`HoldState::Held`];
-    /// [`ended`](HoldWatch::ended) returns after a release, too.
+    /// Returns the state of the hold by the local clock. The state of a released hold stays [`HoldState::Held`]; to
+    /// detect a release, use [`ended`](HoldWatch::ended).
     #[must_use]
     pub fn state(&self) -> HoldState {
         self.watch.state()
     }
 
-    /// Waits until the hold is over, by a release or by a loss.
+    /// Waits until the hold ends, by a release or by a loss.
     ///
     /// With a `CancellationToken` of `tokio_util`, the end of the hold can stop other tasks:
     ///
@@ -475,7 +489,7 @@ impl HoldWatch {
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropping the future changes nothing, and the next call reports an end that came meanwhile.
+    /// Safe: dropping the future changes nothing, and the next call reports an end that happened meanwhile.
     pub async fn ended(&self) -> Ended {
         self.watch.ended().await
     }

@@ -1,4 +1,4 @@
-//! Trait that services program against, and the managers that implement it.
+//! The trait [`RwLockManager`], the managers that implement it, and their [`Builder`].
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Clock;
 use crate::base::durability::Durability;
-#[allow(unused_imports)] // for the documentation
+#[allow(unused_imports)] // only links in the documentation use this import
 use crate::base::error::Error;
 use crate::base::error::Result;
 use crate::base::events;
@@ -34,9 +34,10 @@ mod sealed {
     use crate::engine::Engine;
 
     pub trait Sealed {
-        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
+        #[allow(private_interfaces)] // code outside of the crate cannot call this function
         fn engine(&self) -> &Arc<Engine>;
-        /// Returns the handle of the engine for the lock whose name has this hash.
+        /// Returns the handle of the engine for the lock whose name has this hash. An engine has several handles, so
+        /// that threads that use different locks do not change the same reference counter.
         #[allow(private_interfaces)]
         fn engine_of(&self, _hash: u64) -> &Arc<Engine> {
             self.engine()
@@ -44,24 +45,24 @@ mod sealed {
     }
 
     pub trait FromDeployment: Sized {
-        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
+        #[allow(private_interfaces)] // code outside of the crate cannot call this function
         fn from_deployment(place: Deployment, options: Options) -> Result<Self>;
     }
 }
 use sealed::FromDeployment;
 pub(crate) use sealed::Sealed;
 
-/// Place where the locks of a manager are stored.
+/// Servers, or memory of this process, that store the locks of a manager.
 #[derive(Clone, Debug)]
 enum Deployment {
     Servers(Topology),
-    /// Independent masters, which vote.
+    /// Independent masters, of which a majority must grant a lock.
     Masters(Masters),
     Memory(Arc<Store>),
 }
 
-/// Manager of read-write locks. Each name is one lock. All processes whose managers use the same servers and key prefix
-/// share the locks.
+/// Manager of read-write locks. Each name is one lock. Processes share a lock if their managers use the same servers
+/// and the same key prefix.
 ///
 /// The trait is object-safe. A service can take an `Arc<dyn RwLockManager>`, and its tests can pass a
 /// [`MemoryManager`].
@@ -97,13 +98,14 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// lock.
     ///
     /// A reader waits while a writer holds the lock, in this process or in another. With [`RedisManager`] and
-    /// [`MemoryManager`], a reader also waits behind a writer that already waits. So readers that overlap all the time
-    /// do not keep writers out. When the writer releases the lock, all waiting readers enter together. For the
-    /// [`join_window`](Builder::join_window) of 50 ms, a reader can still join readers of its own process in spite of a
-    /// waiting writer. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    /// [`MemoryManager`], a reader also waits behind a writer that already waits. So a writer gets the lock even if new
+    /// readers come all the time. When the writer releases the lock, all waiting readers acquire it together. Readers
+    /// of one process share a hold. For the time of [`join_window`](Builder::join_window), 50 ms by default, a new
+    /// reader can join this hold although a writer of another process waits. With [`TwoKeyManager`] and
+    /// [`QuorumManager`], acquisitions succeed in no fixed order.
     ///
     /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. If no server
-    /// answers, the wait ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    /// answers, the acquisition fails after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
     ///
     /// A task that has a guard and acquires the same lock again can deadlock. Its second acquisition may wait behind a
     /// writer, and that writer waits for the first guard. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest.
@@ -112,7 +114,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// Awaiting the acquisition fails with:
     ///
-    /// - [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`;
+    /// - [`WaitTimeout`](Error::WaitTimeout) if other owners held the lock for the whole `wait_timeout`;
     /// - [`Unreachable`](Error::Unreachable) if no server answered;
     /// - [`Refused`](Error::Refused) if a server refused the request;
     /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if too few replicas or
@@ -122,8 +124,9 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up its place in the queue. The background cancels the request, which the server may
-    /// still execute. A hold or place that the request left on the server stays there for one lease at most.
+    /// Dropping the future gives up its place in the queue. The server may still execute a request that was already
+    /// sent. So the manager cancels that request in the background. A hold or place of that request stays on the server
+    /// for one lease at most.
     ///
     /// # Examples
     ///
@@ -151,35 +154,37 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// lock.
     ///
     /// A writer waits until all readers and writers have released the lock, in this process and in others. With
-    /// [`RedisManager`] and [`MemoryManager`], a waiting writer stops new readers, and processes get the lock for their
-    /// writers in the order in which they asked. A writer that releases the lock can hand it off to the next writer of
-    /// its process. A series of such hand-offs ends after [`max_handoffs`](Builder::max_handoffs) writers, or after 5
-    /// ms. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    /// [`RedisManager`] and [`MemoryManager`], a waiting writer keeps new readers out. Processes get the lock for their
+    /// writers in the order of their requests. A writer that releases the lock can hand its hold off to the next writer
+    /// of its process, without a request. A series of such hand-offs ends after [`max_handoffs`](Builder::max_handoffs)
+    /// writers, or after 5 ms. With [`TwoKeyManager`] and [`QuorumManager`], acquisitions succeed in no fixed order.
     ///
     /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. If no server
-    /// answers, the wait ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    /// answers, the acquisition fails after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
     ///
-    /// A task that has a guard and acquires the same lock for writing waits for its own guard, which is a deadlock.
-    /// [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest. [`ReadGuard::try_upgrade`] converts a read hold
-    /// into a write hold.
+    /// If a task has a guard and acquires the same lock for writing, the task waits for its own guard, which is a
+    /// deadlock. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest. [`ReadGuard::try_upgrade`] converts a
+    /// read hold into a write hold.
     ///
     /// # Errors
     ///
     /// Awaiting the acquisition fails with:
     ///
-    /// - [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`;
+    /// - [`WaitTimeout`](Error::WaitTimeout) if other owners held the lock for the whole `wait_timeout`;
     /// - [`Unreachable`](Error::Unreachable) if no server answered;
     /// - [`Refused`](Error::Refused) if a server refused the request;
     /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if too few replicas or
     ///   masters confirmed the grant;
     /// - [`Closed`](Error::Closed) after [`close`](RwLockManager::close);
     /// - [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption), before anything is sent;
-    /// - [`UpgradeConflict`](Error::UpgradeConflict) if acquisitions nest and the owner already reads the lock.
+    /// - [`UpgradeConflict`](Error::UpgradeConflict) if acquisitions nest, and the owner of the acquisition already has
+    ///   a [`ReadGuard`] of the lock.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up its place in the queue. The background cancels the request, which the server may
-    /// still execute. A hold or place that the request left on the server stays there for one lease at most.
+    /// Dropping the future gives up its place in the queue. The server may still execute a request that was already
+    /// sent. So the manager cancels that request in the background. A hold or place of that request stays on the server
+    /// for one lease at most.
     ///
     /// # Examples
     ///
@@ -191,7 +196,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// let other = manager.peer(); // stands for another process
     /// let guard = manager.write("cfg").await?;
     /// assert!(other.try_read("cfg").await?.is_none()); // a writer excludes all others
-    /// let token = guard.fencing_token(); // send it with each write to the resource that the lock protects
+    /// let token = guard.fencing_token(); // send the token with each write to the resource
     /// guard.release().await?;
     /// assert!(other.write("cfg").await?.fencing_token() > token);
     /// # Ok(())
@@ -205,7 +210,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The errors of [`read`](RwLockManager::read). `Ok(None)` means that others hold the lock.
+    /// The errors of [`read`](RwLockManager::read). `Ok(None)` means that the lock is not available now.
     fn try_read(&self, name: &str) -> BoxFuture<'static, Result<Option<ReadGuard>>> {
         Box::pin(self.read(name).try_now())
     }
@@ -214,12 +219,12 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The errors of [`write`](RwLockManager::write). `Ok(None)` means that others hold the lock.
+    /// The errors of [`write`](RwLockManager::write). `Ok(None)` means that the lock is not available now.
     fn try_write(&self, name: &str) -> BoxFuture<'static, Result<Option<WriteGuard>>> {
         Box::pin(self.write(name).try_now())
     }
 
-    /// Shows the holders and the waiters of the lock `name` in the server's record. Changes nothing.
+    /// Returns the holders and the waiters of the lock `name`, as the server has recorded them. Changes nothing.
     ///
     /// # Errors
     ///
@@ -256,13 +261,14 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// The call does not stop the work of the holders. They learn of the loss as
     /// [`LossReason::Forced`](crate::LossReason::Forced) at their next renewal. Fencing tokens continue to grow.
     ///
-    /// The call first asks the server for the holders of the lock, and then ends only the holds of that answer. So a
-    /// process that is granted the lock after that answer keeps it. This is also true if the second request arrives
-    /// late, or is repeated after a lost reply.
+    /// The call first asks the server for the holders of the lock, and then ends only the holds of that answer. So the
+    /// call does not end a hold that the server grants after that answer. This is true even if the second request
+    /// arrives late, or is repeated after a lost reply.
     ///
-    /// Returns the ended holds as the server showed them before; the list is empty if the lock was free. The server
-    /// shows the age and the remaining time of at most a hundred readers. For further readers these values are zero. If
-    /// a reply was lost, the list may include holds that were released by their own process in the meantime.
+    /// Returns the ended holds, as the first answer of the server showed them. The list is empty if the lock was free.
+    /// The server reports the age and the remaining time of at most a hundred readers. In the list, these values are
+    /// zero for further readers. If a reply was lost, the list may include holds that their own processes released in
+    /// the meantime.
     ///
     /// # Errors
     ///
@@ -299,14 +305,16 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Ends the holds that `view` shows, and no later holds. This call is for operators who look at the holders before
-    /// they decide; [`force_release`](RwLockManager::force_release) looks and ends in one call. `view` must come from a
-    /// manager with the same servers and key prefix.
+    /// Ends the holds that `view` shows, and does not end later holds. With this call, an operator can look at the
+    /// holders with [`inspect`](RwLockManager::inspect) before ending them.
+    /// [`force_release`](RwLockManager::force_release) does both in one call. `view` must come from a manager with the
+    /// same servers and key prefix.
     ///
-    /// A hold of `view` stays the same hold when it is renewed, so the call ends it at any later time. All readers that
-    /// are inside together share one phase, which ends as a whole. So the call also ends readers that joined the shown
-    /// readers later, and returns them too. The returned list does not have holds of `view` that were already over. If
-    /// `view` shows a free lock, the call ends nothing.
+    /// A renewal does not make a new hold, so the call also ends a hold that was renewed after `view` was made. All
+    /// readers that hold the lock at the same time share one *phase*, and the server can end only the whole phase. So
+    /// the call also ends the holds of readers that joined the shown readers later, and returns these holds too. The
+    /// returned list does not include holds of `view` that had already ended. If `view` shows a free lock, the call
+    /// ends nothing.
     ///
     /// # Errors
     ///
@@ -325,7 +333,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// let manager = MemoryManager::new();
     /// let stuck = manager.peer().write("cfg").await?;
     /// let view = manager.inspect("cfg").await?;
-    /// // … the operator looks at `view.holders`, and meanwhile another process takes the lock …
+    /// // … the operator looks at `view.holders`; meanwhile another process acquires the lock …
     /// stuck.release().await?;
     /// let next = manager.peer().write("cfg").await?;
     /// assert!(manager.force_release_shown(&view).await?.is_empty(), "nobody has looked at this hold");
@@ -351,20 +359,22 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Returns the sorted names of all locks that the servers know. This call is for operators;
     /// [`inspect`](RwLockManager::inspect) shows the details of one lock.
     ///
-    /// The list has only locks with this manager's [`key_prefix`](Builder::key_prefix), or of its
+    /// The list has only locks whose keys have this manager's [`key_prefix`](Builder::key_prefix), or match its
     /// [`timestamp_keys`](Builder::timestamp_keys). A lock is in the list while a process holds it or waits for it, and
     /// for about a minute after that.
     ///
     /// The call scans all keys of every primary with `SCAN`, five hundred at a time. Between two steps, the server
-    /// serves other requests. The scan takes about a second for each million keys, including keys that are not locks.
-    /// The list may lack a lock that appears or disappears during the scan, or whose slot moves.
+    /// serves other requests. The scan takes about a second for each million keys, including keys that are not locks. A
+    /// lock may be missing in the list if it is created or removed during the scan, or if its hash slot moves to
+    /// another server.
     ///
-    /// The user of the server needs the right `+scan`. This right lets the user see the names of all keys.
+    /// The user as which the manager logs in to the server needs the right `+scan`. With this right, the user can see
+    /// the names of all keys.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if any primary does not answer, since the list would lack its locks.
-    /// [`Refused`](Error::Refused) if the user lacks the right.
+    /// [`Unreachable`](Error::Unreachable) if any primary does not answer, because its locks would be missing in the
+    /// list. [`Refused`](Error::Refused) if the user does not have the right.
     ///
     /// # Cancel safety
     ///
@@ -392,17 +402,18 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
 
     /// Asks every server of this manager for its health. This call is for health checks and operators.
     ///
-    /// For each server, the report has the address and the round-trip time. It also says whether the clock, the memory
-    /// and the memory policy of the server are in order.
+    /// For each server, the report has the address and the round-trip time. The report also says whether the clock, the
+    /// memory and the memory policy of the server are in order.
     ///
     /// The call never hangs. A server that has not answered within four
     /// [`response_timeout`](Builder::response_timeout)s (2 s by default) is reported as not
     /// [reachable](crate::NodeHealth::is_reachable). In a cluster, the call asks one server for the members, and then
-    /// asks all members, including replicas. It opens a connection to each of them. So call it every few seconds at
-    /// most, not for each request of the service.
+    /// asks all members, including replicas. For that, it opens a connection to each member. So call `health` every few
+    /// seconds at most, not for each request of the service.
     ///
-    /// In addition to the rights that locks need, the user needs the right `+info`. Without this right,
-    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each call adds a line to the server's `ACL LOG`.
+    /// In addition to the rights that locks need, the server's user needs the right `+info`. Without this right,
+    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each call adds an entry to the `ACL LOG` of the
+    /// server.
     ///
     /// # Errors
     ///
@@ -434,17 +445,19 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the counters of this manager, such as the numbers of holds, guards and waiters; see [`Stats`]. Sends
-    /// nothing. The cost grows with the number of holds.
+    /// nothing. The call takes longer if the manager has more holds.
     fn stats(&self) -> Stats {
         self.engine().stats()
     }
 
-    /// Closes the manager. New and waiting acquisitions fail with [`Closed`](Error::Closed). Guards are lost with
-    /// [`LossReason::Closed`](crate::LossReason::Closed), and only *after* that their holds are released.
+    /// Closes the manager. New and waiting acquisitions fail with [`Closed`](Error::Closed). All guards are lost, with
+    /// the reason [`LossReason::Closed`](crate::LossReason::Closed). Only *after* that, the manager releases their
+    /// holds.
     ///
     /// Returns when the server has confirmed the releases. If a server does not answer, `close` returns when the last
-    /// lease is over by the local clock. An acquisition whose future is neither polled nor dropped delays `close` by a
-    /// few response timeouts at most. Such an acquisition cancels itself when its future is polled or dropped.
+    /// lease is over by the local clock. If the future of an acquisition is neither polled nor dropped, `close` waits
+    /// for this acquisition, but only for a few response timeouts. The acquisition is cancelled later, when its future
+    /// is polled or dropped.
     ///
     /// # Errors
     ///
@@ -452,35 +465,37 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// If the future was polled once, the manager is closed, even if the future is then dropped. The background sends
-    /// the releases.
+    /// After the first poll of the future the manager is closed, even if the future is then dropped. The manager then
+    /// sends the releases in the background.
     fn close(&self) -> BoxFuture<'static, Result<()>> {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.close().await })
     }
 
-    /// Waits until the server has confirmed the release of each dropped guard. Also waits for the cancellation of each
-    /// acquisition whose future was dropped after its request was sent. The call also waits for guards and futures that
-    /// are dropped during the call. The manager stays open. Existing guards keep their holds, waiting acquisitions
-    /// continue, and a [cached hold](Builder::cache_for) stays cached.
+    /// Waits until the server has confirmed the release of each dropped guard. If the future of an acquisition was
+    /// dropped after it had sent a request, the call also waits until the acquisition is cancelled. Guards and futures
+    /// that are dropped during the call count too. The manager stays open. Existing guards keep their holds, waiting
+    /// acquisitions continue, and a [cached hold](Builder::cache_for) stays cached.
     ///
-    /// Call `flush` or [`close`](Self::close) at the end of a program. The background sends the release of a dropped
-    /// guard, and a program may end before that. Then the lock stays held for the rest of the lease. The server may
-    /// even grant the lock to a place in the queue that was not cancelled; such a grant lasts 3 s.
+    /// Call `flush` or [`close`](Self::close) at the end of a program. The manager sends the release of a dropped guard
+    /// in the background, and a program may end before that. Then the lock stays held for the rest of the lease. The
+    /// manager also cancels dropped acquisitions in the background. If the program ends before such a cancellation, the
+    /// server may grant the lock to an acquisition that no longer exists. Such a grant lasts 3 s.
     ///
     /// The server may execute an unanswered request up to two [response timeouts](Builder::response_timeout) after it
-    /// was sent. If the future of such a request was dropped, `flush` waits for that long.
+    /// was sent. If the future of an acquisition with such a request was dropped, `flush` waits for that long.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if no release finishes for
-    /// [`unreachable_after`](Builder::unreachable_after), or for four response timeouts plus the clock skew if these
-    /// are longer. A release finishes by the server's answer or with the end of its lease. The background continues to
-    /// send the releases. [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime.
+    /// [`Unreachable`](Error::Unreachable) if no release finishes for a certain time. This time is
+    /// [`unreachable_after`](Builder::unreachable_after), or four response timeouts plus
+    /// [`max_clock_skew`](Builder::max_clock_skew) if that sum is longer. A release finishes when the server answers
+    /// it, or when the lease of its hold ends. After this error, the manager continues to send the releases in the
+    /// background. [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropping the future changes nothing, and the background continues to send the releases.
+    /// Safe: dropping the future changes nothing, and the manager continues to send the releases in the background.
     ///
     /// # Examples
     ///
@@ -507,7 +522,7 @@ fn log_forced(key: &Key, ended: &[HolderView]) {
     events::log_force(key.name(), &holders);
 }
 
-/// Creates an acquisition, which sends nothing before it is awaited.
+/// Creates an acquisition. It sends nothing before it is awaited.
 fn acquire<G: Guard>(manager: &(impl Sealed + ?Sized), name: &str) -> Acquire<G> {
     let name = LockName::new(name);
     Acquire::new(Arc::clone(manager.engine_of(name.hash())), name)
@@ -551,13 +566,13 @@ macro_rules! manager {
     };
 }
 
-/// Manager of locks on one node, behind Sentinel, or on a cluster. This is the recommended manager. Each lock is one
-/// hash, in one key: the *hash scheme*.
+/// Manager of locks on one node, behind Sentinel, or on a cluster. This is the recommended manager. The server stores
+/// each lock as one hash under one key. This layout is the *hash scheme*.
 ///
-/// The manager can share its locks with clients of the *timestamp scheme*, a published lock that stores the times of
-/// its grants in a hash. Both exclude each other on the same key (`<prefix>:{name}:lock`), within the limits that
-/// `lua/README.md` states. With [`timestamp_keys`](Builder::timestamp_keys), a service that already uses the timestamp
-/// scheme keeps its keys.
+/// The manager can share its locks with clients of the *timestamp scheme*. This scheme is a read-write lock from a
+/// published article, which stores the times of its grants in a hash. The manager and these clients exclude each other
+/// if they use the same key (`<prefix>:{name}:lock`), within the limits that `lua/README.md` states. With
+/// [`timestamp_keys`](Builder::timestamp_keys), a service that already uses the timestamp scheme keeps its keys.
 ///
 /// # Examples
 ///
@@ -581,13 +596,14 @@ mod quorum;
 use quorum::Masters;
 pub use quorum::QuorumManager;
 
-/// Manager of locks on one node, or behind Sentinel, with a read key and a write key per lock: the *two-key scheme*.
-/// After a release, the server does not grant the lock to the next waiter. It notifies that waiter, which must ask
-/// again. If the waiter does not ask within 250 ms, the server notifies the waiter after it.
+/// Manager of locks on one node, or behind Sentinel, with a read key and a write key for each lock. This layout is the
+/// *two-key scheme*. After a release, the server does not grant the lock to the next waiter, but notifies this waiter,
+/// which must then ask again. If the notified waiter does not ask within 250 ms, the server notifies the waiter after
+/// that one.
 ///
-/// Do not use the keys of clients of the published two-key scheme. All readers of that scheme write the same value, so
-/// each release of a reader removes all readers, including those of this manager. To migrate from these clients, stop
-/// them and use new keys.
+/// Do not use keys that clients of the published two-key scheme use. All readers of the published scheme store the same
+/// value. So when one of them releases the lock, it removes all readers, including the readers of this manager. To
+/// migrate from such clients, stop them and use new keys.
 ///
 /// # Examples
 ///
@@ -609,8 +625,8 @@ manager!(TwoKeyManager);
 
 /// Manager of locks in the memory of this process, for tests of services. The locks behave as on a server.
 ///
-/// The manager uses the clock of the tokio runtime, so a test with a paused clock can let leases run out at once.
-/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all) cause faults. With these faults,
+/// The manager uses the clock of the tokio runtime, so in a test with a paused clock, leases end without real waiting.
+/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all) simulate faults of a server. So
 /// a test can check how a service handles [`Unreachable`](Error::Unreachable),
 /// [`HoldState::Unconfirmed`](crate::HoldState::Unconfirmed) and [`Lost`](Error::Lost).
 ///
@@ -633,7 +649,7 @@ manager!(TwoKeyManager);
 pub struct MemoryManager {
     handles: Handles,
     store: Arc<Store>,
-    /// Connection of this manager and its clones to the store.
+    /// Connection to the store, which this manager shares with its clones.
     wire: Arc<MemoryConnection>,
 }
 manager!(MemoryManager);
@@ -677,18 +693,19 @@ impl Default for MemoryManager {
 }
 
 impl MemoryManager {
-    /// Creates a manager on a store of its own, with default options.
+    /// Creates a manager with default options on a new, empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::on(Arc::new(Store::new()), Options::default())
     }
 
-    /// Returns a [`Builder`] for a manager on a store of its own.
+    /// Returns a [`Builder`] for a manager on a new, empty store.
     pub fn builder() -> Builder<Self> {
         Builder::new(Deployment::Memory(Arc::new(Store::new())))
     }
 
-    /// Creates another manager on the same store, with the same options. It acts like the manager of a second process.
+    /// Creates another manager on the same store, with the same options. The new manager acts like the manager of a
+    /// second process.
     #[must_use]
     pub fn peer(&self) -> Self {
         Self::on(Arc::clone(&self.store), self.engine().options().clone())
@@ -699,13 +716,14 @@ impl MemoryManager {
         Builder::new(Deployment::Memory(Arc::clone(&self.store)))
     }
 
-    /// Disconnects this manager and its clones from the store, as a broken network would. Its peers stay connected.
+    /// Disconnects this manager and its clones from the store, as a broken network would. Its
+    /// [peers](MemoryManager::peer) stay connected.
     ///
     /// The store executes nothing until [`reconnect`](MemoryManager::reconnect). Acquisitions, releases and `inspect`
-    /// end with [`Unreachable`](Error::Unreachable) after [`unreachable_after`](Builder::unreachable_after). Holds
+    /// fail with [`Unreachable`](Error::Unreachable) after [`unreachable_after`](Builder::unreachable_after). Holds
     /// become [`Unconfirmed`](crate::HoldState::Unconfirmed) at their next renewal, after a third of their lease. They
-    /// are lost as [`Expired`](crate::LossReason::Expired) when their local validity ends. The source of the errors is
-    /// a [`std::io::Error`]. A second call has no further effect.
+    /// are lost as [`Expired`](crate::LossReason::Expired) when their local validity ends. The source of each
+    /// `Unreachable` error is a [`std::io::Error`]. A second call of `disconnect` has no further effect.
     ///
     /// # Examples
     ///
@@ -714,7 +732,7 @@ impl MemoryManager {
     ///
     /// # fn main() -> redis_rwlock::Result<()> {
     /// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
-    /// // #[tokio::test(start_paused = true)]: time goes by at once
+    /// // In a test: #[tokio::test(start_paused = true)], so that the clock jumps to the next timer.
     /// let manager = MemoryManager::new();
     /// let guard = manager.write("cfg").await?;
     /// manager.disconnect();
@@ -739,10 +757,10 @@ impl MemoryManager {
         self.store.mend(&self.wire);
     }
 
-    /// Deletes all locks of the store, of this manager and its peers. The effect is that of `FLUSHALL`, or of a server
-    /// that restarts without data.
+    /// Deletes all locks of the store, which this manager shares with its peers. The effect is the same as after
+    /// `FLUSHALL`, or after a restart of the server without its data.
     ///
-    /// Others may acquire the locks at once. The holders learn of the loss as
+    /// Other owners may acquire the locks at once. The former holders learn of the loss as
     /// [`LossReason::Gone`](crate::LossReason::Gone) at their next renewal or at their release. Fencing tokens continue
     /// to grow.
     ///
@@ -839,8 +857,8 @@ impl Deployment {
 /// # }
 /// ```
 ///
-/// All options, with their defaults, are in this example. `docs/OPERATIONS.md` has a table that compares smaller and
-/// larger values.
+/// All options, with their defaults, are in this example. A table in `docs/OPERATIONS.md` describes the effects of
+/// smaller and larger values.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -869,7 +887,7 @@ impl Deployment {
 /// // Off by default, for a `RedisManager` only: the keys of clients of the timestamp scheme.
 /// let adopting = RedisManager::builder("redis://127.0.0.1:6379").timestamp_keys("lock:*").build()?;
 ///
-/// // Off by default, for a `QuorumManager` only: an operator delays restarts of masters; a file has their password.
+/// // Off by default, for a `QuorumManager` only: the operator delays restarts, and a file contains the password.
 /// let masters = ["redis://10.0.0.1:6379", "redis://10.0.0.2:6379", "redis://10.0.0.3:6379"];
 /// # let path = std::env::temp_dir().join(format!("redis-rwlock-options-doc-{}", std::process::id()));
 /// # std::fs::write(&path, "secret").expect("written");
@@ -899,26 +917,28 @@ impl<M: Build> fmt::Debug for Builder<M> {
 }
 
 impl Builder<RedisManager> {
-    /// Sets a template for the keys of locks, so that this manager uses the keys of clients of the timestamp scheme. So
-    /// a service can migrate to this crate process by process, with the same keys. By default there is no template, and
-    /// the manager builds keys with [`key_prefix`](Builder::key_prefix). The template replaces the prefix.
+    /// Sets a template from which the manager builds the key of each lock. With the template, this manager can use the
+    /// keys of existing clients of the timestamp scheme (see [`RedisManager`]). So a service can migrate from these
+    /// clients process by process. By default there is no template, and the manager builds keys with
+    /// [`key_prefix`](Builder::key_prefix). A template replaces that prefix.
     ///
     /// The template is a key with exactly one `*`. The name of the lock replaces the `*`: with `lock:*`, the lock `cfg`
-    /// has the key `lock:cfg`. Further examples are `*` (the key is the name), `{shop}:*` and `lock:{*}`. Braces are a
-    /// hash tag of the server.
+    /// has the key `lock:cfg`. Further examples are `*` (the key is the name), `{shop}:*` and `lock:{*}`. Braces mark a
+    /// hash tag, the part of a key from which a cluster computes the hash slot.
     ///
-    /// Each lock needs a channel for notifications, in the slot of its key. A name is
-    /// [`InvalidName`](Error::InvalidName) if there is no such channel, or if another name has the same channel. So if
-    /// the key has no hash tag, a name must not contain `}`. With the template `*`, a name in braces has the channel of
-    /// another name. If names come from outside of the service, choose a template that matches only keys of locks.
+    /// Each lock needs a notification channel of its own, whose name is in the hash slot of the lock's key. An
+    /// acquisition fails with [`InvalidName`](Error::InvalidName) if there is no such channel for its name, or if the
+    /// channel belongs to another name too. So if the key has no hash tag, the name must not contain `}`. With the
+    /// template `*`, a name in braces is invalid, because its channel belongs to another name too. If users of the
+    /// service choose the names, use a template that matches only keys of locks.
     ///
-    /// Describe the configuration of these clients with [`timestamp_clients`](Builder::timestamp_clients). No
+    /// Describe the configuration of the existing clients with [`timestamp_clients`](Builder::timestamp_clients). No
     /// [`lease`](Builder::lease) of the manager or of an acquisition may be longer than their
-    /// [`key_ttl`](TimestampClients::key_ttl) (10 s). Each grant of these clients sets the key to expire after that
-    /// time, and a hold of this manager expires with the key.
+    /// [`key_ttl`](TimestampClients::key_ttl) (10 s). The reason is that each grant of these clients sets the key to
+    /// expire after that time. A hold of this manager then expires with the key.
     ///
-    /// `lua/README.md` lists the faults against which this manager cannot protect such clients. Run them only as long
-    /// as the migration needs.
+    /// After some faults, such a client and this manager may hold a lock at the same time; `lua/README.md` lists these
+    /// faults. So stop the clients of the timestamp scheme as soon as the migration is complete.
     ///
     /// # Examples
     ///
@@ -953,19 +973,19 @@ macro_rules! durability {
             /// Sets how many servers must have received a grant before it counts. Defaults to [`Durability::Primary`].
             ///
             /// At [`Durability::Replicated`], the manager sends the command `WAIT` after every grant, conversion and
-            /// renewal, on the same connection. A few connections serve only such requests, so that other requests do
-            /// not wait behind a `WAIT`. Guards that share a hold within the process, and hand-offs, cost nothing more,
-            /// since the replicas have already acknowledged the hold. Set the same level in all managers of a lock, and
-            /// require all replicas that can be promoted.
+            /// renewal, on the same connection. The manager uses a few separate connections for such requests, so that
+            /// other requests do not wait behind a `WAIT`. A guard that shares an existing hold needs no `WAIT`,
+            /// because the replicas have already acknowledged the hold. The same is true for a hand-off. Set the same
+            /// level in all managers of a lock, and set `replicas` to the number of all replicas that can be promoted.
             ///
-            /// The user of the server needs the rights `+wait` and `+info`. [`connect`](Builder::connect) uses `+info`:
-            /// it refuses a primary with fewer replicas than this option requires.
+            /// The server's user needs the rights `+wait` and `+info`. [`connect`](Builder::connect) needs `+info` to
+            /// count the replicas, and fails if a primary has fewer replicas than this option requires.
             ///
             /// # Errors
             ///
             /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) unless the timeout is at
-            /// least 1 ms and at most half of the [`response_timeout`](Builder::response_timeout). Every call that asks
-            /// a server may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
+            /// least 1 ms and at most half of the [`response_timeout`](Builder::response_timeout). Every call that
+            /// sends a request may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
             ///
             /// # Examples
             ///
@@ -1000,7 +1020,7 @@ impl<M: Build> Builder<M> {
     /// Sets how long the server keeps a hold without a renewal. Defaults to 10 s.
     ///
     /// The manager renews a hold each time a third of its lease has passed. A shorter lease frees locks sooner after a
-    /// crash. A longer lease survives longer outages of the server.
+    /// crash. With a longer lease, holds stay valid during longer outages of the server.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
@@ -1009,9 +1029,9 @@ impl<M: Build> Builder<M> {
     /// Sets the longest time that a hold lasts, including all renewals. Defaults to 1 h, so that a forgotten guard does
     /// not keep its lock for ever.
     ///
-    /// If `max_hold` is not longer than the lease, the manager never renews the hold. `Duration::MAX` is no limit. At
-    /// the limit, the guard is lost at once, and the manager releases the hold 50 ms later ([`Acquire::max_hold`]). A
-    /// shorter limit ends forgotten holds sooner. A longer limit allows longer work.
+    /// If `max_hold` is not longer than the lease, the manager never renews the hold. `Duration::MAX` means no limit.
+    /// At the limit, the guard is lost at once, and the manager releases the hold 50 ms later; see
+    /// [`Acquire::max_hold`]. A shorter limit ends forgotten holds sooner. A longer limit allows longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = max_hold;
         self
@@ -1019,10 +1039,11 @@ impl<M: Build> Builder<M> {
 
     /// Sets how long acquisitions wait for other holders. Defaults to no limit.
     ///
-    /// A shorter limit gives up earlier under contention. A longer limit survives longer holds of others. At the limit,
-    /// the acquisition cancels its place in the queue and then fails with [`WaitTimeout`](Error::WaitTimeout). The
-    /// cancellation usually takes one round trip, and at most two [response timeouts](Builder::response_timeout). If
-    /// another process [caches](Builder::cache_for) its hold of the lock, acquisitions wait for at least
+    /// With a shorter limit, callers learn earlier that a lock is not available. With a longer limit, an acquisition
+    /// succeeds even if other owners hold the lock for longer. At the limit, the acquisition cancels its place in the
+    /// queue and then fails with [`WaitTimeout`](Error::WaitTimeout). The cancellation usually takes one round trip,
+    /// and at most two [response timeouts](Builder::response_timeout). If another process keeps its hold of the lock
+    /// without a guard ([`cache_for`](Builder::cache_for)), an acquisition waits for at least
     /// [`recall_timeout`](Builder::recall_timeout).
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);
@@ -1032,23 +1053,25 @@ impl<M: Build> Builder<M> {
     /// Sets how long a call retries without an answer from any server before it fails with [`Error::Unreachable`].
     /// Defaults to 5 s.
     ///
-    /// A shorter time reports an outage sooner. A longer time survives longer failovers. The last try may take one
-    /// response timeout longer, or up to four if it needs a new connection. `Duration::MAX` retries without a limit; a
-    /// [`wait_timeout`](Builder::wait_timeout) still applies.
+    /// With a shorter time, a call reports an outage sooner. With a longer time, a call succeeds after a longer
+    /// failover. The last retry may end later than this time: by one response timeout, or by up to four if it needs a
+    /// new connection. `Duration::MAX` means retries without a limit; a [`wait_timeout`](Builder::wait_timeout) still
+    /// applies.
     pub fn unreachable_after(mut self, unreachable_after: Duration) -> Self {
         self.options.unreachable_after = unreachable_after;
         self
     }
 
-    /// Sets how long one request may take. The manager never trusts a later reply. Defaults to 500 ms.
+    /// Sets how long the manager waits for the reply to a request. The manager does not rely on a reply that comes
+    /// later. Defaults to 500 ms.
     ///
-    /// On a cluster, set less than half of `cluster-node-timeout`. A shorter time detects a frozen node sooner. A
-    /// longer time suits slower networks. The maximum is one minute. Choose leases that are longer than this time:
-    /// otherwise an unanswered renewal cannot be repeated before its lease is over.
+    /// On a cluster, set less than half of the server's option `cluster-node-timeout`. A shorter time detects a frozen
+    /// node sooner. A longer time suits slower networks. The maximum is one minute. Choose leases that are longer than
+    /// this time: otherwise the manager cannot repeat an unanswered renewal before the lease is over.
     ///
-    /// A new connection may take longer. The name resolution may take four response timeouts, TCP one, and the TLS
-    /// handshake two. Each of the first two requests on the connection may take one more. A connection to a Sentinel
-    /// has the same limits. The error names the step that took too long.
+    /// Opening a new connection may take longer. The name resolution may take four response timeouts, the TCP
+    /// connection one, and the TLS handshake two. Each of the first two requests on the connection may take one more.
+    /// The same limits apply to a connection to a Sentinel. If a step takes too long, the error names this step.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.options.response_timeout = response_timeout;
         self
@@ -1056,14 +1079,16 @@ impl<M: Build> Builder<M> {
 
     /// Sets the largest difference between the clocks of servers that may serve the same lock. Defaults to 100 ms.
     ///
-    /// The manager subtracts this time from the local validity of every hold. A smaller value leaves more of each
-    /// lease. A larger value allows larger differences between clocks.
+    /// The manager subtracts this time from the lease of every hold, when it computes how long it may rely on the hold.
+    /// With a smaller value, it relies on a hold for more of the lease. A larger value allows larger differences
+    /// between clocks.
     pub fn max_clock_skew(mut self, max_clock_skew: Duration) -> Self {
         self.options.max_clock_skew = max_clock_skew;
         self
     }
 
-    /// Sets which acquisitions of one owner nest. Defaults to [`Reentry::Off`].
+    /// Sets which acquisitions of one owner nest: those of a task, those of a named owner, or none. Defaults to
+    /// [`Reentry::Off`], none.
     pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.options.reentry = reentry;
         self
@@ -1076,61 +1101,67 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Sets the label of this manager in [`inspect`](RwLockManager::inspect). Defaults to `host:pid`.
+    /// Sets the label with which [`inspect`](RwLockManager::inspect) shows the holds and waiters of this manager.
+    /// Defaults to `host:pid`, the name of this host and the id of this process.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = Some(label.into());
         self
     }
 
-    /// Sets the limits of clients of the timestamp scheme: how long they may hold a lock, and the ttl of its key. The
-    /// limits must match the configuration of those clients. [`TimestampClients`] describes the defaults and the effect
-    /// of other values. Only [`RedisManager`] uses this option.
+    /// Describes the clients of the timestamp scheme (see [`RedisManager`]): how long they may hold a lock, and the ttl
+    /// of its key. The values must match the configuration of those clients. [`TimestampClients`] describes the
+    /// defaults and the effect of other values. Only [`RedisManager`] uses this option.
     pub fn timestamp_clients(mut self, limits: TimestampClients) -> Self {
         self.options.timestamp_clients = limits;
         self
     }
 
-    /// Sets how long further readers of this process can join a read hold without a request. The time counts from the
-    /// last request for the hold. Defaults to 50 ms. With zero, the manager sends a request for each reader.
+    /// Sets how long new readers of this process can join a read hold of the process without a request. The time counts
+    /// from the last request that acquired or extended the hold. Defaults to 50 ms. With zero, the manager sends a
+    /// request for each reader.
     ///
-    /// A longer time saves requests. But a writer that waits in another process waits longer, by this time and by the
-    /// guards of the readers that joined. A shorter time lets such a writer in sooner.
+    /// A longer time saves requests. But during this time new readers can join although a writer of another process
+    /// waits. That writer then waits until these readers have released their guards. With a shorter time, such a writer
+    /// gets the lock sooner.
     pub fn join_window(mut self, join_window: Duration) -> Self {
         self.options.join_window = join_window;
         self
     }
 
-    /// Sets how many writers of this process may use a write hold one after the other before a waiter of another
-    /// process gets the lock. Accepts 1 to 64. Defaults to 64. A series of hand-offs lasts 5 ms at most.
-    /// [`TwoKeyManager`] and [`QuorumManager`] do not use this option.
+    /// Sets how many writers of this process may use a write hold one after the other before the process releases the
+    /// lock for waiters of other processes. Accepts 1 to 64. Defaults to 64. A series of such hand-offs lasts 5 ms at
+    /// most. [`TwoKeyManager`] and [`QuorumManager`] do not use this option.
     ///
-    /// A larger number saves requests under contention, but waiters of other processes wait longer. A smaller number is
-    /// fairer to them.
+    /// A larger number saves requests under contention, but waiters of other processes wait longer. With a smaller
+    /// number, those waiters get the lock sooner.
     pub fn max_handoffs(mut self, hand_overs: u64) -> Self {
         self.options.max_handoffs = hand_overs;
         self
     }
 
-    /// Sets how long this process caches a hold after its last guard was dropped. Defaults to zero: the process
-    /// releases the hold at once.
+    /// Sets how long this process keeps a hold without a guard (*caches* it) after the last guard of the hold was
+    /// dropped. Defaults to zero, which means that the process releases the hold at once.
     ///
     /// While the hold is cached, the next acquisition of this process in the same mode sends nothing. A waiter of
-    /// another process recalls the lock, and gets it two round trips later than a free lock. The manager renews cached
-    /// holds. It caches only holds of locks that this process uses again and again. It does not cache the hold of a
-    /// lock that other processes want each time before this process uses it again.
+    /// another process sends a *recall*, a message that asks this process to release the cached hold. So that waiter
+    /// gets the lock two round trips later than a free lock. The manager renews cached holds. It caches only holds of
+    /// locks that this process uses again and again. It does not cache the hold of a lock if other processes usually
+    /// recall that hold before this process uses it again.
     ///
-    /// `docs/GUARANTEES.md` lists the guarantees that change. The most important change concerns a process that dies,
-    /// hangs or ends without [`close`](RwLockManager::close). It keeps other processes out for the rest of the lease,
-    /// even if it had no guard left.
+    /// With this option, some guarantees change; `docs/GUARANTEES.md` lists them. The most important change concerns a
+    /// process that dies, hangs or ends without [`close`](RwLockManager::close). Even if this process had no guard
+    /// left, its cached holds keep other processes out for the rest of the lease.
     ///
-    /// Choose a lease that is as long as other processes may wait in that case. Choose a `cache_for` that is longer
-    /// than the usual time between two uses of the lock. Less than one and a half leases saves few requests.
+    /// So choose a lease that is not longer than other processes can wait in that case. Choose a `cache_for` that is
+    /// longer than the usual time between two uses of the lock. A `cache_for` of less than one and a half leases saves
+    /// few requests.
     ///
     /// # Errors
     ///
-    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) together with
-    /// [`timestamp_keys`](Builder::timestamp_keys), since clients of the timestamp scheme cannot recall a lock. It also
-    /// fails for [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), whose holders do not learn of waiters.
+    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) if
+    /// [`timestamp_keys`](Builder::timestamp_keys) is set too, because clients of the timestamp scheme cannot send
+    /// recalls. `build` also fails for [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), because their
+    /// waiters cannot send recalls either.
     ///
     /// # Examples
     ///
@@ -1153,38 +1184,41 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Sets how many unused holds this manager may [cache](Builder::cache_for). Defaults to 10,000. At the limit, the
-    /// manager releases the least recently used hold to cache another one.
+    /// Sets how many holds without a guard this manager may [cache](Builder::cache_for). Defaults to 10,000. At the
+    /// limit, the manager releases the least recently used cached hold before it caches another hold.
     ///
-    /// A larger number saves more requests. With a smaller number, the manager renews fewer holds and needs less
-    /// memory.
+    /// With a larger number, the cache saves more requests. With a smaller number, the manager renews fewer holds and
+    /// needs less memory.
     pub fn max_cached(mut self, max_cached: usize) -> Self {
         self.options.max_cached = max_cached;
         self
     }
 
-    /// Sets how long `try_read`, `try_write` and `try_upgrade` wait for the recall of a hold that another process
-    /// [caches](Builder::cache_for). The other process gives the hold up, or replies that a guard uses it. Defaults to
-    /// 50 ms. The maximum is one minute. Without such a hold, these calls do not wait.
+    /// Sets how long `try_read`, `try_write` and `try_upgrade` wait for the reply to a recall. They send a recall if
+    /// another process may [cache](Builder::cache_for) its hold of the lock. That process releases the hold, or replies
+    /// that a guard uses the hold. Defaults to 50 ms. The maximum is one minute. If no other process may cache its
+    /// hold, these calls do not wait.
     ///
-    /// If another process may cache its hold, this time is also the minimum of a
-    /// [`wait_timeout`](crate::Acquire::wait_timeout). It then counts from the server's answer that reports such a
-    /// hold. A waiting acquisition gets no reply that a guard uses the hold. In that case, it fails with
-    /// [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
+    /// If another process may cache its hold, a waiting acquisition fails with
+    /// [`WaitTimeout`](crate::Error::WaitTimeout) only after this time, even if its
+    /// [`wait_timeout`](crate::Acquire::wait_timeout) is shorter. The time counts from the server's answer that reports
+    /// such a hold. A waiting acquisition gets no reply if a guard uses the hold, and so it waits for this time in that
+    /// case too.
     pub fn recall_timeout(mut self, recall_timeout: Duration) -> Self {
         self.options.recall_timeout = recall_timeout;
         self
     }
 
-    /// Sets how many acquisitions of this manager may be in progress at once. Defaults to 100,000. `usize::MAX` is no
-    /// limit.
+    /// Sets how many acquisitions of this manager may be in progress at once. Defaults to 100,000. `usize::MAX` means
+    /// no limit.
     ///
-    /// An acquisition is in progress while it waits in this process or at a server, and while its request has no
-    /// answer. Calls of `try_*` count as well. Acquisitions that join or take over a hold of this process without a
-    /// request do not count.
+    /// An acquisition is in progress while it waits in this process or in a server's queue, and while a request of it
+    /// has no answer. Calls of `try_*` count as well. An acquisition that gets a share of a hold of this process at
+    /// once, without a request, does not count.
     ///
-    /// At the limit, a further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is
-    /// sent. A smaller limit rejects overload earlier and needs less memory. A larger limit lets more tasks wait.
+    /// At the limit, a further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and sends
+    /// nothing. With a smaller limit, the manager rejects overload earlier and needs less memory. With a larger limit,
+    /// more tasks can wait.
     ///
     /// # Errors
     ///
@@ -1213,8 +1247,8 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Runs the background of this manager on `runtime`, instead of the thread `redis-rwlock` of the process. The
-    /// background ends with the runtime. Tests use this option to simulate the death of a process.
+    /// Runs the background tasks of this manager on `runtime`, instead of the thread `redis-rwlock` of the process.
+    /// These tasks end when the runtime ends. Tests use this option to simulate the death of a process.
     #[doc(hidden)]
     pub fn background_on(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.options.background = Some(runtime);
@@ -1224,18 +1258,18 @@ impl<M: Build> Builder<M> {
     /// Builds the manager without network I/O. The manager connects at its first use. `build` reads the files of
     /// [`Tls`](crate::Tls) and of [`password_file`](crate::Topology::password_file).
     ///
-    /// Each call must be awaited within a tokio runtime; otherwise it fails with
-    /// [`InvalidOption`](Error::InvalidOption). The manager can be used on several runtimes, and continues when one of
-    /// them ends. A thread named `redis-rwlock` renews holds and releases dropped guards, even after the end of these
-    /// runtimes. A [`MemoryManager`] has no such thread: its background runs only while a runtime exists on which the
-    /// manager was used.
+    /// The futures of the manager must be awaited within a tokio runtime; otherwise they fail with
+    /// [`InvalidOption`](Error::InvalidOption). The manager can be used on several runtimes, and continues to work when
+    /// one of them ends. A thread named `redis-rwlock` renews holds and releases dropped guards, even after the end of
+    /// these runtimes. A [`MemoryManager`] has no such thread. It does this work only while a runtime exists on which
+    /// the manager was used.
     ///
-    /// The manager belongs to the process that builds it. After a `fork`, the child process sends nothing: every call
-    /// fails with [`Forked`](Error::Forked), and every guard is lost as
+    /// The manager belongs to the process that builds it. After a `fork`, the manager does not work in the child
+    /// process and sends nothing. There, every call fails with [`Forked`](Error::Forked), and every guard is lost as
     /// [`LossReason::Forked`](crate::LossReason::Forked). So build the manager of a worker process after the fork.
     ///
-    /// A program cannot detect that its virtual machine was restored from a snapshot. After a restore, end the process
-    /// before the network is available, and start it again.
+    /// A program cannot detect that its virtual machine was restored from a snapshot. So after a restore, end the
+    /// process before the network is available, and start it again.
     ///
     /// # Errors
     ///
@@ -1252,7 +1286,8 @@ impl<M: Build> Builder<M> {
     /// - [`InvalidOption`](Error::InvalidOption);
     /// - [`Unreachable`](Error::Unreachable) if no server answered within
     ///   [`unreachable_after`](Builder::unreachable_after);
-    /// - [`Refused`](Error::Refused) if a server is too old, has another topology, or refuses this user.
+    /// - [`Refused`](Error::Refused) if a server is too old, has another topology than the builder, or refuses the
+    ///   login or a command of the manager's user.
     ///
     /// # Cancel safety
     ///

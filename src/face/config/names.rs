@@ -1,11 +1,11 @@
-//! Names of the variables that [`Config`](super::Config) reads, and of variables with the same prefix that it must
-//! ignore.
+//! Names of the variables that [`Config`](super::Config) reads. Also names of variables that have the same prefix but
+//! belong to other programs, so that `Config` must ignore them.
 //!
-//! Kubernetes and Docker set variables in every container, with the names of the services that the container can reach.
-//! So a service named `rwlock` sets variables with the prefix `RWLOCK_`, which must not prevent a program from
-//! starting.
+//! Kubernetes and Docker set variables in every container. The names of these variables begin with the names of the
+//! services that the container can reach. So for a service named `rwlock`, they set variables with the prefix
+//! `RWLOCK_`. These variables must not prevent a program from starting.
 
-/// Fields of a configuration in the form of variables, without the prefix.
+/// Names of all variables that a configuration reads, without the prefix.
 pub(crate) const FIELDS: [&str; 30] = [
     "CACHE_FOR",
     "CLUSTER",
@@ -39,25 +39,25 @@ pub(crate) const FIELDS: [&str; 30] = [
     "WAIT_TIMEOUT",
 ];
 
-/// Variables of the program `redis-rwlock`. Its command `run` sets `FENCING_TOKEN` and `NAME` for the child process;
-/// `CONFIG` names the file with the configuration.
+/// Variables of the program `redis-rwlock`. Its command `run` sets `FENCING_TOKEN` and `NAME` for the child process.
+/// `CONFIG` has the path of the configuration file.
 const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
 
-/// Owner of an environment variable: see [`Config::variable_owner`](super::Config::variable_owner).
+/// Owner of an environment variable; see [`Config::variable_owner`](super::Config::variable_owner).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum VariableOwner {
-    /// Configuration: the variable is one of its fields.
+    /// The variable is a field of the configuration.
     Config,
-    /// Kubernetes, Docker, or the program `redis-rwlock`.
+    /// The variable belongs to Kubernetes, to Docker, or to the program `redis-rwlock`.
     Others,
-    /// Configuration, misspelt: the user probably meant this field.
+    /// The name of the variable resembles the name of this field, which the user probably meant.
     Misspelt(&'static str),
-    /// Owner that has nothing to do with locks, as far as the name shows.
+    /// The name matches and resembles no field, and is no variable of a known program.
     Unknown,
 }
 
-/// Returns the owner of the variable with this name, which is given without the prefix.
+/// Returns the owner of the variable `name`, which has no prefix here.
 pub(crate) fn owner_of(name: &str) -> VariableOwner {
     if FIELDS.contains(&name) {
         return VariableOwner::Config;
@@ -74,8 +74,9 @@ pub(crate) fn owner_of(name: &str) -> VariableOwner {
 
 /// Returns true for names of variables that Kubernetes sets for a service, or Docker for a linked container. The forms
 /// are `SERVICE_HOST`, `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT` and `PORT_<number>_<protocol>`. The last form may
-/// end with `_PROTO`, `_PORT` or `_ADDR`. Before each form, there may be a further part of the service's name: with the
-/// prefix `RWLOCK`, the service `rwlock-node` has the variable `NODE_SERVICE_HOST`.
+/// end with `_PROTO`, `_PORT` or `_ADDR`. Words of the service's name may precede each form. For example, Kubernetes
+/// sets `RWLOCK_NODE_SERVICE_HOST` for the service `rwlock-node`, and without the prefix `RWLOCK_` the name is
+/// `NODE_SERVICE_HOST`.
 fn is_link(name: &str) -> bool {
     let words: Vec<&str> = name.split('_').collect();
     let is_number = |word: &str| word.parse::<u16>().is_ok();
@@ -89,17 +90,18 @@ fn is_link(name: &str) -> bool {
     })
 }
 
-/// Returns the number of typing errors with which a name still counts as this field. Short names allow only one error,
-/// since they resemble other words.
+/// Returns the largest number of typing errors with which a name still counts as a misspelt `field`. For a short field
+/// the number is one, because two changed letters often make another word of a short name.
 fn tolerance(field: &str) -> usize {
     if field.len() < 6 { 1 } else { 2 }
 }
 
-/// Counts the characters that are missing, added, replaced or swapped with their neighbour (the optimal string
-/// alignment distance).
+/// Counts the typing errors by which `name` differs from `field`: missing, added and replaced characters, and swapped
+/// neighbours. This number is the *optimal string alignment distance*.
 fn distance(name: &str, field: &str) -> usize {
     let (name, field): (Vec<char>, Vec<char>) = (name.chars().collect(), field.chars().collect());
-    // Three rows of the matrix are enough, because a swap looks two rows back.
+    // The algorithm fills a matrix row by row. Three rows are enough, because a swap needs the row before the previous
+    // row.
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=field.len()).collect();
     for (row, letter) in name.iter().enumerate() {

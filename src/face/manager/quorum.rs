@@ -1,4 +1,4 @@
-//! Manager of independent masters.
+//! Manager of locks on independent masters.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,48 +18,52 @@ use crate::net;
 use crate::store::quorum::{Margins, Quorum, Restarts};
 use crate::store::{Scheme, two_key};
 
-/// Largest number of masters. Each master costs a request per operation.
+/// Largest number of masters. The number is limited because each operation sends a request to each master.
 const MAX_MASTERS: usize = 9;
 
 /// Manager of locks on 3 or 5 independent masters (as Redlock), for readers and writers. A grant counts if a majority
-/// of the masters makes it, so a minority may crash, hang or be disconnected.
+/// of the masters has made it. So a minority of the masters may crash, hang or be disconnected.
 ///
-/// The masters know nothing of each other: they are no cluster, and have no replicas. Run them on machines that do not
-/// fail together. Every manager of a lock must name the same masters. On each master, a lock has the keys of
-/// [`TwoKeyManager`](crate::TwoKeyManager).
+/// The masters know nothing of each other. They form no cluster and have no replicas. Run them on machines that do not
+/// fail together. All managers that share a lock must use the same masters. Each master stores a lock under the same
+/// keys as for a [`TwoKeyManager`](crate::TwoKeyManager).
 ///
-/// * The manager asks all masters in parallel and needs the answers of a majority, so a slow master delays no
-///   acquisition. To a master that does not answer, the manager sends only probes.
+/// * The manager asks all masters in parallel and needs the answers of a majority, so one slow master delays no
+///   acquisition. If a master does not answer, the manager sends it only probes until it answers again.
 /// * [`remaining`](crate::WriteGuard::remaining) is the time for which a majority of the masters keeps the hold, minus
-///   the time of the requests and the margins for clocks.
-/// * If no majority grants the lock, the manager releases the single grants at once, also at a master that answers
-///   late. On a master that cannot be reached, a grant stays for one lease at most.
-/// * [Fencing tokens](crate::FencingToken) of a lock grow, even if different majorities answer: a majority stores each
-///   token before the guard exists.
-/// * There is no queue. A refused acquisition asks again after a pause with jitter, so acquisitions do not succeed in
-///   the order in which they came. Writers of a process do not hand off holds to each other.
-/// * `try_read` and `try_write` return as soon as no majority is possible. Their requests to slower masters may arrive
-///   later, and such a master keeps the grant for up to one round trip. During this time the master refuses other
-///   managers. The same manager does not count such a refusal, and asks again.
+///   the duration of the requests and minus the margins for clocks.
+/// * If only a minority grants the lock, the manager releases these grants at once. If a master of this minority
+///   answers late, the manager releases the grant after that answer. On a master that cannot be reached, a grant stays
+///   for one lease at most.
+/// * [Fencing tokens](crate::FencingToken) of a lock grow, even if different majorities answer, because a majority
+///   stores each token before the acquisition succeeds.
+/// * There is no queue on the masters. If the masters refuse an acquisition, it asks again after a pause of random
+///   length. So acquisitions do not succeed in the order in which they began. A writer does not hand its hold off to
+///   the next writer of its process.
+/// * `try_read` and `try_write` return as soon as a majority is no longer possible. Their requests may reach slower
+///   masters only after that. Such a master may then grant the lock, and keeps this grant for up to one round trip,
+///   until the manager has released it. During this time, the master refuses the requests of other managers. It also
+///   refuses later requests of the same manager, which does not count these refusals and asks again.
 ///
-/// An operation fails with [`Error::NoQuorum`] if fewer masters than a majority answer and may vote. A waiting
-/// acquisition fails after [`unreachable_after`](Builder::unreachable_after), and a try after two [response
-/// timeouts](Builder::response_timeout).
+/// An operation fails with [`Error::NoQuorum`] if no majority of the masters answers. Masters that have just restarted
+/// do not count (see below). A waiting acquisition fails after [`unreachable_after`](Builder::unreachable_after), and
+/// `try_read` or `try_write` after two [response timeouts](Builder::response_timeout).
 ///
 /// # Masters that restart
 ///
-/// A master that restarts without its data has forgotten its grants. Its vote could complete a second majority for a
-/// lock that is held. So a master has no vote until it has been running for longer than the longest
+/// A master that restarts without its data has forgotten its grants. If the answer of such a master counted, a second
+/// majority could grant a lock that is still held. So the manager does not count the answers of a master (which then
+/// has no *vote*) until the master has been running for long enough. It must have run for longer than the longest
 /// [`lease`](Builder::lease) that this manager has requested. By then, all grants that the master may have forgotten
 /// are over.
 ///
-/// The manager reads the uptime of each master, for which the user needs the right `+info`. Without this right the
-/// master votes at once, and the operator must delay restarts by the longest lease. **All managers of a lock should
-/// have the same lease.**
+/// The manager reads the uptime of each master. For that, the server's user needs the right `+info`. Without this
+/// right, a master has a vote right after its start. Then the operator must wait for the longest lease before starting
+/// a master again. A manager knows only its own leases, so **all managers of a lock should have the same lease.**
 ///
-/// The uptime does not show every loss of data. After `FLUSHALL`, an evicted or deleted key, or a restart from an old
-/// snapshot, two holders may overlap. Set the memory policy `noeviction`. `docs/GUARANTEES.md` has the whole list of
-/// faults.
+/// The uptime does not show every loss of data. Two holders may overlap if keys are lost by `FLUSHALL`, by eviction or
+/// by a deletion, or if a master restarts from an old snapshot. To prevent eviction, set the memory policy
+/// `noeviction`. `docs/GUARANTEES.md` has the whole list of faults.
 ///
 /// # Examples
 ///
@@ -80,7 +84,7 @@ pub struct QuorumManager {
 }
 manager!(QuorumManager);
 
-/// Addresses of the masters of a quorum, with their credentials.
+/// Addresses and credentials of the masters, and the treatment of masters that restart.
 #[derive(Clone)]
 pub(super) struct Masters {
     urls: Vec<String>,
@@ -150,7 +154,7 @@ impl QuorumManager {
 }
 
 impl Builder<QuorumManager> {
-    /// Sets the certificates for `rediss://` URLs, for all masters. Defaults to [`Tls::new`].
+    /// Sets the certificates for connections to all masters with `rediss://` URLs. Defaults to [`Tls::new`].
     pub fn tls(mut self, tls: Tls) -> Self {
         if let Deployment::Masters(masters) = &mut self.deployment {
             masters.tls = tls;
@@ -159,7 +163,7 @@ impl Builder<QuorumManager> {
     }
 
     /// Sets the file with the password of all masters, as [`Topology::password_file`](crate::Topology::password_file)
-    /// does. `build` and each new connection read the file. Defaults to the passwords of the URLs. `build` fails with
+    /// does. `build` and each new connection read the file. Defaults to the passwords in the URLs. `build` fails with
     /// [`InvalidOption`](Error::InvalidOption) if the URLs have passwords as well, or if the file cannot be read or is
     /// empty.
     ///
@@ -183,12 +187,12 @@ impl Builder<QuorumManager> {
         self
     }
 
-    /// Lets masters vote as soon as they answer, even right after a start. Defaults to off: the manager checks the
-    /// uptime. Use this option if the operator delays each restart by more than the longest lease, or if all masters
-    /// are new.
+    /// Lets the manager count the answers of a master even right after the master's start. By default, the manager
+    /// first checks the uptime of the master. Use this option if the operator delays each restart by more than the
+    /// longest lease, or if all masters are new.
     ///
-    /// With this option, new masters are usable at once. But without the delay, a master that restarts without its data
-    /// may complete a second majority. Then two writers may hold the lock; see [`QuorumManager`].
+    /// With this option, new masters are usable at once. But if the operator does not delay a restart, a master without
+    /// its data may help to grant a lock that is still held. Then two writers may hold the lock; see [`QuorumManager`].
     pub fn restarts_are_delayed(mut self) -> Self {
         if let Deployment::Masters(masters) = &mut self.deployment {
             masters.restarts = Restarts::Delayed;
