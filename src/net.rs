@@ -1,5 +1,5 @@
-//! Transport between the schemes and the servers. It sends each script to the node that owns the script's slot. It
-//! returns the answer, or reports that there is none.
+//! Transport between the lock schemes and the servers. It sends each script to the node that owns the script's slot.
+//! Then it returns the server's answer, or an error if no answer came.
 //!
 //! Knows `base` only. Must not know the meaning of a script.
 
@@ -58,7 +58,7 @@ impl Script {
         Self { text, digest: OnceLock::new(), named: OnceLock::new() }
     }
 
-    /// Returns the commands that the script calls with `redis.call` and cannot do without.
+    /// Returns the names of the commands that the script calls with `redis.call`. The script needs all of them.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.text.split("redis.call('").skip(1).filter_map(|rest| rest.split('\'').next())
     }
@@ -67,7 +67,8 @@ impl Script {
         self.digest.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned())
     }
 
-    /// Returns the beginning of every call by digest, in RESP, without the number of parts before it.
+    /// Returns the first bytes of a request that calls the script by its digest, in RESP. They are the same for every
+    /// call. The line before them, with the number of parts, is not included.
     fn call_start(&self) -> &str {
         self.named.get_or_init(|| {
             let digest = self.digest();
@@ -76,35 +77,35 @@ impl Script {
     }
 }
 
-/// Effect of a request that the server executes late.
+/// Effect of a request that reaches the server late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Expiry {
-    /// No effect. A late copy of such a request changes nothing.
+    /// The late request has no effect, because a second execution changes nothing.
     Never,
-    /// The server refuses the late request. The first argument of the request is a limit in server time. The connection
-    /// fills in this limit, one response timeout after the sending.
+    /// The server refuses the late request. For this purpose the first argument of the request is a limit in server
+    /// time. The connection sets this limit to the time of sending plus one response timeout.
     ResponseTimeout,
 }
 
-/// Script call. Its keys and arguments are stored in RESP, one after the other. So a call needs one allocation, and a
-/// sender copies two pieces: the keys, and the arguments.
+/// Call of a script. Its keys and arguments are stored in one buffer in RESP, so a call needs one allocation. To send a
+/// call, the connection copies two pieces of this buffer: all keys, and all arguments.
 #[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) slot: u16,
     pub(crate) expiry: Expiry,
-    /// True if the call may grant a hold, or extend one.
+    /// True if the call may grant a new hold or extend an existing hold.
     pub(crate) grants: bool,
     encoded: Vec<u8>,
-    /// Position of each part in `encoded`, keys first.
+    /// Position of each part in `encoded`. A part is a key or an argument; the keys come first.
     places: [ArgumentPlace; Call::MAX_PARTS],
     parts: usize,
     keys: usize,
-    /// Index of the part that the reply must repeat. The repetition proves that the reply belongs to this call.
+    /// Index of the part that the reply must repeat. This repetition proves that the reply belongs to this call.
     echo: Option<usize>,
 }
 
-/// Position of one part. Keys and arguments have limited lengths, so 32 bits are enough.
+/// Position of one key or argument in the buffer. Keys and arguments have limited lengths, so 32 bits are enough.
 #[derive(Clone, Copy, Default)]
 struct ArgumentPlace {
     begin: u32,
@@ -120,7 +121,7 @@ impl Call {
         Self { script, slot, expiry: Expiry::Never, grants: false, encoded, places, parts: 0, keys: 0, echo: None }
     }
 
-    /// Appends a key, given as the pieces that it consists of. All keys come before the first argument.
+    /// Appends a key, which is the concatenation of `pieces`. All keys must be appended before the first argument.
     pub(crate) fn key(&mut self, pieces: [&str; 3]) {
         self.add(&pieces);
         self.keys = self.parts;
@@ -168,60 +169,64 @@ impl Call {
         &self.encoded[begin as usize..end as usize]
     }
 
-    /// Returns all keys, and all arguments, in RESP.
+    /// Returns all keys in RESP, and all arguments in RESP.
     fn encoded_parts(&self) -> (&[u8], &[u8]) {
         let behind = |key: usize| self.places[key].end as usize + encode::END.len();
         self.encoded.split_at(self.keys.checked_sub(1).map_or(0, behind))
     }
 }
 
-/// Function that turns a published message into a notification. The clock sample is of the node that published the
-/// message; `None` if there is no sample to trust.
+/// Function that turns a published message into a notification. `clock_sample` compares this process's clock with the
+/// clock of the node that published the message. It is `None` if there is no sample that can be trusted.
 pub(crate) type ReadNotification = fn(message: &[u8], clock_sample: Option<ClockSample>) -> Notification;
 
-/// Sends script calls to servers. An answer always belongs to the copy of the call that was sent last.
+/// Sends script calls to servers. A call may be sent more than once; the returned answer always belongs to the last
+/// copy.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends a call ahead of calls that acquire.
+    /// Sends a call that overtakes the waiting calls that acquire locks.
     fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends a call that may take long on a connection of its own.
+    /// Sends a call on a connection that carries no other call at that time. For calls that may take long.
     fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends calls of one route in one pipeline. Returns one answer for each, in order.
+    /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
     fn call_all<'a>(
         &'a self,
         route: &'a Route,
         calls: Vec<Call>,
     ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>>;
     fn route(&self, slot: u16) -> Route;
-    /// Yields an item when routes may have changed. `None` if routes never change.
+    /// Yields an item when routes may have changed. Returns `None` if routes never change.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
-    /// Returns true if this runtime has a connection that can take a call for `slot` without a wait.
+    /// Returns true if this runtime has a connection that can send a call for `slot` at once.
     fn can_send_inline(&self, slot: u16) -> bool;
-    /// Returns the last contact with the owner of `slot`, as far as the owner is known.
+    /// Returns the last contact with the owner of `slot`, or the default value if the owner is not known.
     fn server_contact(&self, slot: u16) -> ServerContact;
-    /// Returns the newest clock sample of this runtime's connection, if there is only one server.
+    /// Returns the newest clock sample of this runtime's connection. Returns `None` if there are several servers.
     fn clock_sample(&self) -> Option<ClockSample>;
-    /// Returns a moment at or after the start of the server. `None` with several servers, or if no connection asked for
-    /// the server's uptime.
+    /// Returns a moment at which the present server process was already running or was just being started. Returns
+    /// `None` with several servers, or if no connection asked for the server's uptime.
     fn up_since(&self) -> Option<Moment>;
-    /// Succeeds when a server has answered and this library can work with it.
+    /// Succeeds as soon as a server has answered and this library can work with that server.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// Subscribes to a channel of `slot`. `read` reads the messages; all subscribers of a channel must pass the same
-    /// function.
+    /// Subscribes to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a channel
+    /// must pass the same function.
     ///
-    /// The first notification is [`Notification::AskAgain`]. It comes as soon as no later notification can be missed.
-    /// Another one comes whenever notifications may have been missed.
+    /// The first notification is [`Notification::AskAgain`]. It comes as soon as the server has confirmed the
+    /// subscription, because no later notification is missed from then on. Another `AskAgain` comes whenever
+    /// notifications may have been missed.
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription>;
-    /// Subscribes only if the channel is confirmed already, so that no notification can be missed. Then no
-    /// [`Notification::AskAgain`] comes first. Never waits.
+    /// Subscribes only if the server has confirmed the channel already, so that no notification is missed. In this case
+    /// no [`Notification::AskAgain`] comes first. Never waits.
     fn subscribe_if_live(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription>;
-    /// Passes the recalls of a channel to `calls`, and reports there when the subscription becomes live or breaks. Ends
-    /// when `calls` has no owner any more. The background runtime does this work. Never waits; returns `false` if there
-    /// is no such runtime.
+    /// Passes the recalls of a channel to `calls` until the last owner of `calls` drops it. Also reports to `calls`
+    /// when the subscription becomes live or breaks. The background runtime does this work. Never waits. Returns
+    /// `false` if there is no background runtime.
     fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool;
-    /// Returns true if any channel is subscribed. If none is, the caller need not build a channel name.
+    /// Returns true if this process subscribes to any channel. If not, a caller can skip the work of building a channel
+    /// name.
     fn is_subscribing(&self) -> bool;
-    /// Passes each key that matches `pattern`, on every primary, to `found`. A key may come twice.
+    /// Searches every primary for keys that match `pattern`, and passes each of them to `found`. A key may be passed
+    /// twice.
     fn scan<'a>(
         &'a self,
         pattern: &'a str,
@@ -234,7 +239,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn clock(&self) -> Clock;
 }
 
-/// Opens a transport to these servers. Connects at first use.
+/// Opens a transport to the servers of a topology. The transport connects when it is first used.
 pub(crate) fn open(
     topology: &Topology,
     options: &Options,
@@ -243,7 +248,7 @@ pub(crate) fn open(
     Ok(Arc::new(router::Router::new(topology, options, background_runtime)?))
 }
 
-/// Opens one transport to each of several independent servers.
+/// Opens one transport for each of several independent servers.
 pub(crate) fn open_voters(
     urls: &[String],
     tls: &Tls,
@@ -255,11 +260,12 @@ pub(crate) fn open_voters(
     Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())
 }
 
-/// Reader for words that are separated by one blank.
+/// Reader for words with one blank between them.
 pub(crate) struct Words<'a>(Option<&'a [u8]>);
 
 impl<'a> Words<'a> {
-    /// Reads the head of a reply: code, id, the server's time in seconds and microseconds, and the fields of the code.
+    /// Returns a reader for the head of a reply. The head consists of a code, an id, the server's time in seconds and
+    /// microseconds, and further fields that depend on the code.
     pub(crate) fn of(value: &'a Value) -> Option<Self> {
         let head = match value {
             Value::Array(items) => items.first()?,
@@ -278,8 +284,8 @@ impl<'a> Words<'a> {
         Some(&words[..length])
     }
 
-    /// Reads a number in decimal digits. Each reply has several numbers, and the standard library's reader needs a
-    /// check for UTF-8 first.
+    /// Reads a number in decimal digits. The parser of the standard library would have to check first that the bytes
+    /// are UTF-8. This function avoids that check, because each reply has several numbers.
     pub(crate) fn number(&mut self) -> Option<u64> {
         let words = self.0?;
         let (mut number, mut length) = (0_u64, 0);
@@ -292,24 +298,24 @@ impl<'a> Words<'a> {
         (length > 0).then_some(number)
     }
 
-    /// Reads the server's time, which is two numbers.
+    /// Reads the server's time: one number of seconds, and one number of microseconds.
     pub(crate) fn time(&mut self) -> Option<ServerTime> {
         let seconds = self.number()?.checked_mul(1_000_000)?;
         Some(ServerTime::from_micros(seconds.checked_add(self.number()?)?))
     }
 }
 
-/// Stand-in for the id in the reply to a call that names no acquisition.
+/// Text in the place of the id, in the reply to a call that belongs to no acquisition.
 pub(crate) const NO_ID: &[u8] = b"-";
 
-/// Returns true if the reply belongs to the call with this `echo`. Each reply repeats the echo of its call as its
-/// second word.
+/// Returns true if the reply belongs to the call with this `echo`. The second word of each reply repeats the echo of
+/// its call.
 fn is_reply_to(value: &Value, echo: &[u8]) -> bool {
     let id = Words::of(value).and_then(|mut words| words.word().and_then(|_| words.word()));
     id == Some(if echo.is_empty() { NO_ID } else { echo })
 }
 
-/// Returns true if the script granted a hold, or extended one.
+/// Returns true if the script granted a new hold or extended an existing hold.
 fn gives_hold(value: &Value) -> bool {
     let code = Words::of(value).and_then(|mut words| words.word());
     matches!(code, Some(b"granted" | b"renewed"))

@@ -1,4 +1,5 @@
-//! URLs of servers, and addresses of other servers that are reached in the same way, with or without TLS.
+//! URLs of servers. Also addresses of servers that other servers announce; they are reached with TLS if the URLs
+//! require it.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
@@ -6,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::base::topology::{Credentials, Tls};
 use crate::net::tls::Connector;
 
-/// Parses all URLs of a topology. There must be at least one.
+/// Parses all URLs of a topology. Refuses an empty list.
 pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
     let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
     let secure = infos.iter().filter(|info| speaks_tls(info)).count();
@@ -23,13 +24,13 @@ pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo
         return invalid("either all URLs are rediss:// or none is");
     }
     if secure != 0 {
-        // Called only for its errors about the certificates.
+        // Called only to report errors in the certificates early. The connector itself is not kept.
         Connector::new(tls)?;
     }
     Ok(infos)
 }
 
-/// Parses the only URL of a topology.
+/// Parses the URL of a topology that has only one.
 pub(super) fn parse_one(url: &str, tls: &Tls) -> Result<ConnectionInfo> {
     first(parse_all(&[url.to_owned()], tls)?)
 }
@@ -38,11 +39,11 @@ pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
     infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
 }
 
-/// Refuses URLs that cannot belong to one cluster. Does not check that the database exists: Valkey 9 can have several,
-/// and other servers refuse all but 0.
+/// Refuses URLs that cannot belong to one cluster. Does not check that the database exists: Valkey 9 can have several
+/// databases in a cluster, and other servers refuse any database except 0.
 pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
-    // All members are used with one database. Otherwise two services that list the same URLs in another order could use
-    // different databases.
+    // All members are used with the database of the first URL. If the URLs named different databases, two services with
+    // the same URLs in another order would use different databases.
     let mut databases = infos.iter().map(|info| info.redis_settings().db());
     if databases.next().is_some_and(|first| databases.any(|other| other != first)) {
         return invalid("the URLs of a cluster name different databases, and all members are used with one");
@@ -76,8 +77,8 @@ fn parse(url: &str) -> Result<ConnectionInfo> {
     Ok(info)
 }
 
-/// Replaces the scheme of a TLS URL by the scheme without TLS. `None` for other URLs. The `redis` crate reads TLS URLs
-/// only with its own TLS, which is not in use.
+/// Replaces the scheme of a URL with TLS by the scheme without TLS. Returns `None` for other URLs. This is necessary
+/// because the `redis` crate accepts such a URL only with its own TLS, which this library does not use.
 fn plain(url: &str) -> Option<String> {
     let (scheme, rest) = url.trim().split_once(':')?;
     let plain = match scheme.to_ascii_lowercase().as_str() {
@@ -102,8 +103,9 @@ fn is_socket(url: &str) -> bool {
     url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"))
 }
 
-/// Returns true if an `@` follows the host. This host is most likely part of a password, which would appear in errors
-/// and be sent to a name server.
+/// Returns true if an `@` follows the host. The part before the `@` is then most likely a password with a character
+/// that is not percent-encoded. The `redis` crate would take a piece of the password for the host, show it in errors,
+/// and send it to a name server.
 fn at_sign_behind_host(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.find(['/', '?', '#']).is_some_and(|end| rest[end..].contains('@'))
@@ -117,8 +119,8 @@ fn invalid<T>(reason: &str) -> Result<T> {
     Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
 }
 
-/// Returns the error of a URL that does not parse. Leaves out the text of the `redis` crate, which may quote the URL
-/// with its password.
+/// Returns the error for a URL that cannot be parsed. Does not include the error of the `redis` crate, because its text
+/// may quote the URL with the password.
 fn invalid_url() -> Error {
     Error::InvalidOption {
         option: "topology",
@@ -126,11 +128,12 @@ fn invalid_url() -> Error {
     }
 }
 
-/// Replaces user and password by `credentials`, if there are any.
+/// Replaces the user and the password of `info` by `credentials`. Without credentials, returns `info` unchanged.
 pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Credentials>) -> ConnectionInfo {
     let Some(Credentials { user, password }) = credentials else { return info };
     let before = info.redis_settings();
-    // Begins with empty settings, since the user of the URL must not get the password of another user.
+    // All settings except the database begin empty. Otherwise the user of the credentials could get the password of the
+    // URL, which belongs to another user.
     let mut settings = RedisConnectionInfo::default().set_db(before.db());
     if !user.is_empty() {
         settings = settings.set_username(user);
@@ -141,7 +144,7 @@ pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Creden
     info.set_redis_settings(settings)
 }
 
-/// Returns `host:port`.
+/// Returns the address as `host:port`, or the path of a socket.
 pub(super) fn address_of(address: &ConnectionAddr) -> String {
     match address {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
@@ -149,7 +152,7 @@ pub(super) fn address_of(address: &ConnectionAddr) -> String {
     }
 }
 
-/// Returns the address of another server. It uses TLS if `template` does.
+/// Returns the address of a server at another host and port. The address uses TLS if `template` does.
 pub(super) fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
     let host = host.to_owned();
     match template {

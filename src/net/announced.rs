@@ -1,4 +1,5 @@
-//! Addresses that servers announce: the source of each, and the address at which this process reaches the server.
+//! Addresses that servers announce. This module keeps the source of each address, and finds the address at which this
+//! process reaches the server.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,9 +12,9 @@ use crate::net::slots::complete;
 /// Server that announces an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Announcer<'a> {
-    /// Member of a cluster, with the address at which it was asked.
+    /// Member of a cluster, and the address at which this process asked it.
     Member(&'a str),
-    /// Sentinel, with the address at which it was asked.
+    /// Sentinel, and the address at which this process asked it.
     Sentinel(&'a str),
 }
 
@@ -32,8 +33,8 @@ impl Announcer<'_> {
     }
 }
 
-/// Announced addresses of one fleet. The rest of the fleet knows a node by the address at which this process reaches
-/// it.
+/// Announced addresses of one fleet. The other parts of the fleet use only the addresses at which this process reaches
+/// the nodes.
 pub(super) struct Announced {
     remap: Option<Remap>,
     /// Addresses that the user named.
@@ -47,7 +48,7 @@ impl Announced {
     }
 
     /// Returns the address at which this process reaches a server that was announced at `address`. If `address` has no
-    /// host, the host of the announcer is used.
+    /// host, uses the host of the announcer.
     pub(super) fn on_announced(&self, address: &str, announcer: Announcer<'_>) -> String {
         let announced = complete(address, announcer.address());
         let Some(reached) = self.remapped_address(&announced) else {
@@ -58,8 +59,8 @@ impl Announced {
         reached
     }
 
-    /// Returns the mapped address. `None` if it is unchanged. A mapping that panics counts as unchanged, and the panic
-    /// hook has reported the panic.
+    /// Returns the address to which the user's mapping maps `announced`. Returns `None` if the address stays the same.
+    /// If the mapping panics, the address also stays the same. The panic hook has reported the panic then.
     fn remapped_address(&self, announced: &str) -> Option<String> {
         let remap = self.remap.as_ref()?;
         let (host, port) = announced.rsplit_once(':')?;
@@ -69,8 +70,7 @@ impl Announced {
         (reached != announced).then_some(reached)
     }
 
-    /// Notes the source of an address. The first announcer stays the source, whichever member announces the address
-    /// later.
+    /// Notes the source of an address. If several servers announce the address, the first of them stays the source.
     fn note(&self, address: &str, source: impl FnOnce() -> AddressSource) {
         let mut sources = self.sources.lock();
         if !self.named.contains(address) && !sources.contains_key(address) {
@@ -82,7 +82,7 @@ impl Announced {
         self.sources.lock().get(address).cloned().unwrap_or_default()
     }
 
-    /// Forgets the sources of addresses that are no longer known.
+    /// Forgets the sources of addresses that no node has any more.
     pub(super) fn retain(&self, is_known: impl Fn(&str) -> bool) {
         self.sources.lock().retain(|address, _| is_known(address));
     }

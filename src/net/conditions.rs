@@ -1,8 +1,8 @@
-//! Defects of servers that answer: full memory, a wrong memory policy, a wrong clock. `health` and a gauge report them,
-//! and the log has each change once. This module also logs the first connection of a manager.
+//! Defects of servers that answer: full memory, an unsafe memory policy, or a wrong clock. The function `health` and a
+//! gauge report them, and the log reports each change once. This module also logs the first connection of a manager.
 //!
-//! The facts come from answers that arrive anyway: refusals for lack of memory, and server times in replies. In
-//! addition, a new connection asks for `INFO memory`.
+//! Most facts come from answers to other requests: refusals because of full memory, and server times in replies. In
+//! addition, each new connection may send `INFO memory`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +17,20 @@ use crate::base::lease::{Moment, ServerTime};
 use crate::base::metrics::NodeFindings;
 use crate::base::panics::catch_panic;
 
-/// Time for which a refusal for lack of memory counts, if the user may not ask for the memory in use.
+/// Time for which the memory of a server counts as full after the server has refused a request for this reason. It
+/// applies only if the user may not send `INFO memory`, because otherwise the answer shows the memory in use.
 const MAX_REFUSAL_AGE: Duration = Duration::from_secs(60);
-/// Pause between two questions for the memory of a node, over all its connections.
+/// Least time between two `INFO memory` on new connections to the same node.
 const MEMORY_PAUSE: Duration = Duration::from_secs(5);
 
-/// Addresses that the user named, and level of durability, for the log.
+/// Texts for the log: the addresses that the user named, and the durability.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConditionsOf {
     pub(crate) servers: String,
     pub(crate) durability: String,
 }
 
-/// Conditions of all servers of one manager. Log and gauge are updated outside of the mutex.
+/// Conditions of all servers of one manager. Log and gauge are changed while the mutex is not locked.
 #[derive(Debug)]
 pub(crate) struct Conditions {
     place: ConditionsOf,
@@ -40,7 +41,7 @@ pub(crate) struct Conditions {
     counts: NodeFindings,
 }
 
-/// Facts about one server, and its findings that the log has.
+/// Facts about one server, with the findings that the log has reported.
 #[derive(Clone, Debug, Default)]
 struct Condition {
     memory: Option<Memory>,
@@ -51,16 +52,16 @@ struct Condition {
     findings: Vec<NodeFinding>,
 }
 
-/// Answer to `INFO memory`.
+/// Facts from an answer to `INFO memory`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Memory {
     pub(crate) used: u64,
-    /// Limit in bytes; zero for none.
+    /// Memory limit in bytes. Zero if the server has no limit.
     pub(crate) max: u64,
     pub(crate) policy: String,
 }
 
-/// Change of one finding of one node, for the log.
+/// Beginning or end of a finding of one node, for the log.
 enum Change {
     Begins(String, NodeFinding),
     Ends(String, NodeFinding),
@@ -102,7 +103,7 @@ impl Conditions {
         }
     }
 
-    /// Returns true if a new connection should ask for the node's memory now. If so, notes that the node was asked.
+    /// Returns true if a new connection should send `INFO memory` now. If so, notes the time of this question.
     pub(super) fn begins_asking(&self, node: &str) -> bool {
         let now = self.clock.now();
         let mut nodes = self.nodes.lock();
@@ -114,7 +115,7 @@ impl Conditions {
         is_due
     }
 
-    /// Notes the answer to `INFO memory`. `None` means that the user may not ask.
+    /// Notes the answer to `INFO memory`. `None` means that the user may not send `INFO memory`.
     pub(super) fn note_memory(&self, node: &str, memory: Option<Memory>) {
         let now = self.clock.now();
         self.change(node, |known| {
@@ -128,13 +129,13 @@ impl Conditions {
         });
     }
 
-    /// Notes that the server refused a request for lack of memory.
+    /// Notes that the server refused a request because its memory is full.
     pub(super) fn note_memory_refusal(&self, node: &str) {
         let now = self.clock.now();
         self.change(node, |known| known.refused = Some(now));
     }
 
-    /// Notes a reading of a server's clock, which the server took between `sent` and `answered`.
+    /// Notes the time of a server's clock. The server read this clock between `sent` and `answered`.
     pub(super) fn note_time(&self, node: &str, server: ServerTime, sent: Moment, answered: Moment) {
         let here = micros(Duration::from_nanos(sent.halfway_to(answered).as_nanos()));
         let server = i64::try_from(server.as_micros()).unwrap_or(i64::MAX);
@@ -143,12 +144,13 @@ impl Conditions {
         self.change(node, |known| known.clock = Some(reading));
     }
 
-    /// Returns the findings of a server. Leaves out those of its clock, which depend on other clocks.
+    /// Returns the findings about a server's memory. A finding about its clock is not included, because it depends on
+    /// the clocks of other servers.
     pub(super) fn memory_findings(&self, node: &str) -> Vec<NodeFinding> {
         self.nodes.lock().get(node).into_iter().flat_map(Condition::memory_findings).collect()
     }
 
-    /// Returns the servers with findings.
+    /// Returns the addresses of the servers with findings.
     pub(super) fn servers_with_findings(&self) -> Vec<String> {
         let nodes = self.nodes.lock();
         nodes.iter().filter(|(_, known)| !known.findings.is_empty()).map(|(node, _)| node.clone()).collect()
@@ -178,7 +180,7 @@ impl Conditions {
             None => change(nodes.entry(node.to_owned()).or_default()),
         }
         let changes = self.judge(&mut nodes);
-        // Log and gauge may call code of the user, so the mutex is released first.
+        // The mutex is released first, because log and gauge may call code of the user.
         drop(nodes);
         for change in changes {
             match change {
@@ -194,7 +196,8 @@ impl Conditions {
         }
     }
 
-    /// Judges all servers again, since their clocks are compared with each other. Returns the changes.
+    /// Determines the findings of all servers again, because a new time of one clock can change the findings of other
+    /// servers. Returns the changes.
     fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<Change> {
         let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
         let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
@@ -215,7 +218,7 @@ impl Conditions {
         changes
     }
 
-    /// Returns the lead of this machine's wall clock over the clock of moments, in microseconds.
+    /// Returns how far this machine's clock is ahead of the clock that gives [`Moment`]s, in microseconds.
     fn wall_ahead_us(&self) -> i64 {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         micros(wall).saturating_sub(micros(Duration::from_nanos(self.clock.now().as_nanos())))

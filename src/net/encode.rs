@@ -4,10 +4,10 @@ use crate::base::digits::Digits;
 
 pub(super) const END: &[u8] = b"\r\n";
 
-/// Appends the head of a part, or of a request: its kind, and its length.
+/// Appends the head of a request or of a part: its kind, and the number of its parts or bytes.
 pub(super) fn head(bytes: &mut Vec<u8>, kind: u8, length: usize) {
     bytes.push(kind);
-    // Most lengths have one digit.
+    // Most of these numbers have one digit, which needs no conversion to text.
     match u8::try_from(length) {
         Ok(length @ 0..10) => bytes.push(b'0' + length),
         _ => bytes.extend_from_slice(Digits::of(length as u64).as_bytes()),

@@ -1,4 +1,5 @@
-//! Faults: meanings of errors and missing answers. Some faults prove that nothing ran; others leave that open.
+//! Faults: the meaning of an error or of a missing answer. Some faults prove that nothing ran. After other faults, the
+//! call may have run.
 
 use std::io;
 use std::sync::Arc;
@@ -9,37 +10,38 @@ use crate::base::attempt::Failure;
 use crate::base::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
 use crate::base::lease::Moment;
 
-/// Reason why a call has no usable reply, as far as one node can tell.
+/// Reason why a call has no usable reply, as far as the answer of one node can show it.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The slot belongs to another node. Nothing ran.
+    /// The slot belongs to the node at `address`. Nothing ran.
     Moved { address: String },
-    /// Another node may have this key already. Nothing ran.
+    /// The slot is migrating, and another node may have the key already. Nothing ran.
     Ask { address: String },
-    /// The node cannot execute the call now, but may later. Nothing ran.
+    /// The node cannot execute the call now, but may be able to do so later. Nothing ran.
     Again(Source),
-    /// The server is not a primary in service. The address may lead to another server by now. Nothing ran.
+    /// The server is not a primary that is ready for calls. The node's address may lead to another server by now.
+    /// Nothing ran.
     WrongServer(Source),
-    /// The script is not loaded. Nothing ran.
+    /// The server does not know the script. Nothing ran.
     NoScript,
-    /// The node refuses this call, and will refuse it again. Nothing ran.
+    /// The node refuses this call, and would refuse it again. Nothing ran.
     Refused { refusal: Refusal, message: String },
-    /// The node refused a command within the script. The script may have written before that.
+    /// The node refused a command within the script. The script may have written before this command.
     Broken { refusal: Refusal, message: String },
-    /// The call ran, but does not count: too few replicas have acknowledged it.
+    /// The call ran, but its hold does not count, because too few replicas have acknowledged it.
     Unreplicated { asked: u8, acknowledged: u64 },
-    /// There was no connection. Nothing was sent.
+    /// No connection could be used. Nothing was sent.
     NotSent(Option<Source>),
     /// The call may have run, or may still run until `arrives_until`.
     Unknown { arrives_until: Moment, source: Option<Source> },
 }
 
 impl Fault {
-    /// Classifies an error that a node sent instead of a reply.
+    /// Classifies an error that a node has sent as its reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
         match Self::of_words(error) {
-            // Scripts read all keys before they write. So a key of another type ends a script before it changes
-            // anything.
+            // Scripts read all keys before they write. So a script that finds a key of another type has not changed
+            // anything, although the error comes from within the script.
             Self::Refused { refusal, message } if refusal != Refusal::ForeignKey && is_from_within(&message) => {
                 Self::Broken { refusal, message }
             }
@@ -49,7 +51,7 @@ impl Fault {
 
     fn of_words(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
-        // `<slot> <host>:<port>`. The caller fills in an empty host.
+        // The details are `<slot> <host>:<port>`. If the host is empty, the caller fills it in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let refused = |refusal| Self::Refused { refusal, message: format!("{} {details}", error.code()) };
         match error.code() {
@@ -58,17 +60,18 @@ impl Fault {
             "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
             "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
             "NOSCRIPT" => Self::NoScript,
-            // The same error may come from within a script. It then comes from the first write, since a server does not
-            // change its role during a script.
+            // This error may also come from within a script. It then proves that nothing was written. The first write
+            // of the script fails already, because a server does not change its role while a script runs.
             "READONLY" => Self::WrongServer(Arc::new(NotPrimary(format!("READONLY {details}")))),
             "MISCONF" | "NOREPLICAS" => refused(Refusal::ReadOnly),
             "OOM" => refused(Refusal::OutOfMemory),
             "NOAUTH" | "WRONGPASS" => refused(Refusal::Unauthenticated),
             "NOPERM" => refused(Refusal::Forbidden),
             "WRONGTYPE" => refused(Refusal::ForeignKey),
-            // If a script fails half way, the message contains the command's own error.
+            // If a command within a script fails, the message contains the error of this command.
             _ if details.contains("-OOM ") || details.starts_with("OOM ") => refused(Refusal::OutOfMemory),
-            // The user may not run a command of the script. Redis 7.0 and Valkey have their own messages for that.
+            // The user may not run a command of the script. Redis 7.0 and Valkey each have their own message for this
+            // case.
             _ if details.contains("executing the script can't run") || details.contains("ACL failure in script") => {
                 refused(Refusal::Forbidden)
             }
@@ -84,8 +87,8 @@ impl Fault {
         }
     }
 
-    /// Classifies an error of the `redis` crate: an error reply of the server, or an error of the connection while a
-    /// request was under way.
+    /// Classifies an error of the `redis` crate after a request was sent. It is an error reply of the server, or an
+    /// error of the connection.
     pub(super) fn of_request(error: RedisError, arrives_until: Moment) -> Self {
         match server_error(&error) {
             Some(fault) => fault,
@@ -93,7 +96,7 @@ impl Fault {
         }
     }
 
-    /// Classifies an error of a connection attempt. No request was sent yet.
+    /// Classifies an error that happened before a connection was open. No request was sent.
     pub(super) fn of_dial(error: RedisError) -> Self {
         if error.kind() == ErrorKind::AuthenticationFailed {
             return Self::Refused {
@@ -110,7 +113,7 @@ impl Fault {
         }
     }
 
-    /// Adds the node's address, for callers that do not know which node was asked.
+    /// Adds the address of the node to the error, for callers that do not know which node was asked.
     pub(super) fn at(self, address: &str) -> Self {
         let at_node = |cause| Arc::new(AtNode { node: address.into(), cause });
         match self {
@@ -123,12 +126,12 @@ impl Fault {
         }
     }
 
-    /// Returns true if the server accepts no writes in its present state, so that the node should leave it.
+    /// Returns true if the server accepts no writes in its present state. The node should then leave this server.
     pub(super) fn is_of_no_primary(&self) -> bool {
         matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
     }
 
-    /// Returns the cause: the error of the server or of the operating system.
+    /// Returns the error of the server or of the operating system that caused the fault.
     pub(super) fn into_source(self) -> Option<Source> {
         match self.into_failure() {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
@@ -137,7 +140,7 @@ impl Fault {
         }
     }
 
-    /// Converts a fault that the router could not follow.
+    /// Converts a fault that ends the attempts of the router.
     pub(super) fn into_failure(self) -> Failure {
         match self {
             Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
@@ -156,16 +159,16 @@ impl Fault {
     }
 }
 
-/// Returns the error of the operating system if there is one, since callers can match it. Otherwise returns the
-/// library's error.
+/// Returns the error of the operating system if there is one, so that callers can match it. Otherwise returns the error
+/// of the `redis` crate.
 fn cause_of(error: RedisError) -> Source {
-    // The library stores the stream's error in an `Arc`.
+    // The `redis` crate stores the error of the stream in an `Arc`.
     let stream = std::error::Error::source(&error).and_then(|below| below.downcast_ref::<Source>()).cloned();
     stream.unwrap_or_else(|| Arc::new(error))
 }
 
-/// Adds the likely reason of a failed TLS handshake. A server without TLS reads the handshake as a command. It closes
-/// the connection, or waits for the end of the command.
+/// Adds a likely reason to the fault of a failed TLS handshake, which is that the server does not use TLS. Such a
+/// server reads the handshake as a command. It closes the connection, or waits for the rest of the command.
 pub(super) fn without_tls(fault: Fault) -> Fault {
     match fault {
         Fault::NotSent(Some(cause)) if cause.downcast_ref::<io::Error>().is_some_and(is_no_refusal) => {
@@ -179,14 +182,14 @@ fn is_no_refusal(error: &io::Error) -> bool {
     error.kind() != io::ErrorKind::ConnectionRefused
 }
 
-/// Returns true if the error came from a command within a script. Redis and Valkey then name the position in the
-/// script.
+/// Returns true if the error came from a command within a script. Redis and Valkey then add the position in the script
+/// to the message.
 fn is_from_within(message: &str) -> bool {
     message.contains("@user_script:")
 }
 
-/// Adds the commands of the script line that caused an error, if the server does not name the command. Redis 7.0 names
-/// only the position of a command that the user may not run.
+/// Adds to the message the commands of the script line that caused the error, unless the message names the command
+/// already. If a user may not run a command, Redis 7.0 gives only the position of the command in the script.
 pub(super) fn with_command(fault: Fault, script: &str) -> Fault {
     match fault {
         Fault::Broken { refusal, message } => {
@@ -209,7 +212,7 @@ fn commands_at(message: &str, script: &str) -> Option<String> {
     (!commands.is_empty()).then(|| commands.join(" or "))
 }
 
-/// Returns the fault in an error that carries an error reply of a server.
+/// Returns the fault for an error reply of the server, if the error contains one.
 fn server_error(error: &RedisError) -> Option<Fault> {
     let code = error.code()?;
     let text = format!("-{code} {}\r\n", error.detail().unwrap_or_default());
@@ -219,17 +222,18 @@ fn server_error(error: &RedisError) -> Option<Fault> {
     }
 }
 
-/// Returns the fault in an error of a TLS handshake, if the error is about a certificate.
+/// Returns the fault for an error of a TLS handshake, if the error is about a certificate.
 #[cfg(feature = "tls")]
 fn of_handshake(error: &RedisError) -> Option<Fault> {
     use rustls::AlertDescription as Alert;
-    // The library stores the stream's error in an `Arc`. That error contains the error of the handshake.
+    // The `redis` crate stores the error of the stream in an `Arc`. The error of the stream contains the error of the
+    // handshake.
     let stream: &Source = std::error::Error::source(error)?.downcast_ref()?;
     let handshake: &rustls::Error = stream.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()?;
     let refusal = match handshake {
         rustls::Error::InvalidCertificate(_) => Refusal::Untrusted,
-        // Alert about our certificate, or about a missing one. It arrives after the handshake, and may be lost with the
-        // connection.
+        // The server sent an alert: our certificate is not accepted, or it is missing. The alert arrives after the
+        // handshake, and may be lost if the connection is closed.
         rustls::Error::AlertReceived(
             Alert::CertificateRequired
             | Alert::BadCertificate
@@ -250,7 +254,7 @@ fn of_handshake(_: &RedisError) -> Option<Fault> {
     None
 }
 
-/// Returns a reply, or the fault if the value is an error reply.
+/// Returns the reply. If the value is an error reply, returns its fault.
 pub(super) fn reply(value: Value) -> Result<Value, Fault> {
     match value {
         Value::ServerError(error) => Err(Fault::of_server(&error)),
@@ -258,7 +262,7 @@ pub(super) fn reply(value: Value) -> Result<Value, Fault> {
     }
 }
 
-/// Error with the text of a server's answer.
+/// Error with a text, which is usually the answer of a server.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Answer(pub(super) String);

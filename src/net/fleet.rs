@@ -1,15 +1,16 @@
 //! Fleet: several nodes, of which one owns a given slot. A fleet is a cluster, or a primary and its successors behind
 //! Sentinels.
 //!
-//! The slot map comes from the map source: the members of a cluster, or the Sentinels. The fleet asks the map source
-//! after a silence, a refusal or a redirect, and when a connection breaks. A healthy fleet does not ask it.
+//! The *map source* gives the slot map. It is the members of a cluster, or the Sentinels. The fleet asks the map source
+//! after a missing answer, a refusal or a redirect, and when a connection breaks. While all nodes work, the fleet does
+//! not ask the map source.
 //!
-//! A silent node is *suspect* until it answers, or owns no slot any more. Meanwhile the fleet asks the map source again
-//! and again. It asks a suspect for the map only if no other member has answered. So a shard works again as soon as the
-//! other members know its new primary.
+//! A node that does not answer is *suspect* until it answers or owns no slot any more. While such a node owns slots,
+//! the fleet asks the map source again and again. It asks a suspect for the map only if no other member has answered.
+//! So the slots of the node can be used again as soon as the other members know their new owner.
 //!
-//! A node that cannot serve its slots is suspect until it can. A node that is cut off from the others would name itself
-//! as the owner for ever.
+//! A node that answers but cannot serve its slots is suspect until it can serve them. So the fleet asks such a node for
+//! the map last. A node that is cut off from the others would name itself as the owner for ever.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -42,21 +43,22 @@ use crate::net::secrets::Secrets;
 use crate::net::sentinels::Sentinels;
 use crate::net::slots::{Moved, SlotMap};
 
-/// First pause between two questions to the map source while a node is suspect.
+/// First pause between two questions to the map source while a node is suspect. The pauses grow up to
+/// [`MAX_LOOK_AGAIN`].
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
-/// Time after a failover by which all members know of it.
+/// Time in which all members usually learn of a failover.
 const FAILOVER_KNOWN_AFTER: Duration = Duration::from_secs(2);
-/// Time for which a slot counts as migrating after a node has reported the migration.
+/// Time for which a slot counts as migrating after a node has redirected a call with `ASK`.
 const MIGRATION: Duration = Duration::from_secs(1);
-/// Limit for suspects that are asked at the same time whether they answer again.
+/// Limit for the suspects that are asked at the same time.
 const MAX_SUSPECTS_ASKED: usize = 8;
 
 pub(super) struct Fleet {
     me: Weak<Self>,
     map_source: MapSource,
     announced: Announced,
-    /// Connection settings of all nodes, without an address.
+    /// Connection settings of all nodes. The address in these settings is not used.
     template: ConnectionInfo,
     secrets: Arc<Secrets>,
     limits: Limits,
@@ -67,44 +69,45 @@ pub(super) struct Fleet {
     suspects: Mutex<HashMap<String, SuspectReason>>,
     /// Number of suspects. It is usually zero, and then a call need not lock `suspects`.
     suspect_count: AtomicUsize,
-    /// Migrating slots, with the end of the time for which they count as migrating.
+    /// Migrating slots. Each has the time until which it counts as migrating.
     migrating: Mutex<HashMap<u16, Moment>>,
-    /// Number of migrating slots, usually zero.
+    /// Number of migrating slots. It is usually zero, and then a call need not lock `migrating`.
     migrating_count: AtomicUsize,
     looking: AtomicBool,
-    /// True while a task asks the suspects whether they answer again.
+    /// True while a task asks suspects whether they answer again.
     asking_suspects: AtomicBool,
-    /// Moment until which the refresh loop goes on in any case.
+    /// Time before which the refresh loop does not end.
     look_until: Mutex<Moment>,
-    /// Lock that admits one question to the map source at a time, with the outcome of the last question.
+    /// Lock for a question to the map source, so that only one task asks at a time. It holds the outcome of the last
+    /// question.
     refresh_lock: tokio::sync::Mutex<Asked>,
     map_refreshes: AtomicU64,
     map_refreshes_counter: Counter,
-    /// Slot map as the log has reported it.
+    /// Slot map at the time of the last log message about owners.
     told: Mutex<SlotMap>,
     outages: Arc<Outages>,
     conditions: Arc<Conditions>,
-    /// Number of reconnections of nodes that the fleet has forgotten.
+    /// Number of reconnects of the nodes that the fleet has forgotten.
     past_reconnects: AtomicU64,
 }
 
-/// End of the last question to the map source, and its outcome.
+/// Time at which the last question to the map source ended, and its outcome.
 type Asked = Option<(Moment, Result<(), DialFault>)>;
 
 /// Reason why a node is suspect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SuspectReason {
-    /// The node does not answer.
+    /// The node did not answer.
     Silent,
-    /// The node answers that it cannot serve its slots.
+    /// The node answered that it cannot serve its slots.
     Refuses,
 }
 
 /// Source of the slot map.
 enum MapSource {
-    /// Any member of the cluster.
+    /// Members of the cluster. Any member can give the map.
     Members(Mutex<Members>),
-    /// Sentinels, which name one primary for all slots.
+    /// Sentinels. They name one primary, which owns all slots.
     Sentinels(Sentinels),
 }
 
@@ -200,14 +203,14 @@ impl Fleet {
         })
     }
 
-    /// Returns the node at `host:port`. It connects at first use.
+    /// Returns the node at `host:port`. A new node connects when it is first used.
     pub(super) fn node(&self, address: &str) -> Result<Arc<Node>, Fault> {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get(address) {
             return Ok(Arc::clone(node));
         }
         let fleet = Weak::clone(&self.me);
-        // The connection broke. Other members may know a new owner of its slots by now.
+        // A broken connection may mean that the node's slots have a new owner, so the map is refreshed.
         let on_loss: OnLoss = Arc::new(move || {
             if let Some(fleet) = fleet.upgrade() {
                 fleet.look_in_background();
@@ -233,17 +236,18 @@ impl Fleet {
         Some(with_host(self.template.addr(), host, port.parse().ok()?))
     }
 
-    /// Returns the address of a slot's owner, as far as it is known.
+    /// Returns the address of a slot's owner, or `None` if no owner is known.
     pub(super) fn owner_address(&self, slot: u16) -> Option<Arc<str>> {
         self.map.borrow().owner(slot).cloned()
     }
 
-    /// Returns true if no other node is known to own the slot.
+    /// Returns true if `to` may be the owner of the slot, because no other node is known to own it.
     pub(super) fn may_own(&self, slot: u16, to: &Node) -> bool {
         self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
     }
 
-    /// Yields the slot map after each refresh and each move. The map may be unchanged.
+    /// Yields the slot map after each refresh and after each change of one slot. A refreshed map may be the same as
+    /// before.
     pub(super) fn changes(&self) -> watch::Receiver<SlotMap> {
         self.map.subscribe()
     }
@@ -262,12 +266,13 @@ impl Fleet {
         }
     }
 
-    /// Returns the address at which this process reaches a server that `member` announced at `address`.
+    /// Returns the address at which this process reaches a server. `member` has announced this server at `address`.
     pub(super) fn on_announced(&self, address: &str, member: &str) -> String {
         self.announced.on_announced(address, Announcer::Member(member))
     }
 
-    /// Notes that a slot has moved, as `member` announced. Refreshes the map, since other slots may have moved too.
+    /// Notes that `member` has named `address` as the new owner of a slot. Refreshes the map, because other slots may
+    /// have moved too.
     pub(super) fn on_moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
         let address = self.on_announced(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
@@ -280,13 +285,13 @@ impl Fleet {
         self.announced.source(address)
     }
 
-    /// Returns a node's address for errors. It includes its source, unless the user named the address.
+    /// Returns a node's address for error messages. If the user did not name the address, the text includes its source.
     fn shown(&self, address: &str) -> String {
         shown(address, &self.announced.source(address))
     }
 
-    /// Notes that a slot migrates. Its owner redirects requests for keys that have moved already, so requests for the
-    /// slot are sent one by one.
+    /// Notes that a slot is migrating to another node. Requests for this slot are sent one by one, because its owner
+    /// redirects requests for keys that have already moved.
     pub(super) fn migrates(&self, slot: u16) {
         let now = self.clock.now();
         let mut migrating = self.migrating.lock();
@@ -306,7 +311,7 @@ impl Fleet {
         migrating.contains_key(&slot)
     }
 
-    /// Notes that a node answered, so it is no longer suspect.
+    /// Marks a node as trusted, because it has answered.
     pub(super) fn trust(&self, node: &Node) {
         if self.suspect_count.load(Ordering::Acquire) > 0 {
             self.change_suspects(|suspects| {
@@ -315,8 +320,8 @@ impl Fleet {
         }
     }
 
-    /// Marks a node as suspect: it was silent, or cannot serve its slots any more. The fleet then asks the map source
-    /// for the owner.
+    /// Marks a node as suspect, because it did not answer or cannot serve its slots. Then asks the map source for the
+    /// owners.
     pub(super) fn suspect(self: &Arc<Self>, node: &Node, suspect_reason: SuspectReason) {
         self.change_suspects(|suspects| {
             suspects.insert(node.address().to_owned(), suspect_reason);
@@ -334,7 +339,8 @@ impl Fleet {
         self.suspect_count.store(suspects.len(), Ordering::Release);
     }
 
-    /// Resolves when another node than this suspect owns the slot. Never resolves for a node that is trusted.
+    /// Resolves when another node owns the slot, so that a call to the suspect `node` can be given up. Never resolves
+    /// if `node` is trusted.
     pub(super) async fn abandoned(&self, slot: u16, node: &Node) {
         if !self.suspects(node) {
             return std::future::pending().await;
@@ -342,28 +348,30 @@ impl Fleet {
         let mut map = self.map.subscribe();
         let moved = |map: &SlotMap| map.owner(slot).is_some_and(|owner| **owner != *node.address());
         if map.wait_for(moved).await.is_err() {
-            // Cannot happen, since the sender lives as long as this fleet.
+            // This cannot happen, because the sender lives as long as the fleet.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Asks the Sentinels for the primary, without a sign of a change. An old primary that they have not reached yet
-    /// does not report that it was replaced.
+    /// Asks the Sentinels for the primary, even if nothing suggests that it has changed. This is necessary because an
+    /// old primary does not report that it was replaced, as long as the Sentinels cannot reach it.
     ///
-    /// Does nothing for a cluster, whose map is large and whose nodes redirect.
+    /// Does nothing for a cluster, because its map is large and its nodes redirect calls.
     pub(super) fn refresh_from_time_to_time(self: &Arc<Self>) {
         if let MapSource::Sentinels(_) = self.map_source {
             self.look_in_background();
         }
     }
 
-    /// Refreshes the map for [`FAILOVER_KNOWN_AFTER`] after a change, since not all members know of it yet.
+    /// Refreshes the map again and again for [`FAILOVER_KNOWN_AFTER`], because not all members know of a recent change
+    /// yet.
     pub(super) fn refresh_after_change(self: &Arc<Self>) {
         *self.look_until.lock() = self.clock.now().after(FAILOVER_KNOWN_AFTER);
         self.look_in_background();
     }
 
-    /// Refreshes the map once, and then until no owner is silent. Only one task does so at a time.
+    /// Starts the refresh loop, unless it runs already. The loop refreshes the map at least once, and goes on until no
+    /// owner of slots is silent.
     pub(super) fn look_in_background(self: &Arc<Self>) {
         if self.looking.swap(true, Ordering::SeqCst) {
             return;
@@ -378,18 +386,20 @@ impl Fleet {
                 fleet.ask_suspects_in_background();
                 drop(fleet.ask_in_turn(None).await);
                 drop(fleet);
-                // Pauses also if all is well, to limit the rate of questions.
+                // The loop pauses even if all nodes work, because this limits the rate of the questions.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_LOOK_AGAIN);
                 if looking.0.upgrade().is_none_or(|fleet| fleet.end_if_well()) {
-                    // The flag is clear already, and another loop may have set it again.
+                    // The flag was cleared already. It must not be cleared again, because another loop may have set it
+                    // since.
                     return looking.let_go();
                 }
             }
         });
     }
 
-    /// Asks suspects in a separate task, since a silent suspect must not delay the question to the map source.
+    /// Asks the suspects in a separate task, because a suspect without an answer must not delay the question to the map
+    /// source.
     fn ask_suspects_in_background(self: &Arc<Self>) {
         if self.asking_suspects.swap(true, Ordering::SeqCst) {
             return;
@@ -398,8 +408,8 @@ impl Fleet {
         self.background_runtime.spawn(async move { asking.0.ask_suspects().await });
     }
 
-    /// Asks silent suspects that own slots. A suspect that answers is trusted again, even if no caller has a request
-    /// for it.
+    /// Asks silent suspects that own slots. So a suspect that answers again becomes trusted even if no caller sends it
+    /// a request.
     async fn ask_suspects(&self) {
         let mut silent: Vec<String> = {
             let map = self.map.borrow();
@@ -424,8 +434,8 @@ impl Fleet {
         }
     }
 
-    /// Ends the refresh loop if all is well. If a node becomes suspect at the same time, either this loop goes on or a
-    /// new one begins.
+    /// Clears the flag `looking` if the refresh loop may end, and returns true. If a node becomes suspect at the same
+    /// time, either this loop goes on or a new loop begins.
     fn end_if_well(&self) -> bool {
         if !self.is_well() {
             return false;
@@ -433,15 +443,15 @@ impl Fleet {
         if let MapSource::Members(members) = &self.map_source {
             members.lock().begin_again();
         }
-        // Cleared before the second check. A node that becomes suspect after this check finds the flag clear, and
-        // begins a loop.
+        // The flag is cleared before the second check. A task that marks a node as suspect after that check finds the
+        // flag clear, and starts a new loop.
         self.looking.store(false, Ordering::SeqCst);
-        // A node became suspect meanwhile. This loop goes on, unless another loop has begun.
+        // If a node became suspect before that check, this loop goes on, unless a new loop has begun.
         self.is_well() || self.looking.swap(true, Ordering::SeqCst)
     }
 
-    /// Returns true if all owners answer. Forgets suspects that own nothing and are no members. A suspect member stays,
-    /// since it may be asked for the map.
+    /// Returns true if no owner of slots is silent and no change is recent. Also forgets the suspects that own no slots
+    /// and are no members. A suspect that is a member stays suspect, because it may be asked for the map.
     fn is_well(&self) -> bool {
         if self.clock.now() < *self.look_until.lock() {
             return false;
@@ -464,24 +474,25 @@ impl Fleet {
         }
     }
 
-    /// Asks the map source for the owner of a slot. Callers at the same time share one answer: if it names no owner,
-    /// the next answer most likely names none either.
+    /// Asks the map source for the owner of a slot. Callers at about the same time share one answer. If this answer
+    /// names no owner, another question would most likely give no owner either.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
         self.ask_in_background(Some(slot)).await
     }
 
-    /// Asks the map source for a new map.
+    /// Asks the map source for the newest map.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
         self.ask_in_background(None).await
     }
 
-    /// Asks in the background runtime, since the task that holds the lock must go on when its caller is dropped.
+    /// Asks the map source in a task on the background runtime. The task holds `refresh_lock`, so it must go on when
+    /// the caller of this function is dropped.
     async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
         self.background_runtime.spawn(async move {
             if let Some(fleet) = fleet.upgrade() {
-                // The caller may have stopped waiting.
+                // The result is ignored, because the caller may have stopped waiting.
                 drop(tell.send(fleet.ask_in_turn(slot).await));
             }
         });
@@ -493,7 +504,8 @@ impl Fleet {
         }
     }
 
-    /// Asks the map source. If `slot` is given and its owner has become known meanwhile, returns without a question.
+    /// Asks the map source, after earlier questions have ended. If `slot` is given and its owner is known by then, asks
+    /// nothing.
     async fn ask_in_turn(&self, slot: Option<u16>) -> Result<(), Fault> {
         let mut last = self.refresh_lock.lock().await;
         if let Some(slot) = slot {
@@ -527,8 +539,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Logs each slot whose owner differs from the last report. Also forgets what is known of nodes that are no longer
-    /// members.
+    /// Logs the slots whose owner has changed since the last log message about owners. Also forgets what is known of
+    /// nodes that are no longer members.
     fn notify_change(&self, map: &SlotMap) {
         self.outages.retain(|node| map.has(node) || self.is_member(node));
         self.conditions.retain(|node| map.has(node) || self.is_member(node));
@@ -536,7 +548,7 @@ impl Fleet {
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
         for Moved { slots, owner, was } in map.moves_since(&before) {
-            // Behind Sentinels, one primary has all slots.
+            // Behind Sentinels the message names no slots, because one primary owns all of them.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
             catch_panic(|| match owner {
                 Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
@@ -548,11 +560,11 @@ impl Fleet {
         }
     }
 
-    /// Forgets nodes that own nothing, except those that the user named. A caller that still waits for a node keeps the
-    /// node alive.
+    /// Forgets the nodes that own no slots, except the nodes that the user named. A caller that still waits for an
+    /// answer of such a node can go on.
     ///
-    /// If no owner has a connection, the member that gave the map stays: the end of its connection would be a sign of
-    /// changes.
+    /// If no owner of slots is connected, the member that gave the map stays as well. Its connection is then the only
+    /// one, and the fleet would notice its end as a sign of changes.
     fn forget_others(&self, map: &SlotMap) {
         let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
         let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
@@ -565,13 +577,15 @@ impl Fleet {
                 MapSource::Sentinels(_) => false,
             };
             if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
-                // Kept here, since a later connection to this address belongs to a new node with a new count.
+                // The count is saved here. If the address is used again later, a new node is created, whose count
+                // begins at zero.
                 self.past_reconnects.fetch_add(node.reconnects(), Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns a node for a single question. A new node is not added to the fleet.
+    /// Returns a node for a single question. If the fleet does not have the node, creates it without adding it to the
+    /// fleet.
     pub(super) fn passing_node(&self, address: &str) -> Result<Arc<Node>, Fault> {
         if let Some(node) = self.nodes.lock().get(address) {
             return Ok(Arc::clone(node));
@@ -579,12 +593,12 @@ impl Fleet {
         self.new_node(address, None).map(Arc::new)
     }
 
-    /// Returns the present map.
+    /// Returns the newest map that this process has, which may be empty.
     pub(super) fn known_map(&self) -> SlotMap {
         self.map.borrow().clone()
     }
 
-    /// Returns the addresses of cluster members that the user named.
+    /// Returns the addresses of the cluster members that the user named.
     pub(super) fn seeds(&self) -> Vec<Arc<str>> {
         match &self.map_source {
             MapSource::Members(members) => members.lock().seeds(),
@@ -612,7 +626,8 @@ impl Fleet {
         self.map_refreshes.load(Ordering::Relaxed)
     }
 
-    /// Succeeds when a primary answers: the one that the Sentinels name, or any primary of a cluster.
+    /// Succeeds as soon as a primary has answered. Behind Sentinels, this is the primary that they name. In a cluster,
+    /// any primary is enough.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.refresh().await?;
         let mut owners: Vec<_> = self.known_map().owners().cloned().collect();
@@ -623,8 +638,8 @@ impl Fleet {
             return Ok(());
         }
         fastrand::shuffle(&mut owners);
-        // A few instead of all, so that a starting process does not dial all nodes of a large cluster. If no primary
-        // can be reached, a few show that as well.
+        // Asks a few primaries instead of all, so that a process that starts does not connect to all nodes of a large
+        // cluster. If no primary can be reached, a few failures are enough to show it.
         let mut answers: FuturesUnordered<_> = owners.iter().take(MAX_ASKED).map(|owner| self.greet(owner)).collect();
         let mut fault = Ok(());
         while let Some(answer) = answers.next().await {
@@ -641,10 +656,11 @@ impl Fleet {
         node.ready().await.map_err(|fault| fault.at(node.shown()))
     }
 
-    /// Asks a few members at a time, until one gives a map, all were asked, or the time is over.
+    /// Asks a few members at a time for the map. Ends when a member gives a map, when all members were asked, or when
+    /// the time is over.
     ///
-    /// A round begins when the round before has failed or is slow. The next question continues with members that were
-    /// not asked yet.
+    /// The next round begins when all members of the last round have failed, or when the round is slow. A later call of
+    /// this function begins with the members that were not asked yet.
     async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
         let response_timeout = self.limits.response_timeout;
         let time_is_over = tokio::time::sleep(response_timeout * 2);
@@ -672,14 +688,15 @@ impl Fleet {
                                 "{address} is a member of another cluster by now"
                             )))));
                         }
-                        // A refusal says more than a missing answer.
+                        // A refusal replaces other faults, because it tells more than a missing answer.
                         Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
                         Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
                         Some((_, Err(_))) => {}
                         None if unasked > 0 => break,
                         None => return Err(fault),
                     },
-                    // Checked before the next round, since on a busy machine both timers may be over.
+                    // This timer is checked before `is_slow`. On a busy machine both timers may be over at the same
+                    // time.
                     () = &mut time_is_over => return Err(fault),
                     () = &mut is_slow, if unasked > 0 => break,
                 }
@@ -687,8 +704,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the members to ask next. Copies the state of nodes before it locks the members, since calls need the
-    /// locks of that state.
+    /// Returns the members to ask next. Copies the state of the nodes before it locks the members. Otherwise calls,
+    /// which need the locks of this state, would have to wait.
     fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
         let suspects = self.suspects.lock().clone();
         let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
@@ -710,7 +727,7 @@ impl Fleet {
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
         };
-        // The time limit includes the connection. A connection that is ready later serves the next question.
+        // The time limit includes the dial. If the connection is ready later, the next question uses it.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
         let no_answer = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
         let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
@@ -718,11 +735,12 @@ impl Fleet {
     }
 }
 
-/// Running refresh loop. Marks the loop as ended when it is dropped, even by its runtime.
+/// Guard of the running refresh loop. Marks the loop as ended when it is dropped, for example because the runtime has
+/// ended.
 struct RefreshLoop(Weak<Fleet>);
 
 impl RefreshLoop {
-    /// Drops this value without clearing the flag.
+    /// Drops this value without marking the loop as ended.
     fn let_go(mut self) {
         self.0 = Weak::new();
     }
@@ -736,7 +754,8 @@ impl Drop for RefreshLoop {
     }
 }
 
-/// Running question to suspects. Marks the question as over when it is dropped, even by its runtime.
+/// Guard of the task that asks suspects. Marks the task as ended when it is dropped, for example because the runtime
+/// has ended.
 struct AsksSuspects(Arc<Fleet>);
 
 impl Drop for AsksSuspects {

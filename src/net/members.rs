@@ -1,22 +1,25 @@
-//! All members of a cluster that were ever seen. Chooses the members to ask next for the slot map.
+//! All members of a cluster that this process has seen. This module chooses the members that are asked next for the
+//! slot map.
 //!
-//! Replicas are members like others. If all known primaries have been replaced, the replicas know the new ones.
+//! Replicas are members as well as primaries. If all known primaries have been replaced, the replicas know the new
+//! primaries.
 //!
-//! A member that the newest map does not name is kept as well, since that map may be wrong. The number of such members
-//! is limited, and they are asked last. The address of such a member may belong to another cluster by now. So its map
-//! counts only if that map shares a node with the newest one. The maps of nodes that the user named always count.
+//! An *unlisted* member is a member that the newest map does not name. It stays in the list, because the newest map may
+//! be wrong. The number of unlisted members is limited, and they are asked last. By now, the address of an unlisted
+//! member may belong to another cluster. So its map is used only if this map shares at least one node with the newest
+//! map. The map of a node that the user named is always used.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::net::slots::SlotMap;
 
-/// Limit for members that are asked at the same time.
+/// Limit for the members that are asked at the same time.
 pub(super) const MAX_ASKED: usize = 3;
-/// Limit for members that the newest map does not name.
+/// Limit for the unlisted members, which the newest map does not name.
 const MAX_UNLISTED: usize = 1024;
 
-/// Order of preference among members, best first.
+/// Class of a member. Members of an earlier class are asked first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum AskOrder {
     Connected,
@@ -29,24 +32,24 @@ pub(super) enum AskOrder {
 #[derive(Debug)]
 pub(super) struct Members {
     members: HashMap<Arc<str>, Member>,
-    /// Number of the present cycle. No member is asked twice in one cycle.
+    /// Number of the present cycle. A cycle consists of several rounds, and asks no member twice.
     cycle: u64,
-    /// Number of maps that were received so far.
+    /// Number of maps that members have sent so far.
     maps: u64,
-    /// Node ids in the newest map.
+    /// Node ids that the newest map contains.
     ids: HashSet<String>,
     last_to_answer: Option<Arc<str>>,
-    /// Cycle in which `last_to_answer` answered.
+    /// Number of the cycle in which `last_to_answer` answered.
     answered_in: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// Cycle in which the member was asked last.
+    /// Number of the cycle in which the member was asked last.
     asked: u64,
-    /// Number of the last map that named the member.
+    /// Number of the newest map that named the member. Maps are numbered in the order of their arrival.
     listed: u64,
-    /// True if the user named the member. Such a member is never forgotten.
+    /// True if the user named the member. The list keeps such a member for ever.
     is_seed: bool,
 }
 
@@ -77,11 +80,12 @@ impl Members {
         self.last_to_answer.as_deref() == Some(address)
     }
 
-    /// Returns the members to ask in the next round. No member is asked twice in one cycle.
+    /// Returns the members to ask in the next round. Asks no member twice in one cycle.
     ///
-    /// A round asks only members with the best remaining standing: first those with an open connection, then the
-    /// others. Suspects are asked only if no other member has answered in this cycle, since an old primary that is cut
-    /// off would name itself. Members that the newest map does not name come last.
+    /// A round asks only members of one class, which is the first class that still has members to ask. Members with an
+    /// open connection come first, and unlisted members come last. Suspects and unlisted members are asked only if no
+    /// other member has answered in this cycle. The reason is that an old primary that is cut off from the others would
+    /// name itself.
     pub(super) fn next(&mut self, order: impl Fn(&str) -> AskOrder) -> Vec<Arc<str>> {
         let mut candidates = self.unasked_members(&order);
         let has_answer = self.answered_in == self.cycle;
@@ -103,7 +107,7 @@ impl Members {
         asked
     }
 
-    /// Returns the members that were not asked in this cycle, best first.
+    /// Returns the members that were not asked in this cycle. Those to ask first come first.
     fn unasked_members(&self, order: impl Fn(&str) -> AskOrder) -> Vec<(AskOrder, u64, Arc<str>)> {
         let unasked = self.members.iter().filter(|(_, member)| member.asked < self.cycle);
         let order = |address: &str, member: &Member| match self.is_listed(member) {
@@ -121,7 +125,7 @@ impl Members {
         member.is_seed || member.listed == self.maps
     }
 
-    /// Returns true if the map is one of this cluster. Otherwise forgets the member that sent it.
+    /// Returns true if the map belongs to this cluster. If not, forgets the member that sent the map.
     pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
         let is_listed = self.members.get(address).is_some_and(|member| self.is_listed(member));
         let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
@@ -131,12 +135,12 @@ impl Members {
         is_ours
     }
 
-    /// Begins a new cycle. Members with an open connection then come first again.
+    /// Begins a new cycle. Members with an open connection are then asked first again.
     pub(super) fn begin_again(&mut self) {
         self.cycle += 1;
     }
 
-    /// Notes a map that a member sent.
+    /// Notes a map that the member at `address` sent.
     pub(super) fn on_map(&mut self, address: &Arc<str>, map: &SlotMap) {
         self.maps += 1;
         self.ids.clone_from(map.ids());
@@ -149,8 +153,9 @@ impl Members {
         self.forget_unlisted();
     }
 
-    /// Forgets unlisted members above the limit. Members that maps have not named for the longest time go first, at
-    /// random among equals. The member that answered last stays, whatever its map said.
+    /// Forgets unlisted members above the limit. First forgets the members that maps have not named for the longest
+    /// time, and chooses at random among equals. Never forgets the member that answered last, even if its own map does
+    /// not name it.
     fn forget_unlisted(&mut self) {
         let unlisted = self.members.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
         let mut unlisted: Vec<_> =

@@ -1,14 +1,16 @@
-//! Stand-in for TLS where the cargo feature `tls` is off. URLs that need TLS are refused before this code runs.
+//! Replacement for the module `tls` if the cargo feature `tls` is off. URLs that need TLS are refused before this code
+//! runs.
 
 use crate::base::error::Result;
 use crate::base::topology::Tls;
 
-/// Connector that connects nothing.
+/// Placeholder for the type that does TLS handshakes. It does nothing.
 #[derive(Clone)]
 pub(super) struct Connector;
 
 impl Connector {
-    /// Accepts any certificates. Other code refuses certificates if no URL needs them.
+    /// Accepts any certificates without a check. Certificates without a URL that needs TLS are refused by
+    /// [`address`](crate::net::address).
     pub(super) fn new(_: &Tls) -> Result<Self> {
         Ok(Self)
     }

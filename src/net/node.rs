@@ -1,11 +1,13 @@
-//! Node: one server with its connections. Callers share most of them; a few carry one call at a time.
+//! Node: one server, with the connections of this process to that server. Most connections are shared by all callers of
+//! a runtime. A few connections carry one call at a time.
 //!
-//! The hot path uses the shared [connection](connections) of its runtime, because the `get` of a pool costs a round
-//! trip. Each connection limits its [requests in flight](in_flight). A caller above the limit waits in this process for
-//! a permit. Its response timeout begins when its request is sent.
+//! Most calls use the shared [connection](connections) of their runtime. A pool would be slower, because it would need
+//! a round trip for each `get`. Each connection limits its [requests in flight](in_flight). A caller above this limit
+//! waits in this process for a permit. Its response timeout begins when its request is sent.
 //!
-//! A request may have no answer within one response timeout. If no other answer came in the second half of that time
-//! either, the node gives the connection up. A later answer counts for no caller.
+//! If a request has no answer within one response timeout, the node checks whether another answer came in the second
+//! half of that time. If none came, the node gives the connection up. No caller gets an answer that arrives after its
+//! response timeout.
 
 use std::fmt;
 use std::iter;
@@ -74,8 +76,8 @@ mod tests;
 mod tls;
 mod wire;
 
-/// Limit for the age of a clock sample. If clock rates differ by 1 %, a sample of this age is wrong by 50 ms, which is
-/// half of the default `max_clock_skew`.
+/// Limit for the age of a clock sample. After this time, two clocks whose rates differ by 1 % have drifted apart by 50
+/// ms. That is half of the default `max_clock_skew`.
 const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
 /// Settings that all nodes of a manager share.
@@ -102,29 +104,31 @@ impl Limits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Standalone,
-    /// Master of a quorum: one of several independent servers. Each new connection asks it for its uptime.
+    /// Master of a quorum, which is one of several independent servers. Each new connection asks its master for the
+    /// uptime.
     Voter,
     ClusterMember,
 }
 
-/// Form of a call. The owner of the slot gets the call alone. A node that imports the slot gets `ASKING` before the
-/// call.
+/// Form in which a call is sent. The owner of a slot gets the call alone. A node to which the slot is being migrated
+/// gets `ASKING` before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Owner,
     Asking,
 }
 
-/// Callback for the loss of a connection.
+/// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Values that a node gets from its creator: recipients of its events, the source of its address, and secrets.
+/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, and its
+/// secrets.
 #[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
-    /// Source of the node's address.
+    /// Source of the node's address: the user, a cluster member or a Sentinel.
     pub(super) source: AddressSource,
     pub(super) secrets: Arc<Secrets>,
 }
@@ -146,7 +150,8 @@ impl Reports {
 pub(super) struct Node {
     connections: Arc<Connections>,
     apart: Apart,
-    /// Connections for grants that replicas must acknowledge. `None` if the answer of the primary is enough.
+    /// Connections for grants that replicas must acknowledge. `None` if a grant counts as soon as the primary has
+    /// answered.
     replicated_connections: Option<ReplicatedConnections>,
     limits: Limits,
     clock: Clock,
@@ -176,7 +181,8 @@ impl Node {
         &self.connections.address
     }
 
-    /// Returns the address for errors. It includes its source, unless the user named the address.
+    /// Returns the address for error messages. If the user did not name the address, the text includes the server that
+    /// announced it.
     pub(super) fn shown(&self) -> &str {
         &self.connections.shown
     }
@@ -185,18 +191,19 @@ impl Node {
         self.connections.id
     }
 
-    /// Dials a connection that carries only subscriptions. `on_push` receives its pushes. `on_loss` runs when the
-    /// connection is lost.
+    /// Dials a connection that carries only subscriptions. `on_push` receives the pushes of the server. `on_loss` runs
+    /// when the connection is lost.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
         self.connections.dial_link(on_loss, on_push).await
     }
 
-    /// Returns the number and the clock sample of this runtime's connection. `None` without a connection.
+    /// Returns the number and the clock sample of this runtime's connection, or `None` if this runtime has no
+    /// connection.
     pub(super) fn clock_sample(&self) -> Option<(u64, ClockSample)> {
         self.connections.current().map(|live| (live.number, *live.clock_sample.lock()))
     }
 
-    /// Returns the number of connections that replaced another one.
+    /// Returns how many connections replaced an earlier connection.
     pub(super) fn reconnects(&self) -> u64 {
         self.connections.reconnects()
     }
@@ -217,12 +224,13 @@ impl Node {
         ServerContact { served: self.connections.last_served(), is_silent: self.connections.outage.is() }
     }
 
-    /// Returns true if the node is not silent and this runtime has a connection with a free permit.
+    /// Returns true if the node is not in an outage and this runtime has a connection with a free permit.
     pub(super) fn can_send_inline(&self) -> bool {
         !self.connections.outage.is() && self.connections.current().is_some_and(|live| live.space.has_free_permit())
     }
 
-    /// Waits until the node is not silent. Fails after one response timeout, with the error that showed the silence.
+    /// Waits until the node is no longer in an outage. Fails after one response timeout, with the error that began the
+    /// outage.
     pub(super) async fn wait_for_answer(&self) -> Result<(), Fault> {
         self.connections.wait_for_answer().await
     }
@@ -239,8 +247,8 @@ impl Node {
         {
             return Box::pin(self.call_replicated(replicated_connections, call, admission, precedence)).await;
         }
-        // Rare paths are boxed here and below. Otherwise they would enlarge the future of each call, which is moved
-        // more than once.
+        // The next call is boxed because it is rarely needed. Unboxed, it would enlarge the future of every call, which
+        // is moved several times. The same is true for the other boxed calls in this file.
         if !self.connections.outage.is()
             && let Some(live) = self.connections.current()
             && let Some(_permit) = live.space.try_take()
@@ -273,7 +281,7 @@ impl Node {
         calls: ReplicatedCalls,
     ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         self.wait_for_answer().await?;
-        // If the node cannot be reached, the call fails here with the reason.
+        // If this process cannot connect to the node, the call fails here, with the reason of the failed dial.
         self.connections.live().await?;
         replicated_connections.ask(calls).await
     }
@@ -287,8 +295,8 @@ impl Node {
         loop {
             self.wait_for_answer().await?;
             let live = self.connections.live().await?;
-            // A caller whose future is polled returns its permit within one response timeout. It needs two if it also
-            // sends the script's text.
+            // Waits for up to two response timeouts, because a caller keeps its permit that long if it also sends the
+            // script's text. A permit that is kept longer belongs to a future that no task polls.
             if let Some(_permit) = live.space.take(precedence, self.limits.response_timeout * 2).await
                 && live.is_open()
             {
@@ -310,7 +318,7 @@ impl Node {
         }
     }
 
-    /// Sends calls in one pipeline. Returns one answer for each, in order.
+    /// Sends calls in one pipeline. Returns one answer for each call, in the order of the calls.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         let all: Vec<_> = calls.iter().collect();
         let mut answers = self.send_all(&all, Load::Digest).await?;
@@ -322,14 +330,15 @@ impl Node {
                 Err(Fault::Unknown { arrives_until, source }) => unknown.into_iter().for_each(|n| {
                     answers[n] = Err(Fault::Unknown { arrives_until, source: source.clone() });
                 }),
-                // The scripts did not run, which their `NoScript` answers say already.
+                // The scripts did not run. Their answers are `NoScript`, which already says this.
                 Err(_) => {}
             }
         }
         Ok(answers)
     }
 
-    /// Sends calls of one script in one pipeline. Only the first call can carry the script's text.
+    /// Sends calls of one script in one pipeline. If `first` is `Load::Text`, only the first call carries the script's
+    /// text.
     async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         if let Some(replicated_connections) =
             self.replicated_connections.as_ref().filter(|_| calls.iter().any(|call| call.grants))
@@ -351,13 +360,13 @@ impl Node {
         Ok(pairs.map(|(call, value)| self.connections.on_answer(live, call, sent, value)).collect())
     }
 
-    /// Sends a question that changes nothing. Does not wait for a prober, since callers of this function pause on their
-    /// own.
+    /// Sends a question that changes nothing on the server. Sends it even during an outage of the node, because the
+    /// callers of this function pause between their questions themselves.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
         self.ask_now(Request::Command(question)).await
     }
 
-    /// Asks for the slot map of the cluster, as [`ask`](Self::ask) does.
+    /// Asks for the slot map of the cluster. Like [`ask`](Self::ask), sends the question even during an outage.
     pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
         self.ask_now(Request::Map(question)).await
     }
@@ -369,19 +378,21 @@ impl Node {
         fault::reply(self.connections.in_time(&live, sent, reply).await?)
     }
 
-    /// Succeeds when the server has answered and this library can work with it.
+    /// Succeeds as soon as the server has answered and this library can work with the server.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.wait_for_answer().await?;
-        // The background runtime dials its connection now, so that its first request does not have to.
+        // The background runtime dials its connection now, so that its first request need not wait for the dial.
         let (tell, told) = oneshot::channel();
         let connections = Arc::clone(&self.connections);
         self.connections.background_runtime.spawn(async move {
-            // A failure shows again when the connection is needed.
+            // The error is ignored here. If the node still cannot be reached later, the request that needs this
+            // connection fails.
             drop(connections.live().await);
             tell.send(()).unwrap_or_default();
         });
         self.connections.live().await?;
-        // Limited, since the caller itself does not need the background connection.
+        // Waits for a limited time only, because the caller itself does not need the connection of the background
+        // runtime.
         drop(tokio::time::timeout(self.limits.response_timeout, told).await);
         Ok(())
     }
@@ -428,8 +439,9 @@ impl Node {
 impl Connections {
     /// Waits for the reply to a request that was sent at `sent`, for at most one response timeout.
     ///
-    /// Without a reply in that time, gives the connection up, unless another reply came in the second half of it. A
-    /// late reply reaches no caller, since each reply belongs to its own request.
+    /// If no reply comes in that time, checks whether another reply came on this connection in the second half of that
+    /// time. If none came, gives the connection up. A late reply reaches no caller, because the connection assigns each
+    /// reply to its own request.
     async fn in_time<T>(
         self: &Arc<Self>,
         live: &Arc<OpenConnection>,
@@ -441,7 +453,8 @@ impl Connections {
         let now = self.clock.now();
         let arrives_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
         match outcome {
-            // After the runtime stood still, the reply is seen before the timer. So the clock decides.
+            // If the runtime stood still, a late reply is seen before the timer fires. So the clock decides whether the
+            // reply came in time.
             Ok(Ok(value)) => {
                 live.has_answered(now);
                 live.space.is_back(sent, now);
@@ -458,12 +471,12 @@ impl Connections {
             Err(_) => {
                 let fault = self.unanswered_fault(arrives_until);
                 live.space.is_back(sent, now);
-                // An answer from the first half of the wait does not prove that the connection still works.
+                // An answer that came in the first half of the wait does not prove that the connection still works.
                 let of_late = sent.after(response_timeout / 2);
                 if !live.has_answered_since(of_late) {
                     self.give_up(live);
-                    // If this process stood still, a missing answer says nothing about the node. The same is true for a
-                    // dedicated call, which may take long.
+                    // If this process stood still, a missing answer says nothing about the node. A missing answer on a
+                    // dedicated connection says nothing either, because its calls may take long.
                     if !live.is_apart && now.since(sent) < response_timeout * 2 {
                         self.is_missed(live, sent, now, &fault);
                     }
@@ -473,8 +486,8 @@ impl Connections {
         }
     }
 
-    /// Notes that a connection brought no recent answer to a request that was sent at `sent`. Begins an outage of the
-    /// node, unless another connection to the node has brought answers.
+    /// Handles a request, sent at `sent`, whose connection has brought no recent answer. Begins an outage of the node,
+    /// unless another connection to the node has brought a recent answer.
     fn is_missed(self: &Arc<Self>, live: &Arc<OpenConnection>, sent: Moment, now: Moment, fault: &Fault) {
         let of_late = sent.after(self.limits.response_timeout / 2);
         if let Fault::Unknown { source, .. } = fault
@@ -504,7 +517,8 @@ impl Connections {
             }
         })?;
         if !is_reply_to(&value, call.echo()) {
-            // The connection gives replies to the wrong callers. The server may still execute this request.
+            // The connection assigns replies to the wrong requests, so it is given up. The server may still execute
+            // this request.
             self.give_up(live);
             return Err(Fault::Unknown {
                 arrives_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
@@ -520,7 +534,8 @@ impl Connections {
         Ok(Answered { sent, server, node: self.id, value })
     }
 
-    /// Returns the present moment, and the server time after which the server must refuse a call that is sent now.
+    /// Returns the present moment. Also returns the server time after which the server must refuse a call that is sent
+    /// now.
     async fn not_after(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime), Fault> {
         let mut now = self.clock.now();
         let mut clock_sample = *live.clock_sample.lock();
@@ -542,11 +557,12 @@ impl Connections {
     }
 }
 
-/// Returns the reply to a call behind `ASKING`.
+/// Returns the reply to a call that was sent after `ASKING`, or the refusal of `ASKING`.
 ///
-/// A node that refuses `ASKING` redirects the call to the slot's owner, which redirects it to this node again. The
-/// refusal of `ASKING` ends this circle. A node that owns the slot by then, or is no cluster member, executes the call
-/// in spite of the refusal.
+/// A node may refuse `ASKING` and then redirect the call to the slot's owner, which redirects the call to this node
+/// again. In that case this function returns the refusal, so that the caller does not follow redirects for ever. The
+/// node may also execute the call in spite of its refusal. It then owns the slot by now, or is no member of a cluster.
+/// In that case this function returns the reply.
 fn reply_if_admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
     match (fault::reply(asking), &reply) {
         (Err(refusal), Value::ServerError(error)) if !matches!(Fault::of_server(error), Fault::Broken { .. }) => {

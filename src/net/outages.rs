@@ -1,8 +1,8 @@
-//! Nodes that cannot be used, and the beginning of each outage. The log has each change once, and a gauge has the
-//! number of these nodes.
+//! List of the nodes that cannot be used, with the beginning of each outage. The log reports each change once. A gauge
+//! shows the number of these nodes.
 //!
-//! Stored by address. A fleet forgets a node that owns nothing, and a later node at that address does not know the
-//! past.
+//! The list is by address and is kept outside of the nodes. A fleet forgets a node that owns no slots. If it uses the
+//! same address again later, it creates a new node, which does not know the earlier outage.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 use crate::base::lease::Moment;
 use crate::base::metrics::UnusableNodes;
 
-/// Nodes that cannot be used. The gauge is updated outside of the mutex, since its recorder is the user's code.
+/// Nodes that cannot be used. The gauge is changed while the mutex is not locked, because the recorder of the gauge is
+/// the user's code.
 #[derive(Default)]
 pub(super) struct Outages {
     nodes: Mutex<HashMap<String, (Trouble, Moment)>>,
@@ -20,18 +21,19 @@ pub(super) struct Outages {
     on_trouble: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Trouble with a node.
+/// Reason why a node cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Trouble {
     /// The node does not answer.
     Silent,
-    /// The node answers but refuses this client.
+    /// The node answers, but refuses the connections of this process.
     Refuses,
 }
 
 impl Outages {
-    /// Notes trouble with a node. `since` is the beginning of the outage, unless there was trouble before. Returns true
-    /// if the log must report this trouble.
+    /// Notes that a node cannot be used. `since` is the beginning of the outage. If the node was in trouble already,
+    /// the earlier beginning stays. Returns true if the log must report this trouble, because it is new or of another
+    /// kind.
     pub(super) fn begins(&self, node: &str, trouble: Trouble, since: Moment) -> bool {
         let mut nodes = self.nodes.lock();
         let known = nodes.get(node).copied();
@@ -48,13 +50,14 @@ impl Outages {
         is_new
     }
 
-    /// Sets the action to run whenever a node is in trouble.
+    /// Sets the action that runs whenever a node is in trouble.
     pub(super) fn on_trouble(&self, act: Box<dyn Fn() + Send + Sync>) {
-        // The router sets it only once.
+        // The result is ignored, because the router sets the action only once.
         drop(self.on_trouble.set(act));
     }
 
-    /// Runs that action. The trouble is an outage, or a defect of a node that answers.
+    /// Runs the action that [`on_trouble`](Self::on_trouble) set. The caller has noticed an outage of a node, or a
+    /// defect of a node that answers.
     pub(super) fn tell_trouble(&self) {
         if let Some(act) = self.on_trouble.get() {
             act();
@@ -66,14 +69,14 @@ impl Outages {
         self.nodes.lock().keys().cloned().collect()
     }
 
-    /// Notes that a node works again. Returns the beginning of the outage, if there was one.
+    /// Notes that a node works again. Returns the beginning of its outage, or `None` if there was no outage.
     pub(super) fn ends(&self, node: &str) -> Option<Moment> {
         let (_, since) = self.nodes.lock().remove(node)?;
         self.count.fewer(1);
         Some(since)
     }
 
-    /// Forgets nodes that are no longer members, since no caller will ask them again.
+    /// Forgets nodes that are no longer members, because no caller will use them again.
     pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
         let mut nodes = self.nodes.lock();
         let before = nodes.len();

@@ -1,55 +1,61 @@
-//! Notifications for waiters, and recalls. They arrive on connections that carry only subscriptions.
+//! Notifications for waiters, and recalls of cached holds. They arrive on connections that carry only subscriptions.
 //!
-//! Each channel is subscribed on its *owner link*: the link to the known owner of its slot. A node that owns channels
-//! has one such [`link`], which is one connection and one task. Other nodes have none.
+//! A *link* is a connection to one node for subscriptions, with the task that serves the connection ([`link`]). The
+//! *owner link* of a channel is the link to the node that owns the channel's slot, as far as the owner is known. Each
+//! channel is subscribed on its owner link. A node without channels has no link.
 //!
-//! One more task, the maintenance task ([`maintenance`]), moves channels whose slots have moved, and ends channels
+//! The maintenance task ([`maintenance`]) moves a channel to another link when its slot moves, and removes channels
 //! without a listener. A channel *lingers* for a while after its last waiter has left. So a contended lock does not
 //! need a new subscription for each waiter.
 //!
 //! Each runtime with waiters has its own links and its own maintenance task. So a message is read on the runtime of its
-//! waiter. A runtime that ends or stands still delays no other runtime.
+//! waiter, and a runtime that ends or stands still delays no other runtime.
 //!
-//! Only pushes report which channels a server has subscribed. Each push names its channel, and pushes come in the order
-//! in which the server acted. So after `ssubscribe` no message is missed until `sunsubscribe`, whatever caused these
-//! pushes.
+//! Only the pushes of a server show which channels are subscribed on a connection. Each push names its channel, and the
+//! server sends pushes in the order of the events. So from `ssubscribe` until `sunsubscribe` no message of the channel
+//! is missed. This is true even if the process did not request the subscription or its end.
 //!
-//! The task that reads the connection passes each message directly to the waiter. After every confirmation, the waiters
-//! of the channel ask the server again, since an earlier message has not reached them.
+//! The task that reads the connection passes each message directly to the waiters. After every confirmation of a
+//! channel, its waiters ask the server again, because messages before the confirmation did not reach them.
 //!
 //! # Clock samples
 //!
-//! A message may contain a deadline by the clock of the server that published it. The process converts this deadline
-//! with a clock sample of the main connection to the same node. The sample is a request that was sent at the local
-//! moment `s`, and was answered with the server's time `t`.
+//! A message may contain a deadline by the clock of the server that published the message. The process converts this
+//! deadline to local time with a clock sample. The sample comes from a request on the main connection to the same node.
+//! This request was sent at the local moment `s`, and its answer contained the server's time `t`.
 //!
-//! The server read its clock as `t` after `s`. So its clock reaches a deadline `d` no earlier than the local moment `s
-//! + (d - t)`, apart from clock rates. The moment at which the process reads the message does not matter.
+//! The server read `t` from its clock after the moment `s`. So the server's clock does not reach a deadline `d` before
+//! the local moment `s + (d - t)`. This ignores a difference of the clock rates. This holds no matter when the process
+//! reads the message.
 //!
-//! A message may lie in a socket while this process stands still, and is judged correctly after that. If no request was
-//! answered after the pause, the clock sample is as old as the pause, and is refused because of its age. If a request
-//! was answered after the pause, `t` is later, and the deadline is over. An answer that lay in the socket during the
-//! pause came too late for its request, and gave no clock sample.
+//! A message may lie in a socket while this process stands still. After that pause the process judges the message
+//! correctly in each of these cases:
+//!
+//! * No request was answered after the pause. The clock sample is then at least as old as the pause, and is refused
+//!   because of its age.
+//! * A request was sent and answered after the pause. Its time `t` is from after the pause, so it shows that the
+//!   deadline is over.
+//! * An answer lay in the socket during the pause. It came too late for its request, so it gave no clock sample.
 //!
 //! A clock sample is refused in three cases:
 //!
 //! * The sample is older than [`Pace::max_clock_sample_age`].
 //! * The node of the sample is suspect.
-//! * The main connection is newer than the last answer on the link. The message may then come from a server that has
-//!   been replaced since.
+//! * The main connection was opened after the last answered commands on the link were sent. The link may then still
+//!   lead to an old server, which a new server has replaced on the main connection.
 //!
-//! No lock of this module is held while waiters are notified or dropped: their wakers are the user's code, and may do
+//! No lock of this module is held while waiters are notified or dropped. Their wakers are the user's code, which may do
 //! anything.
 //!
 //! # Recalls
 //!
-//! A process with a cached hold listens on another channel for recalls ([`Recalls`]). The [background
-//! runtime](crate::base::background_runtime) serves these channels, independently of the callers' runtimes. There may
-//! be one such channel for each lock, so channels are small.
+//! A process with a cached hold listens for recalls on another channel of the lock ([`Recalls`]). The [background
+//! runtime](crate::base::background_runtime) serves these channels, so they do not depend on the runtimes of callers.
+//! There may be one such channel for each lock, so the memory of a channel must be small.
 //!
-//! A process that drops a cached hold need not unsubscribe, since the maintenance task finds the unused channel. A
-//! cached hold may be used only while its subscription is live. So a link with recall channels pings its node, and
-//! reports each break of a subscription.
+//! A process that drops a cached hold does not unsubscribe, because the maintenance task finds the unused channel. A
+//! process may use a cached hold only while its subscription is live. So a link with recall channels pings its node,
+//! and reports each break of a subscription.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -88,25 +94,27 @@ mod on_push;
 #[path = "../../testing/unit/net/push/tests.rs"]
 mod tests;
 
-/// Least number of new channels that causes a cleanup between two regular ones.
+/// Number of new channels after which lingering channels are removed at once, without a wait for the maintenance task.
+/// If the limit for cached holds is larger than this number, the limit is used instead.
 const BURST: usize = 1024;
 
-/// Times and limits of subscriptions.
+/// Pauses, time limits and numbers of channels for the subscriptions of a manager.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Pause after which the channels of waiters are subscribed again, even if the server has confirmed them.
+    /// Time after which the channels of waiters are subscribed again, even if the server has confirmed them.
     pub(super) refresh: Duration,
-    /// Time for which a channel stays after its last waiter, since the next contention is likely to come soon.
+    /// Time for which a channel lingers after its last waiter has left. Another waiter is likely to come soon.
     pub(super) linger: Duration,
-    /// Limit for lingering channels of waiters. Channels that linger the longest are removed first.
+    /// Limit for the lingering channels of waiters. The channels that linger longest are removed first.
     pub(super) lingering_most: usize,
-    /// Limit for lingering channels of recalls. These channels are not subscribed again regularly.
+    /// Limit for the lingering channels of recalls. It may be high, because these channels are not subscribed again
+    /// regularly.
     pub(super) lingering_calls_most: usize,
-    /// Limit for the age of a clock sample: two heartbeats of a waiter.
+    /// Limit for the age of a clock sample. It is as long as two heartbeats of a waiter.
     pub(super) max_clock_sample_age: Duration,
-    /// Time limit for an answer of a node.
+    /// Time limit for an answer of a node to commands on a link.
     pub(super) response_timeout: Duration,
-    /// Pause between two pings to a node that owns channels of recalls.
+    /// Pause between two pings to a node, on a link with recall channels.
     pub(super) ping: Duration,
 }
 
@@ -116,9 +124,9 @@ impl Pace {
             refresh: Duration::from_secs(5),
             linger: Duration::from_secs(10),
             lingering_most: 1024,
-            // A hold can be cached if its recall channel is subscribed when the hold is requested. So as many channels
-            // must be able to linger as holds may be cached. Otherwise locks that are used in turn would push out each
-            // other's channels.
+            // A hold can be cached if its recall channel is subscribed when the process requests the hold. So as many
+            // channels must be able to linger as holds may be cached. With a lower limit, locks that are used one after
+            // the other would remove each other's channels.
             lingering_calls_most: options.max_cached,
             max_clock_sample_age: Duration::from_secs(2),
             response_timeout: options.response_timeout,
@@ -127,7 +135,7 @@ impl Pace {
     }
 }
 
-/// All subscriptions of one transport. Dropping this value ends them.
+/// All subscriptions of one transport. They end when this value is dropped.
 pub(super) struct Push {
     common: Arc<Common>,
     /// Subscriptions of each runtime.
@@ -138,24 +146,24 @@ pub(super) struct Push {
 struct Common {
     slot_owners: SlotOwners,
     clock: Clock,
-    /// Runtime that serves channels of recalls.
+    /// Runtime that serves the channels of recalls.
     background_runtime: BackgroundRuntime,
     pace: Pace,
-    /// Number of channels. It is usually zero, and then a caller need not take a lock.
+    /// Number of channels of all runtimes. It is usually zero, and then a caller need not take a lock.
     count: AtomicUsize,
-    /// True once the log has a warning that the user may not subscribe.
+    /// True when the log has reported that the server user may not subscribe.
     is_refusal_told: AtomicBool,
 }
 
-/// Subscriptions of one runtime. All their tasks run on this runtime.
+/// Subscriptions of one runtime. All tasks that serve them run on this runtime.
 struct PushShared {
     common: Arc<Common>,
     /// Number of channels of this runtime.
     count: AtomicUsize,
     subscriptions: Mutex<Subscriptions>,
-    /// Wakes the maintenance task when a channel has no owner link.
+    /// Wakes the maintenance task, because a channel has no owner link.
     strayed: Notify,
-    /// True once the runtime has ended.
+    /// True when the runtime has ended.
     has_ended: AtomicBool,
 }
 
@@ -169,56 +177,58 @@ impl Deref for PushShared {
 
 #[derive(Default)]
 struct Subscriptions {
-    /// Boxed, since the map reserves space for up to twice as many channels, and there may be one for each lock.
+    /// Channels by name. They are boxed because the map reserves space for up to twice as many entries, and there may
+    /// be one channel for each lock.
     channels: HashMap<Arc<str>, Box<Channel>>,
     links: HashMap<LinkId, Link>,
-    /// Channels without a waiter, in the order in which their last waiters left, with the time of that.
+    /// Lingering channels of waiters, in the order in which they began to linger. Each entry has the time at which the
+    /// channel began to linger.
     lingering: Lingering,
-    /// Channels of recalls whose cached hold is gone. The maintenance task finds them.
+    /// Lingering channels of recalls, in the same order. The cached holds of these channels are gone.
     lingering_calls: Lingering,
-    /// Maintenance task, which runs while there are channels.
+    /// Maintenance task. It runs while there are channels.
     maintenance: Option<AbortHandle>,
-    /// Number of channels after the last cleanup.
+    /// Number of channels after the last removal of lingering channels.
     looked_at: usize,
     last_number: u64,
     last_link: Option<LinkId>,
-    /// Recall handlers whose subscriptions broke. They are notified while no lock is held.
+    /// Recall handlers whose subscriptions broke. They are notified later, while no lock is held.
     broken: Vec<Arc<Recalls>>,
 }
 
 type Lingering = BTreeMap<NonZeroU64, (Arc<str>, Instant)>;
 
-/// State of a link that its task shares with other code.
+/// State of a link. The task of the link shares it with other code.
 struct Link {
     node: Arc<Node>,
     wake: Arc<Notify>,
     task: AbortHandle,
-    /// Number of the present connection. Pushes of earlier connections do not count.
+    /// Number of the present connection. Pushes on earlier connections do not count.
     connection: u64,
-    /// Reason why the connection is to be replaced, if it is.
+    /// Reason why the connection must be replaced. `None` if it need not be replaced.
     lost: Option<Lost>,
-    /// Channels that are subscribed but not wanted on this link. The task unsubscribes from them.
+    /// Channels that are subscribed on this link but are not wanted here any more. The task unsubscribes from them.
     leftovers: HashSet<Arc<str>>,
-    /// Channels that the task must check. A push adds only a channel that this process has requested since its last
-    /// check. So a server cannot fill this queue.
+    /// Channels that the task must check. A push adds a channel only if this process has sent a command for this
+    /// channel since its last check. So a server cannot make this queue grow without limit.
     todo: VecDeque<Arc<str>>,
-    /// Channels of the last batch whose confirmations have not arrived.
+    /// Channels of the last batch whose confirmations have not arrived yet.
     awaited: VecDeque<Arc<str>>,
-    /// Rate limit for subscribing again after the server has ended subscriptions unasked.
+    /// Rate limit for new subscriptions after the server has ended subscriptions without a request.
     ended: Throttle,
-    /// Time until which the subscriptions of this connection count as live.
+    /// Time until which the subscriptions of this connection count as live. Answers on the connection extend it.
     fresh: Arc<Liveness>,
     /// True if a cached hold may depend on a subscription of this link.
     has_cached_hold: bool,
-    /// Number of the main connection before the last commands were sent.
+    /// Number of the main connection at the time when the last commands were sent on this link.
     asked: Option<u64>,
-    /// Value of `asked` for the newest commands of which one was answered.
+    /// Value of `asked` at the time when the last answered commands were sent.
     proven: Option<u64>,
     must_prove: bool,
 }
 
 impl Link {
-    /// Returns true if the task has ended, most likely with its runtime.
+    /// Returns true if the link's task has ended, most likely because its runtime has ended.
     fn has_ended(&self) -> bool {
         self.task.is_finished()
     }
@@ -227,14 +237,14 @@ impl Link {
         LiveSubscription { epoch, liveness: Arc::clone(&self.fresh) }
     }
 
-    /// Starts the pings, since cached holds may depend on this link from now on.
+    /// Starts the pings of this link, because cached holds may depend on its subscriptions from now on.
     fn is_pinged_from_now_on(&mut self) {
         if !std::mem::replace(&mut self.has_cached_hold, true) {
             self.wake.notify_one();
         }
     }
 
-    /// Gives up a channel of this link. If the channel is subscribed, the task unsubscribes from it.
+    /// Gives up a channel of this link. If the channel is subscribed, the task of the link unsubscribes from it.
     fn lets_go(&mut self, name: &Arc<str>, channel: &Channel) {
         if channel.is_confirmed {
             self.leftovers.insert(Arc::clone(name));
@@ -242,8 +252,8 @@ impl Link {
         self.look_at(name);
     }
 
-    /// Counts a subscription that the server has ended unasked. Returns the time of the next subscription. `None` if
-    /// the channel may be subscribed at once.
+    /// Counts a subscription that the server has ended without a request. Returns the time at which the channel may be
+    /// subscribed again, or `None` if it may be subscribed at once.
     fn subscribes_again_at(&mut self, now: Moment) -> Option<Instant> {
         let at = self.ended.next_at().max(now);
         self.ended.take(at);
@@ -256,7 +266,7 @@ impl Link {
     }
 }
 
-/// Connection from which a push comes.
+/// Connection on which a push arrived.
 #[derive(Clone, Copy)]
 struct Origin {
     link: LinkId,
@@ -269,13 +279,13 @@ impl fmt::Debug for Push {
     }
 }
 
-/// Position of a listener in a channel.
+/// Channel and number of one listener. The number identifies the listener within its channel.
 struct ChannelPlace {
     channel: Arc<str>,
     number: NonZeroU64,
 }
 
-/// Ends the subscription of one waiter when this value is dropped.
+/// Guard that ends the subscription of one waiter when it is dropped.
 struct Unsubscribe {
     shared: Weak<PushShared>,
     place: ChannelPlace,
@@ -311,29 +321,31 @@ impl Push {
         self.common.count.load(Ordering::Acquire) > 0
     }
 
-    /// Subscribes a waiter. The first notification is [`Notification::AskAgain`]. It comes as soon as the channel is
-    /// confirmed on its owner link. This runtime serves the subscription, which ends with the runtime.
+    /// Subscribes a waiter. The first notification is [`Notification::AskAgain`]. It comes as soon as the server has
+    /// confirmed the channel on its owner link. The present runtime serves the subscription, so the subscription ends
+    /// with this runtime.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
         let (sender, notices) = attempt::notifications();
-        // Outside of a runtime, `Handle::current` panics here. Under the lock a panic would do harm, since a drop of
-        // the subscription needs the lock.
+        // Taken before any lock: `Handle::current` panics outside of a runtime. A panic under a lock would do harm,
+        // because a drop of the subscription needs the lock.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
         Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
     }
 
-    /// Passes published recalls to `calls` while `calls` has an owner. This happens in the background runtime. Never
-    /// waits; returns `false` if there is no such runtime.
+    /// Passes published recalls to `calls` until the last owner of `calls` drops it. The background runtime does this
+    /// work. Never waits. Returns `false` if there is no background runtime.
     pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
         let Some(runtime) = self.common.background_runtime.runtime() else {
             return false;
         };
-        // The task of a link is spawned on the runtime of this context.
+        // Enters the background runtime, because the task of a new link is spawned on the current runtime.
         let _context = runtime.enter();
         self.add(&runtime, slot, channel, read, Listener::Holder(Arc::downgrade(calls)));
         true
     }
 
-    /// Adds a listener, and returns its position.
+    /// Adds a listener to a channel of this runtime. Returns the runtime's subscriptions, and the place of the
+    /// listener.
     fn add(
         &self,
         runtime: &Handle,
@@ -354,20 +366,21 @@ impl Push {
                 shared
             }
         };
-        // Called under the lock of the list, so that no other thread removes the entry before it counts as used.
+        // Called while the list is locked. Otherwise another thread could remove this entry from the list before the
+        // entry has a channel.
         let (place, is_maintained) = shared.subscribe(slot, channel, read, listener);
         drop(of);
         shared.notify_break();
         if !is_maintained {
-            // Spawned with no lock held. A runtime that shuts down drops the task within this call, and the drop needs
-            // the locks.
+            // Spawned while no lock is held. If the runtime is shutting down, it drops the task within this call, and
+            // that drop needs the locks.
             let maintenance = process::spawn_on(runtime, Arc::clone(&shared).maintain()).abort_handle();
             shared.subscriptions.lock().maintenance = Some(maintenance);
         }
         (shared, place)
     }
 
-    /// Subscribes a waiter only if the channel is confirmed on its owner link now and the node of the link is not
+    /// Subscribes a waiter only if the channel is confirmed on its owner link now, and the node of this link is not
     /// suspect.
     pub(super) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
         if !self.is_in_use() {
@@ -396,7 +409,7 @@ impl PushShared {
         self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    /// Adds a listener. Returns its position, and true if the maintenance task runs.
+    /// Adds a listener to a channel. Returns the place of the listener, and true if the maintenance task runs.
     fn subscribe(
         self: &Arc<Self>,
         slot: u16,
@@ -406,7 +419,8 @@ impl PushShared {
     ) -> (ChannelPlace, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
-        // The maintenance task checks only once a second. By then there may be many channels that are never used again.
+        // The maintenance task checks only once a second. In that time many channels may be added that are never used
+        // again, so they are removed here.
         if subscriptions.channels.len() > subscriptions.looked_at + self.pace.lingering_calls_most.max(BURST) {
             subscriptions.tidy(&self.pace);
         }
@@ -442,9 +456,9 @@ impl PushShared {
 }
 
 impl PushShared {
-    /// Ends all subscriptions of the runtime. Waiters learn that no notification will come.
+    /// Ends all subscriptions of this runtime. Waiters learn from the end that no notification will come.
     fn end(&self) {
-        // Taken out of the lock, since a dropped listener wakes its waiter.
+        // Moved out of the lock, because the drop of a listener wakes its waiter.
         let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
@@ -453,10 +467,10 @@ impl PushShared {
         subscriptions.broken.into_iter().for_each(|calls| calls.notify_break());
     }
 
-    /// Notifies recall handlers that their subscriptions have broken.
+    /// Reports to the recall handlers in `broken` that their subscriptions have broken.
     fn notify_break(&self) {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
-        // The handlers may log to a user's subscriber of `tracing`.
+        // No lock is held here, because the handlers may call a user's subscriber of `tracing`.
         for calls in broken {
             catch_panic(|| calls.notify_break());
         }
@@ -492,7 +506,7 @@ impl Subscriptions {
         ChannelPlace { channel: Arc::clone(name), number }
     }
 
-    /// Notes that a channel has no listener any more, so that it lingers.
+    /// Notes that a channel has no listener any more. The channel lingers from now on.
     fn begin_to_linger(&mut self, name: &Arc<str>) {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
@@ -502,14 +516,14 @@ impl Subscriptions {
         }
     }
 
-    /// Lets the channels of former cached holds linger, and removes lingering channels above the limits.
+    /// Lets channels linger whose cached holds are gone. Then removes lingering channels above the limits.
     fn tidy(&mut self, pace: &Pace) {
         self.note_dropped_holds();
         self.bound_lingering(pace);
         self.looked_at = self.channels.len();
     }
 
-    /// Removes the channels that linger the longest, as long as there are too many lingering channels.
+    /// Removes the channels that linger longest, until the number of lingering channels is within its limit.
     fn bound_lingering(&mut self, pace: &Pace) {
         let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Recalls, pace.lingering_calls_most)];
         for (purpose, most) in bounds {
@@ -521,7 +535,7 @@ impl Subscriptions {
         }
     }
 
-    /// Returns the shared name of a channel, and adds the channel if it is new.
+    /// Returns the shared name of a channel. Adds the channel if it does not exist.
     fn name(&mut self, channel: &str, new: impl FnOnce() -> Channel) -> Arc<str> {
         if let Some((name, _)) = self.channels.get_key_value(channel) {
             return Arc::clone(name);
@@ -531,14 +545,14 @@ impl Subscriptions {
         name
     }
 
-    /// Notifies the newest listener of a channel that the channel is confirmed.
+    /// Notifies the newest listener of a channel that the server has confirmed the channel.
     fn tell_newest(&mut self, name: &str) {
         let epoch = self.next_number().get();
         let Some(channel) = self.channels.get(name) else {
             return;
         };
         match channel.listeners.last() {
-            // Cannot fail, since the queue was created just now.
+            // Cannot fail: the waiter's queue was created just now, so it has space.
             Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notification::AskAgain)),
             Some((_, listener)) => {
                 let link = channel.owner_link.and_then(|owner_link| self.links.get_mut(&owner_link));
@@ -562,7 +576,7 @@ impl Subscriptions {
         }
     }
 
-    /// Removes a channel without listeners.
+    /// Removes a channel, which must have no listener.
     fn forget(&mut self, name: &Arc<str>) {
         let Some(channel) = self.channels.remove(name) else {
             return;
@@ -574,11 +588,12 @@ impl Subscriptions {
 
     /// Removes links whose tasks have ended. Their channels then have no owner link.
     ///
-    /// A task cannot do that when it is dropped. A runtime that shuts down drops the task within the call that spawns
-    /// it. The lock is held at that time, so the task would wait for ever.
+    /// The task of a link cannot do this when it is dropped. A runtime that is shutting down drops a task within the
+    /// call that spawns the task. That call is made while the lock is held, so the drop would wait for the lock for
+    /// ever.
     fn bury(&mut self) {
         let dead: Vec<_> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
-        // Usually no link has ended, and then the channels need not be searched.
+        // Usually no link has ended, and then a search of all channels is not necessary.
         if dead.is_empty() {
             return;
         }
@@ -592,8 +607,8 @@ impl Subscriptions {
         }
     }
 
-    /// Unconfirms all channels of a link. The task that reads its connection may still deliver pushes, but they do not
-    /// count any more.
+    /// Marks all channels of a link as unconfirmed. The link's connection gets a new number, so pushes that still
+    /// arrive on the old connection do not count.
     fn unconfirm(&mut self, link: LinkId) {
         let none = self.next_number().get();
         if let Some(link) = self.links.get_mut(&link) {
@@ -604,7 +619,7 @@ impl Subscriptions {
         }
     }
 
-    /// Returns true if a cached hold depends on this link. Searches all channels.
+    /// Checks again whether a cached hold depends on this link, and returns the result. Searches all channels.
     fn update_has_cached_hold(&mut self, link: LinkId) -> bool {
         let has_cached_hold =
             self.channels.values().any(|channel| channel.owner_link == Some(link) && channel.has_cached_hold());
@@ -627,13 +642,13 @@ impl PushShared {
             subscriptions.bound_lingering(&self.pace);
             self.counts(subscriptions.channels.len());
         }
-        // Dropped after the lock, since a dropped sender wakes its receiver.
+        // The listener is dropped after the lock is released, because a dropped sender wakes its receiver.
         drop(subscriptions);
         drop(left);
     }
 
-    /// Assigns a channel to the link to the known owner of its slot. Returns `false` if the channel has no owner link
-    /// after that.
+    /// Makes the link to the known owner of the channel's slot the owner link of the channel. Returns `false` if the
+    /// channel has no owner link after that.
     fn place(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> bool {
         let Some(channel) = subscriptions.channels.get(name) else {
             return true;
@@ -655,14 +670,15 @@ impl PushShared {
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.owner_link = Some(new);
-            // The old server ended the subscription. The pause after that does not count for the new server.
+            // The old server had ended the subscription without a request. The pause after that does not apply to the
+            // new server.
             drop(channel.refused.take_if(|refused| refused.times == 0));
             channel.unconfirm(&mut subscriptions.broken);
         }
         true
     }
 
-    /// Returns the link to a node, and adds it if there is none.
+    /// Returns the link to a node. Adds the link if it does not exist.
     fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> LinkId {
         let mut known = subscriptions.links.iter().filter(|(_, link)| link.node.address() == node.address());
         if let Some((number, _)) = known.next() {

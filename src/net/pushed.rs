@@ -2,7 +2,7 @@
 
 use redis::{PushKind, Value};
 
-/// Push on a connection that subscribes. Each push names its channel.
+/// Push about a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed<'a> {
     Message { channel: &'a str, message: &'a [u8] },
@@ -10,11 +10,12 @@ pub(super) enum Pushed<'a> {
     Unsubscribed { channel: &'a str },
 }
 
-/// Handler of pushes. The task that reads the connection calls it, in the order in which the server sent the pushes.
+/// Handler of pushes. The task that reads the connection calls the handler for each push, in the order in which the
+/// server sent them.
 pub(super) type OnPush = Box<dyn Fn(Pushed<'_>) + Send + Sync>;
 
 impl<'a> Pushed<'a> {
-    /// Reads a push. `None` if it is not about a channel.
+    /// Reads a push. Returns `None` if the push is not about a channel.
     pub(super) fn of(kind: &[u8], channel: &'a [u8], message: Option<&'a [u8]>) -> Option<Self> {
         let channel = std::str::from_utf8(channel).ok()?;
         match (kind, message) {
@@ -25,7 +26,7 @@ impl<'a> Pushed<'a> {
         }
     }
 
-    /// Reads a push that the `redis` crate has parsed.
+    /// Reads a push that the `redis` crate has decoded. Returns `None` if the push is not about a channel.
     pub(super) fn of_library(kind: &PushKind, data: &'a [Value]) -> Option<Self> {
         let text = |value: Option<&'a Value>| match value {
             Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),

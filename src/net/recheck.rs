@@ -1,8 +1,9 @@
-//! Checks nodes that are in trouble again and again, even if no caller uses them. The checks of a node end when it
-//! works again or is no longer a member.
+//! Regular checks of the nodes that are in trouble. They do not depend on callers. The checks of a node end when the
+//! node works again or is no longer a member.
 //!
-//! A process without callers asks no node, and no caller asks a primary that was replaced. So without these checks the
-//! gauge would keep its value for ever. A check costs one connection. While all nodes work, there is no task.
+//! They are necessary for the gauge, which otherwise would keep its value for ever in two cases: in a process whose
+//! callers make no requests, and after a primary was replaced, because no caller uses it any more. A check costs one
+//! connection. While all nodes work, there is no task.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,12 +18,12 @@ use crate::net::node::Node;
 use crate::net::outages::Outages;
 use crate::net::slot_owners::SlotOwners;
 
-/// Pause between two checks.
+/// Pause between two checks of the same node.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Limit for nodes that are checked at the same time.
+/// Limit for the nodes that are checked at the same time.
 const MAX_NODES: usize = 8;
 
-/// Nodes of one router, and the task that checks them.
+/// Nodes of one router, with the task that checks those in trouble.
 pub(super) struct Recheck {
     nodes: Nodes,
     background_runtime: BackgroundRuntime,
@@ -37,7 +38,7 @@ enum Nodes {
 }
 
 impl Recheck {
-    /// Starts the task whenever one of these nodes is in trouble.
+    /// Makes `outages` start the task whenever one of these nodes is in trouble.
     pub(super) fn install(
         slot_owners: &SlotOwners,
         background_runtime: &BackgroundRuntime,
@@ -65,7 +66,7 @@ impl Recheck {
         }
     }
 
-    /// Returns the nodes to check. `None` if their owner was dropped.
+    /// Returns the nodes to check. Returns `None` if the router was dropped.
     fn nodes_to_check(&self) -> Option<Vec<Arc<Node>>> {
         let outages = self.outages.upgrade()?;
         let mut addresses = outages.addresses();
@@ -74,7 +75,7 @@ impl Recheck {
         addresses.dedup();
         fastrand::shuffle(&mut addresses);
         Some(match &self.nodes {
-            // Other independent nodes may share these conditions.
+            // The conditions may include other independent servers, which have routers and checks of their own.
             Nodes::Single(node) => {
                 let node = node.upgrade()?;
                 addresses.iter().any(|address| **address == *node.address()).then_some(node).into_iter().collect()
@@ -87,7 +88,7 @@ impl Recheck {
     }
 }
 
-/// Running task. Its end is noted even if its runtime drops it.
+/// Guard of the running task. Marks the task as ended when it is dropped, for example because the runtime has ended.
 struct RecheckRun {
     recheck: Arc<Recheck>,
     has_ended: bool,
@@ -100,7 +101,8 @@ impl RecheckRun {
             let Some(nodes) = self.recheck.nodes_to_check() else { return };
             if nodes.is_empty() {
                 self.recheck.is_running.store(false, Ordering::SeqCst);
-                // Trouble that began meanwhile started no task, since this task was still marked as running.
+                // A node may have got into trouble since the check. Its trouble started no new task, because this task
+                // was still marked as running. So this task checks again.
                 let is_idle = self.recheck.nodes_to_check().is_none_or(|nodes| nodes.is_empty());
                 if is_idle || self.recheck.is_running.swap(true, Ordering::SeqCst) {
                     self.has_ended = true;

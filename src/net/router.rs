@@ -1,8 +1,8 @@
 //! Router: finds the node that owns a slot, and follows the slot when it moves.
 //!
-//! The router follows redirects, and repeats a call after a refusal that proves that nothing ran. It does so for one
-//! response timeout. It does not repeat a call without an answer: the caller learns that the outcome is unknown.
-//! Meanwhile other nodes are asked for the slot map.
+//! After a redirect, or a refusal that proves that nothing ran, the router sends the call again. It does so for one
+//! response timeout. The router does not repeat a call that got no answer. Instead, the caller learns that the outcome
+//! is unknown, and the fleet asks other nodes for the slot map.
 //!
 //! Behind Sentinels, one primary owns all slots. The Sentinels name this primary.
 //!
@@ -42,7 +42,7 @@ use crate::net::slots::SlotMap;
 use crate::net::survey;
 use crate::net::{Call, ReadNotification, Transport};
 
-/// Pause before the next request to a node that refused a call for now.
+/// Pause before a call is sent again.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
@@ -81,7 +81,7 @@ impl Router {
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
-                // All members use the credentials of the first URL.
+                // All members of a cluster use the credentials of the first URL, so only this URL is checked.
                 secrets.check(&infos[..1])?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
@@ -95,7 +95,7 @@ impl Router {
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
-                // Sentinels may have passwords of their own.
+                // The URLs are not checked here, because Sentinels may have passwords of their own.
                 let conditions = conditions(&infos);
                 let fleet = Fleet::behind_sentinels(
                     primary,
@@ -131,7 +131,7 @@ impl Router {
         let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = ConditionsOf { servers: addresses.join(", "), durability };
-        // One value for all servers, since it compares their clocks.
+        // All servers share one value, because it compares their clocks.
         let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
         infos
@@ -186,26 +186,28 @@ impl Router {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
-            // The time limit begins with the first fault. Most calls are answered at once, and need no clock for the
-            // limit.
+            // The time limit begins with the first fault. Most calls have no fault, so they need not read the clock.
             let now = self.clock.now();
-            // The address of a single node still leads to no primary. The caller has pauses and a time limit for that.
+            // The address of a single node has led twice to a server that is no primary. The call ends here, because
+            // its caller has longer pauses and a time limit for this case.
             let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
             if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
                 return Err(self.for_now(fault).at(next.shown()));
             }
             redirects += 1;
             if redirects > 1 {
-                // Without a pause, two nodes that name each other would be asked as fast as they answer.
+                // The first redirect is followed without a pause. Later redirects are followed after a pause. Otherwise
+                // two nodes that name each other would get the call as fast as they answer.
                 tokio::time::sleep(AGAIN_PAUSE).await;
             }
-            // Boxed like the other rare paths, since the future of a call is moved more than once.
+            // Boxed because it is rarely needed. Unboxed, it would enlarge the future of every call, which is moved
+            // several times.
             (next, admission) = Box::pin(self.follow(fault, call.slot, &next)).await?;
         }
     }
 
-    /// Converts a fault that outlasted an attempt. With several nodes, a refusal by a replica means that a failover is
-    /// not over. A retry helps then.
+    /// Converts a fault after the time limit for redirects and retries. If several nodes can be primary, a refusal by a
+    /// replica means that a failover is not over. The result then allows the caller to try again.
     fn for_now(&self, fault: Fault) -> Failure {
         match (fault, &self.slot_owners) {
             (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
@@ -218,7 +220,7 @@ impl Router {
         }
     }
 
-    /// Sends a call to one node. Depending on the outcome, the node becomes suspect or trusted.
+    /// Sends a call to one node. Depending on the outcome, marks the node as suspect or as trusted.
     async fn send(
         &self,
         node: &Arc<Node>,
@@ -246,22 +248,24 @@ impl Router {
         call_route: CallRoute,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        // Nothing is sent before the node answers the prober.
+        // A call is sent to a suspect only after the suspect has answered its probe.
         tokio::select! {
             biased;
             answer = node.wait_for_answer() => answer?,
             () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced_error()))),
         }
         tokio::select! {
-            // If an answer has arrived, it wins over a known successor.
+            // The branch for the answer is checked first. So an answer that has arrived is returned, even if a new
+            // owner is known as well.
             biased;
             answer = carry_to(node, call, call_route, admission) => answer,
-            // The successor is known, and the old node most likely never answers.
+            // Another node owns the slot now, and the suspect will most likely never answer.
             () = fleet.abandoned(call.slot, node) => Err(self.was_replaced()),
         }
     }
 
-    /// Marks a node as suspect if it is silent or cannot serve its slots. Trusts it after any other outcome.
+    /// Marks a node as suspect if it did not answer or cannot serve its slots. Marks it as trusted after any other
+    /// outcome.
     fn judge(&self, node: &Node, fault: Option<&Fault>) {
         let SlotOwners::Many(fleet) = &self.slot_owners else {
             return;
@@ -285,7 +289,7 @@ impl Router {
         }
     }
 
-    /// Returns the next node for a call after a fault that proves that nothing ran.
+    /// Returns the node to which a call is sent next, after a fault that proves that nothing ran.
     async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
         let next = match (fault, &self.slot_owners) {
             (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.on_moved(slot, &address, from.address()),
@@ -295,8 +299,8 @@ impl Router {
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
-            // Includes a primary that has become a replica. Other nodes know its successor, or the same address leads
-            // to the successor, now or soon. The node has given up its connections by then.
+            // The fault may come from a primary that has become a replica. Other nodes may know the new primary, or the
+            // same address may lead to it soon. The node has already given up its connections to the replica.
             (Fault::Again(_) | Fault::WrongServer(_), _)
             | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
                 tokio::time::sleep(AGAIN_PAUSE).await;
@@ -304,7 +308,8 @@ impl Router {
             }
             (fault, _) => Err(fault),
         };
-        // The next node reports its own faults. A fault that could not be followed belongs to this node.
+        // This error belongs to the node `from`, because its fault could not be followed. The next node will report its
+        // own faults.
         next.map(|node| (node, Admission::Owner)).map_err(|fault| fault.into_failure().at(from.shown()))
     }
 
@@ -328,8 +333,8 @@ impl Router {
         }
     }
 
-    /// Returns the fault of a request whose node was replaced. The request may have waited for a permit and been sent
-    /// just now. So its time in doubt begins now.
+    /// Returns the fault of a request to a node that no longer owns the slot. The request may have been sent only just
+    /// now, because it may have waited for a permit before. So the time in which it may still run is counted from now.
     fn was_replaced(&self) -> Fault {
         let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
         Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced_error()) }
@@ -337,9 +342,10 @@ impl Router {
 
     /// Sends calls, such as renewals, in one pipeline.
     ///
-    /// If the node does not execute a call, the answer to this call is a failure, and its caller retries it. So the
-    /// other answers do not wait for a redirect. In a fleet, a single call is sent alone and follows redirects. The
-    /// same is true for each call without a known route, for example of a migrating slot.
+    /// If the node does not execute a call, that call gets a failure as its answer, and the caller sends it again
+    /// later. So the other answers do not wait for a redirect. In a fleet, some calls are not sent in a pipeline, but
+    /// one by one, and follow redirects. This is done for a single call, and for calls whose route is unknown, for
+    /// example because their slot is migrating.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
         let node = match &self.slot_owners {
             SlotOwners::Single { node } => Ok(Arc::clone(node)),
@@ -367,13 +373,13 @@ impl Router {
         }
     }
 
-    /// Returns the failure of a call in a pipeline that the node did not execute. Notes what the fault says about slot
-    /// owners, for the next attempt.
+    /// Returns the failure of a call in a pipeline that the node did not execute. If the fault names another owner of
+    /// the slot, notes this owner for the next attempt.
     fn put_off(&self, fault: Fault, slot: u16, node: &Node) -> Failure {
         self.judge(node, Some(&fault));
         let fault = match (&self.slot_owners, fault) {
             (SlotOwners::Many(fleet), Fault::Moved { address }) => {
-                // An invalid address only causes another request for the slot map.
+                // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
                 drop(fleet.on_moved(slot, &address, node.address()));
                 Fault::Moved { address }
             }
@@ -388,7 +394,7 @@ impl Router {
     }
 }
 
-/// Returns the addresses that the user named, without the other parts of the URLs.
+/// Returns the addresses that the user named, without passwords and the other parts of the URLs.
 fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
     let addresses = infos.iter().map(|info| address_of(info.addr())).collect::<Vec<_>>().join(", ");
     match kind {
@@ -424,11 +430,11 @@ async fn carry_to(
     }
 }
 
-/// Connection that a call takes.
+/// Connection on which a call is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CallRoute {
     Shared,
-    /// Shared connection, ahead of calls that acquire.
+    /// Shared connection, with precedence over the waiting calls that acquire locks.
     Ahead,
     Dedicated,
 }
@@ -555,7 +561,7 @@ impl Transport for Router {
     }
 }
 
-/// Calls that wait for their answers. The router counts them while this value exists.
+/// Counter for calls that wait for their answers. The router counts the calls until this value is dropped.
 struct InFlight<'a> {
     count: &'a AtomicUsize,
     calls: usize,

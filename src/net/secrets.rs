@@ -1,10 +1,10 @@
-//! Passwords and certificates. Secrets in files are read again for each connection, since operators replace the files
-//! while services run.
+//! Passwords and certificates. Secrets in files are read again for each new connection, because operators replace these
+//! files while services run.
 //!
-//! A file may be unreadable or unusable, for example while it is being replaced. Then the last valid secret stays in
-//! use.
+//! A file may be unreadable or invalid, for example while an operator replaces it. In that case the last valid secret
+//! stays in use.
 //!
-//! Threads for blocking work read the files. If a file system hangs, each secret delays a connection by at most
+//! Threads for blocking work read the files. If the file system hangs, each secret delays a connection by at most
 //! [`MAX_READ`], and blocks at most one thread.
 
 use std::io;
@@ -23,7 +23,8 @@ use crate::base::panics::catch_panic;
 use crate::base::topology::{Tls, Topology};
 use crate::net::tls::Connector;
 
-/// Limit for the time that a connection waits for one of its files. The time limits of the connection begin after that.
+/// Limit for the time that a connection waits until one of its secrets is read. The time limits of the steps of a
+/// connection begin after that.
 const MAX_READ: Duration = Duration::from_secs(1);
 
 /// Passwords and certificates of one manager.
@@ -32,11 +33,11 @@ pub(crate) struct Secrets {
     tls: Kept<Tls, Certificates>,
 }
 
-/// Certificates as they were read last.
+/// Certificates that were read last.
 struct Certificates {
     tls: Tls,
-    /// Connector with these certificates. It is created for the first connection that needs it, since most managers
-    /// need none.
+    /// Connector that uses these certificates. It is created when the first connection needs it, because most managers
+    /// do not use TLS.
     connector: Option<Connector>,
 }
 
@@ -45,40 +46,40 @@ impl Certificates {
         Ok(Self { tls: tls.clone().read()?, connector: None })
     }
 
-    /// Refuses certificates that no connection could use. During a replacement, the key may be new and the certificate
-    /// still old.
+    /// Refuses certificates with which no connection could be opened. While an operator replaces the files, the key may
+    /// be new and the certificate still old.
     fn usable(self) -> Result<Self> {
         let connector = Some(Connector::new(&self.tls)?);
         Ok(Self { connector, ..self })
     }
 }
 
-/// Secret as it was read last, and its source.
+/// Secret that was read last, with the place from which it is read.
 struct Kept<Place, Secret> {
     from: Place,
     read: Arc<Mutex<Secret>>,
-    /// Semaphore with one permit, which the reading thread holds.
+    /// Semaphore with one permit. The thread that reads the secret holds this permit.
     reading: Arc<Semaphore>,
-    /// True once the log has reported that the secret cannot be read again.
+    /// True if the log has reported that the secret cannot be read. Cleared when it can be read again.
     is_told: AtomicBool,
 }
 
-/// Server that a connection is for.
+/// Kind of server to which a connection leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Peer {
-    /// Server with locks.
+    /// Server that stores locks.
     Server,
-    /// Sentinel. It has a password of its own if its URL has one.
+    /// Sentinel. If its URL contains a password, this password is used instead of the one in the file.
     Sentinel,
 }
 
 impl Secrets {
-    /// Reads all files for the first time.
+    /// Reads all secret files of a topology for the first time.
     pub(crate) fn of(topology: &Topology) -> Result<Self> {
         Self::new(topology.certificates(), topology.access()?.password_file.as_deref())
     }
 
-    /// Reads all files of these certificates and this password for the first time.
+    /// Reads the files of these certificates and of this password for the first time.
     pub(super) fn new(tls: &Tls, password_file: Option<&Path>) -> Result<Self> {
         let password = match password_file {
             Some(path) => Some(Kept::new(path.to_owned(), read_password(path)?)),
@@ -87,7 +88,7 @@ impl Secrets {
         Ok(Self { password, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
     }
 
-    /// Refuses a second password: if there is a password file, the URLs of its servers must have none.
+    /// Refuses a second password. If there is a password file, the URLs of the servers must not contain a password.
     pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
         if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
             return Err(Error::InvalidOption {
@@ -98,12 +99,12 @@ impl Secrets {
         Ok(())
     }
 
-    /// Returns the certificates and keys that were read last.
+    /// Returns the certificates and the keys that were read last.
     pub(super) fn certificates(&self) -> Tls {
         self.tls.read.lock().tls.clone()
     }
 
-    /// Returns the connector for TLS, with the certificates that were read last.
+    /// Returns the connector for TLS, which uses the certificates that were read last.
     pub(super) fn connector(&self) -> Result<Connector> {
         let certificates = &mut *self.tls.read.lock();
         match &certificates.connector {
@@ -112,7 +113,7 @@ impl Secrets {
         }
     }
 
-    /// Reads the files again. Returns the settings for a login, with the newest valid password.
+    /// Reads the files again. Returns the login settings of `info` with the last valid password.
     pub(super) async fn renewed(&self, info: &ConnectionInfo, peer: Peer) -> ConnectionInfo {
         if let Some(password) = &self.password {
             password.read_again(|path| read_password(path)).await;
@@ -142,14 +143,16 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
         Self { from, read: Arc::new(Mutex::new(read)), reading, is_told: AtomicBool::new(false) }
     }
 
-    /// Reads the secret again. If that fails, the old secret stays in use.
+    /// Reads the secret again. If this fails, the old secret stays in use, and the log reports the failure once.
     async fn read_again(&self, read: impl FnOnce(&Place) -> Result<Secret> + Send + 'static) {
         let (from, last, turn) = (self.from.clone(), Arc::clone(&self.read), Arc::clone(&self.reading));
         let reading = async {
-            // The semaphore is never closed. The thread keeps the permit, however long it reads.
+            // The semaphore is never closed, so this cannot fail. The thread keeps the permit as long as it reads, even
+            // after the time limit.
             let turn = turn.acquire_owned().await;
             let reading = tokio::task::spawn_blocking(move || {
-                // Held until the secret is stored, so that a slower reader cannot bring an older secret back.
+                // The permit is held until the secret is stored. Otherwise a slow thread could replace a newer secret
+                // by an older one.
                 let _turn = turn;
                 read(&from).map(|read| *last.lock() = read)
             });
@@ -168,12 +171,12 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
     }
 }
 
-/// Reads a password. Leaves out a line break at the end of the file, which editors add.
+/// Reads a password from a file. Removes a line break at the end of the file, because editors add one.
 fn read_password(path: &Path) -> Result<String> {
     let invalid =
         |reason: &str| Error::InvalidOption { option: "password_file", reason: format!("{} {reason}", path.display()) };
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
-        // The text of this error is fixed, and quotes nothing from the file.
+        // The error of the standard library has a fixed text here, so no part of the file appears in the message.
         io::ErrorKind::InvalidData => invalid("is not UTF-8"),
         _ => invalid(&format!("cannot be read: {error}")),
     })?;

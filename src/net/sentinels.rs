@@ -1,9 +1,10 @@
-//! Sentinels: asks them for the primary with a given name.
+//! Sentinels: asks them for the address of the primary with a given name.
 //!
-//! Each question has a connection of its own. Questions are rare, and a Sentinel that hangs must not delay the others.
+//! Each question uses a new connection. Questions are rare, and a Sentinel that hangs must not delay the others.
 //!
-//! The most frequent answer counts, once more than half of all Sentinels give it or all Sentinels have answered. A
-//! Sentinel that is cut off alone may still name the old primary.
+//! The address that most Sentinels name is used. It is used as soon as more than half of all Sentinels have named it,
+//! or all Sentinels have answered. The first answer alone is not enough, because a Sentinel that is cut off from the
+//! others may still name the old primary.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -44,7 +45,8 @@ impl Sentinels {
         Self { primary: primary.to_owned(), infos, secrets, response_timeout }
     }
 
-    /// Returns the announced `host:port` of the primary, and the first Sentinel that announced it.
+    /// Returns the `host:port` of the primary that most Sentinels name, and the address of the first Sentinel that
+    /// named it.
     pub(super) async fn primary(&self) -> Result<(String, String), Fault> {
         let mut votes: HashMap<String, (usize, String)> = HashMap::new();
         let mut fault = Fault::NotSent(None);
@@ -72,7 +74,8 @@ impl Sentinels {
         most.map(|(primary, (_, sentinel))| (primary, sentinel)).ok_or(fault)
     }
 
-    /// Asks each Sentinel. Yields its address, and a future that resolves to the primary that it names.
+    /// Asks each Sentinel for the primary. Yields the address of each Sentinel, and a future that resolves to its
+    /// answer.
     pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<String, Fault>>)> {
         self.infos.iter().map(|info| (address_of(info.addr()), self.ask(info)))
     }
@@ -80,7 +83,8 @@ impl Sentinels {
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let info = self.secrets.renewed(info, Peer::Sentinel).await;
         match self.question(&info, SentinelLogin::None).await {
-            // Some Sentinels admit clients without a password, and refuse only the question.
+            // The first question is sent without a login. A Sentinel that needs a password refuses this question, so
+            // the second question is sent with a login.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
                 self.question(&info, SentinelLogin::OfPrimary).await
             }
@@ -112,7 +116,7 @@ enum SentinelLogin {
     OfPrimary,
 }
 
-/// Returns login settings for a Sentinel. They name no database, since a Sentinel has none.
+/// Returns the login settings for a Sentinel. They name no database, because a Sentinel has no databases.
 fn settings(primary: &RedisConnectionInfo, credentials: SentinelLogin) -> RedisConnectionInfo {
     let mut settings = RedisConnectionInfo::default();
     if let SentinelLogin::OfPrimary = credentials {

@@ -1,4 +1,4 @@
-//! Owners of slots: one node owns all slots, or each of several nodes owns some.
+//! Owners of slots. Either one node owns all slots, or each of several nodes owns some of them.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::net::fleet::{Fleet, SuspectReason};
 use crate::net::node::Node;
 use crate::net::slots::SlotMap;
 
-/// Owners of all slots.
+/// All known owners of slots.
 #[derive(Clone)]
 pub(super) enum SlotOwners {
-    /// Node that owns all slots.
+    /// Node that permanently owns all slots.
     Single {
         node: Arc<Node>,
     },
     Many(Arc<Fleet>),
 }
 
-/// No function of this block waits for a request.
+/// Functions that return at once: none of them waits for an answer of a server.
 impl SlotOwners {
     pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
@@ -27,7 +27,7 @@ impl SlotOwners {
         }
     }
 
-    /// Returns true if no other node is known to own the slot.
+    /// Returns true if `to` may be the owner of the slot, because no other node is known to own it.
     pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
         match self {
             Self::Single { .. } => true,
@@ -47,43 +47,44 @@ impl SlotOwners {
         matches!(self, Self::Single { .. })
     }
 
-    /// Marks a node that did not answer as suspect.
+    /// Marks a node as suspect, because it did not answer. A single node cannot be suspect.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {
             fleet.suspect(node, SuspectReason::Silent);
         }
     }
 
-    /// Notes that the node `by` named another node as the owner of the slot.
+    /// Notes the redirect of a node: `by` has named `address` as the owner of the slot.
     pub(super) fn on_moved(&self, slot: u16, address: &str, by: &Node) {
         if let Self::Many(fleet) = self {
-            // An invalid address only causes another request for the slot map.
+            // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
             drop(fleet.on_moved(slot, address, by.address()));
         }
     }
 
-    /// Refreshes the slot map in the background, after a sign that owners have changed.
+    /// Refreshes the slot map in the background. Callers use it when they notice that an owner may have changed.
     pub(super) fn look(&self) {
         if let Self::Many(fleet) = self {
             fleet.look_in_background();
         }
     }
 
-    /// Refreshes the slot map for a while after a change, until all members know of the change.
+    /// Refreshes the slot map several times after a change, until all members are likely to know of the change.
     pub(super) fn refresh_after_change(&self) {
         if let Self::Many(fleet) = self {
             fleet.refresh_after_change();
         }
     }
 
-    /// Asks Sentinels for the primary in the background, without a sign of a change. Does nothing in a cluster.
+    /// Asks the Sentinels for the primary in the background, even if nothing suggests that it has changed. Does nothing
+    /// in a cluster.
     pub(super) fn look_from_time_to_time(&self) {
         if let Self::Many(fleet) = self {
             fleet.refresh_from_time_to_time();
         }
     }
 
-    /// Yields the slot map when owners may have changed. `None` if one node permanently owns all slots.
+    /// Yields the slot map when owners may have changed. Returns `None` if one node permanently owns all slots.
     pub(super) fn changes(&self) -> Option<watch::Receiver<SlotMap>> {
         match self {
             Self::Single { .. } => None,

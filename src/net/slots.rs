@@ -1,4 +1,4 @@
-//! Slot map: the owner of each slot, as a cluster reports it.
+//! Slot map: the owner of each slot, as a cluster has reported it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use redis::Value;
 
 use crate::base::key::SLOTS;
 
-/// Slot map: the address (`host:port`) of the primary of each slot that has one. It also has the addresses of the
-/// replicas that were named with these primaries.
+/// Slot map. For each slot with an owner it has the address (`host:port`) of this owner, which is a primary. It also
+/// has the addresses of the replicas that the cluster reported with these primaries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotMap {
     addresses: Vec<Arc<str>>,
-    /// Index of each address in `addresses`.
+    /// Position of each address in `addresses`.
     indexes: HashMap<Arc<str>, u16>,
-    /// Index into `addresses` for each slot.
+    /// Position of the owner of each slot in `addresses`.
     owners: Vec<Option<u16>>,
     replicas: HashSet<Arc<str>>,
     /// Node ids of all primaries and replicas.
@@ -22,7 +22,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads a reply to `CLUSTER SLOTS`. `on_announced` converts each address of the reply, which may lack a host.
+    /// Reads a reply to `CLUSTER SLOTS`. `on_announced` converts each address in the reply. The host of such an address
+    /// may be empty.
     pub(super) fn parse(reply: &Value, on_announced: impl Fn(&str) -> String) -> Option<Self> {
         let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
         let Value::Array(ranges) = reply else {
@@ -39,14 +40,14 @@ impl SlotMap {
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
             map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
-            // A replica that cannot be read is left out. The rest of the map is still valid.
+            // A replica with an unreadable address is left out, because the rest of the map is still valid.
             map.replicas
                 .extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(on_announced(&replica))));
         }
         Some(map)
     }
 
-    /// Returns the map in which one node owns all slots.
+    /// Returns a map in which the node at this address owns all slots.
     pub(super) fn whole(address: &str) -> Self {
         let mut map = Self::default();
         map.owners = vec![map.index_of(address); usize::from(SLOTS)];
@@ -58,12 +59,12 @@ impl SlotMap {
         self.addresses.get(usize::from(index))
     }
 
-    /// Returns true if the map names the node as an owner of slots.
+    /// Returns true if the map names the node at this address as a primary.
     pub(super) fn has(&self, address: &str) -> bool {
         self.indexes.contains_key(address)
     }
 
-    /// Notes that one slot has moved.
+    /// Notes the new owner of one slot.
     pub(super) fn set_owner(&mut self, slot: u16, address: &str) {
         if self.owners.is_empty() {
             self.owners = vec![None; usize::from(SLOTS)];
@@ -76,12 +77,12 @@ impl SlotMap {
         }
     }
 
-    /// Returns all nodes that the map names. A node may come twice.
+    /// Returns the addresses of all primaries and replicas in the map. An address may come twice.
     pub(super) fn everybody(&self) -> impl Iterator<Item = &Arc<str>> {
         self.addresses.iter().chain(&self.replicas)
     }
 
-    /// Returns the owners of slots, each once.
+    /// Returns the addresses of all owners of slots. Each address comes once.
     pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<str>> {
         let indexes: HashSet<u16> = self.owners.iter().copied().flatten().collect();
         self.addresses
@@ -90,12 +91,12 @@ impl SlotMap {
             .filter_map(move |(index, address)| indexes.contains(&u16::try_from(index).ok()?).then_some(address))
     }
 
-    /// Returns a slot without an owner, if there is one.
+    /// Returns a slot without an owner, or `None` if each slot has an owner.
     pub(super) fn orphan(&self) -> Option<usize> {
         self.owners.iter().position(Option::is_none)
     }
 
-    /// Returns the ids of the nodes. A map of Sentinels has none.
+    /// Returns the node ids of the primaries and replicas. A map from Sentinels has no ids.
     pub(super) fn ids(&self) -> &HashSet<String> {
         &self.ids
     }
@@ -104,8 +105,8 @@ impl SlotMap {
         self.addresses.is_empty()
     }
 
-    /// Returns the slots whose owner differs from that in `before`, grouped by old and new owner. The groups are in the
-    /// order of their first slots.
+    /// Returns the slots that have another owner in this map than in `before`. Slots with the same old owner and the
+    /// same new owner form one group. The groups are in the order of their first slots.
     pub(super) fn moves_since(&self, before: &Self) -> Vec<Moved> {
         let mut moves: Vec<(Owners<'_>, Vec<Range>)> = Vec::new();
         for slot in 0..SLOTS {
@@ -169,10 +170,12 @@ fn node_id(node: &Value) -> Option<String> {
     }
 }
 
-/// Completes an address that a node announced. If it has no host, it gets the host of the node that was asked.
+/// Completes an address that a node announced. If the address has no host, it gets the host of `asked`, the address of
+/// the node that announced it.
 pub(super) fn complete(address: &str, asked: &str) -> String {
     let port = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
-    // Digits only: an IPv6 address may begin with a colon, too.
+    // The text after a colon at the beginning is a port only if it consists of digits. Otherwise it is the rest of an
+    // IPv6 address, which can also begin with a colon.
     let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
     match (port, asked.rsplit_once(':')) {
         (Some(port), Some((host, _))) => format!("{host}:{port}"),
@@ -180,16 +183,17 @@ pub(super) fn complete(address: &str, asked: &str) -> String {
     }
 }
 
-/// Old and new owner of slots.
+/// Old owner and new owner of some slots.
 type Owners<'a> = (Option<&'a Arc<str>>, Option<&'a Arc<str>>);
 
 /// First and last slot of a range.
 type Range = (u16, u16);
 
-/// Limit for ranges in one line of the log.
+/// Limit for the number of ranges in one line of the log.
 const MAX_RANGES: usize = 8;
 
-/// Returns the ranges as text, such as `0-5460,7000`, and the number of ranges that it leaves out.
+/// Returns ranges as text, such as `0-5460,7000`. If there are more than [`MAX_RANGES`], the text gives only the number
+/// of the other ranges.
 fn text_of(ranges: &[Range]) -> String {
     let range = |(first, last): &Range| if first == last { first.to_string() } else { format!("{first}-{last}") };
     let text = ranges.iter().take(MAX_RANGES).map(range).collect::<Vec<_>>().join(",");
@@ -199,7 +203,7 @@ fn text_of(ranges: &[Range]) -> String {
     }
 }
 
-/// Slots that have another owner than before.
+/// Slots whose owner has changed, with their new owner and their old owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Moved {
     pub(super) slots: String,

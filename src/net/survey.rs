@@ -1,4 +1,4 @@
-//! Questions to all servers instead of the owner of one slot: their health, and their keys.
+//! Questions to all servers of a manager, such as those for their health and their keys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,23 +17,24 @@ use crate::net::fleet::Fleet;
 use crate::net::node::{Node, hello_field, parse_time};
 use crate::net::slot_owners::SlotOwners;
 
-/// Number of keys that a server examines for one page. The server does nothing else during that fraction of a
-/// millisecond.
+/// Number of keys that a server examines for one answer to `SCAN`. This takes a fraction of a millisecond, in which the
+/// server does nothing else.
 const PAGE: &str = "500";
-/// Limit for nodes that are asked for their health at the same time. Each may cost a connection.
+/// Limit for the nodes that are asked for their health at the same time. Each of them may need a new connection.
 const ASKED_AT_ONCE: usize = 32;
 
-/// Server to be asked for its health, and its health as known before.
+/// Server that is asked for its health. `health` is what is known of the server before it answers.
 struct Subject<'a> {
     health: NodeHealth,
     probe: BoxFuture<'a, Probed>,
 }
 
-/// Health after an answer, or the fault instead.
+/// Health of a server that has answered, or the fault of a server that has not.
 type Probed = Result<NodeHealth, Fault>;
 
 impl<'a> Subject<'a> {
-    /// Returns the health that is known at the deadline. `late` is the time from the beginning to the deadline.
+    /// Returns the health of the server as soon as it answers. If it has not answered by the deadline, returns what is
+    /// known of it. `late` is the whole time until the deadline, for the text of the problem.
     fn answer(self, deadline: tokio::time::Instant, late: Duration) -> BoxFuture<'a, NodeHealth> {
         let Self { health, probe } = self;
         Box::pin(async move {
@@ -55,7 +56,7 @@ impl SlotOwners {
         Traffic { in_flight: 0, reconnects, map_refreshes }
     }
 
-    /// Passes each key that matches `pattern`, on every primary, to `found`.
+    /// Searches every primary for keys that match `pattern`, and passes each of them to `found`.
     pub(super) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
         for node in self.primaries().await? {
             let mut cursor = "0".to_owned();
@@ -72,7 +73,7 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// Refuses a primary to which fewer than `asked` replicas are attached.
+    /// Refuses a primary that has fewer than `asked` replicas in sync.
     pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
         let mut question = redis::cmd("INFO");
         question.arg("replication");
@@ -87,7 +88,7 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// Returns all primaries. Fails if a slot has no known owner: a list with a gap would look complete.
+    /// Returns all primaries. Fails if a slot has no known owner, because a list without its keys would look complete.
     async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
         match self {
             Self::Single { node } => Ok(vec![Arc::clone(node)]),
@@ -103,12 +104,12 @@ impl SlotOwners {
     }
 }
 
-/// Passes the keys of one page to `found`. Returns the cursor of the next page.
+/// Passes the keys in one answer to `SCAN` to `found`. Returns the cursor for the next question.
 fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<String> {
     let Value::Array(parts) = reply else { return None };
     let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
     for key in keys {
-        // A key that is not text belongs to no lock.
+        // Keys of locks are text, so other keys are skipped.
         if let Value::BulkString(key) = key
             && let Ok(key) = std::str::from_utf8(key)
         {
@@ -123,7 +124,7 @@ fn unreadable(node: &Node, question: &str) -> Fault {
     Fault::Refused { refusal: Refusal::Other, message }
 }
 
-/// Returns the health of all servers. A server that has not answered by the deadline counts as unreachable.
+/// Returns the health of all servers. Reports a server that has not answered by the deadline as unreachable.
 pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration) -> Vec<NodeHealth> {
     let late = response_timeout * 4;
     let deadline = tokio::time::Instant::now() + late;
@@ -132,13 +133,14 @@ pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration)
             vec![subject(node.address(), AddressSource::User, NodeRole::Primary, Ok(Arc::clone(node)))]
         }
         SlotOwners::Many(fleet) => {
-            // A healthy fleet does not refresh its map, so the map may be old. If the refresh fails, the known members
-            // are asked, or those that the user named.
+            // The map is refreshed first, because a fleet does not refresh it while all nodes work. The result is
+            // ignored. Without a new map, the known members are asked, or the members that the user named.
             drop(tokio::time::timeout(response_timeout * 2, fleet.refresh()).await);
             of_fleet(fleet)
         }
     };
-    // A server costs a connection, and up to three questions.
+    // A server may need one new connection and up to three answers. The deadline allows one response timeout for each
+    // of them.
     let probes: Vec<_> = subjects.into_iter().map(|subject| subject.answer(deadline, late)).collect();
     let mut nodes: Vec<_> = stream::iter(probes).buffer_unordered(ASKED_AT_ONCE).collect().await;
     nodes.sort_by(|a, b| a.address.cmp(&b.address));
@@ -183,9 +185,9 @@ fn subject(
     Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
 }
 
-/// Asks one node for its health. A missing right for a question is no failure.
+/// Asks one node for its health. If the user lacks the right for a question, the health lacks only that answer.
 async fn probe(node: &Node, known: NodeHealth) -> Probed {
-    // Connects first, so that the measured time is one round trip.
+    // The connection is opened first, so that the measured time is one round trip.
     node.ready().await?;
     let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
     let time = node.ask(&redis::cmd("TIME")).await?;
@@ -198,7 +200,8 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
         clock_ahead_ms: ahead_ms(server, clock + round_trip / 2),
         ..known
     };
-    // Every connected user may send `HELLO`. Its answer has the same fields in all versions.
+    // `HELLO` is used because every connected user may send it, and because its answer has the same fields in all
+    // versions.
     if let Ok(hello) = node.ask(&redis::cmd("HELLO")).await {
         health.server = hello_field(&hello, "server");
         health.version = hello_field(&hello, "version");
@@ -218,7 +221,7 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
     Ok(health)
 }
 
-/// Returns the time since 1970.
+/// Returns the time of this machine's clock since 1970.
 fn wall_clock() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -228,7 +231,8 @@ fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
 }
 
-/// Counts the replicas that are in sync. A replica that is still copying the data acknowledges nothing.
+/// Returns the number of replicas that are in sync. A replica that is still copying the data is not counted, because it
+/// does not acknowledge writes.
 fn online_replicas(info: &Value) -> Option<u64> {
     let text = info_text(info)?;
     info_field(info, "connected_slaves")?;
@@ -243,14 +247,14 @@ fn info_text(info: &Value) -> Option<&str> {
     }
 }
 
-/// Returns the value of a line `name:value` in an answer to INFO.
+/// Returns the value of the line `name:value` in an answer to `INFO`.
 fn info_field(info: &Value, name: &str) -> Option<String> {
     let text = info_text(info)?;
     let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
     text.lines().find_map(value)
 }
 
-/// Returns the reason of a fault, as the server or the operating system reported it.
+/// Returns the reason of a fault, in the words of the server or of the operating system.
 fn reason_text(fault: Fault) -> String {
     match fault.into_failure() {
         Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,

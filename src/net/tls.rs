@@ -1,4 +1,4 @@
-//! Connections with TLS: checked certificates, and the handshake with a server.
+//! TLS: checks certificates, and does the handshake with a server.
 
 use std::io;
 use std::sync::Arc;
@@ -15,19 +15,20 @@ use tokio_rustls::client::TlsStream;
 use crate::base::error::{Error, Result};
 use crate::base::topology::{ClientPem, Tls};
 
-/// Certificates for any number of handshakes, and the name that servers must prove.
+/// Settings for the TLS handshakes of a manager: its certificates, and the name that the certificate of a server must
+/// contain.
 #[derive(Clone)]
 pub(super) struct Connector {
     connector: TlsConnector,
-    /// Server name that replaces the host of the address.
+    /// Name that the certificate must contain instead of the host in the server's address.
     server_name: Option<ServerName<'static>>,
 }
 
 impl Connector {
-    /// Checks the certificates, and reports their defects.
+    /// Creates a connector with these certificates. Refuses invalid certificates, with the reason.
     pub(super) fn new(tls: &Tls) -> Result<Self> {
-        // Takes the provider that the application has chosen for this process, if there is one. Installs none, since
-        // that is for the application to decide.
+        // Uses the cryptography provider of the process if the application has installed one. Installs none itself,
+        // because only the application should choose a provider for the whole process.
         let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(ring::default_provider()));
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -36,7 +37,7 @@ impl Connector {
         let mut config = match tls.client() {
             Some(ClientPem { certificates, key }) => {
                 let chain = certificates_in(certificates, "the client's PEM")?;
-                // The library's error is left out, since it may quote the text that should be a key.
+                // The error of the library is left out, because it may quote the text in the place of the key.
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|_| invalid("the key's PEM has no key that can be read"))?;
                 let checked = config.with_client_auth_cert(chain, key);
@@ -44,13 +45,14 @@ impl Connector {
             }
             None => config.with_no_client_auth(),
         };
-        // In a resumed session the server shows no certificate, but each connection must check one.
+        // No session is resumed. In a resumed session the server sends no certificate, but each connection must check a
+        // certificate.
         config.resumption = Resumption::disabled();
         let server_name = tls.checked_name().map(name).transpose()?;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), server_name })
     }
 
-    /// Does the TLS handshake with the server of a host.
+    /// Does the TLS handshake with the server. `host` is the host in the server's address.
     pub(super) async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = match &self.server_name {
             Some(name) => name.clone(),

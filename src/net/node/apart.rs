@@ -1,4 +1,5 @@
-//! Dedicated connections, for calls that may take long. Each carries one call at a time, and each runtime has a few.
+//! Dedicated connections for calls that may take long. Each connection carries one call at a time. Each runtime has at
+//! most [`MAX_APART`] of them to one node.
 
 use std::sync::Arc;
 
@@ -13,24 +14,25 @@ use crate::base::attempt::Answered;
 use crate::net::Call;
 use crate::net::fault::{Answer, Fault};
 
-/// Limit for dedicated connections of one runtime to one node.
+/// Limit for the dedicated connections of one runtime to one node.
 pub(super) const MAX_APART: usize = 4;
 
-/// Dedicated connections of all runtimes. A runtime that stands still blocks only its own.
+/// Dedicated connections of all runtimes to one node. Each runtime has its own connections, so a runtime that stands
+/// still cannot block the connections of another runtime.
 #[derive(Default)]
 pub(super) struct Apart {
     of: Mutex<Vec<(Id, Arc<FewConnections>)>>,
 }
 
-/// Dedicated connections of one runtime.
+/// Dedicated connections of one runtime to one node.
 struct FewConnections {
     places: Semaphore,
     idle: Mutex<Vec<Arc<OpenConnection>>>,
 }
 
 impl Apart {
-    /// Returns the connections of this runtime. If this runtime is new, removes the runtimes that use none of their
-    /// connections.
+    /// Returns the connections of this runtime. If this runtime has none yet, first removes the entries of runtimes
+    /// that use no connection now, because those runtimes may have ended.
     fn of_this_runtime(&self) -> Arc<FewConnections> {
         let runtime = Handle::current().id();
         let mut of = self.of.lock();
@@ -57,7 +59,7 @@ impl FewConnections {
         }
     }
 
-    /// Closes the connections that are not in use.
+    /// Closes the connections that carry no call now.
     fn forget_idle(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
         drop(idle);
@@ -65,11 +67,11 @@ impl FewConnections {
 }
 
 impl Node {
-    /// Sends one call on a connection that carries no other call at that time. If this future is dropped early, the
-    /// connection is closed.
+    /// Sends one call on a connection that carries no other call at that time. If the returned future is dropped before
+    /// it ends, the connection is closed.
     pub(in crate::net) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
         self.wait_for_answer().await?;
-        // If the node cannot be reached, the call fails here, before it queues for a connection.
+        // If this process cannot connect to the node, the call fails here, before it waits for a free connection.
         self.connections.live().await?;
         let few = self.apart.of_this_runtime();
         let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
@@ -83,7 +85,8 @@ impl Node {
         };
         let answer = self.send_or_load(&live, call, Admission::Owner).await;
         match answer {
-            // The other idle connections may be dead too. Each of them would cost a call its response timeout.
+            // If this connection got no answer, the other idle connections may be dead as well. They are closed,
+            // because each dead connection would cost a later call one response timeout.
             Err(Fault::Unknown { .. }) => few.forget_idle(),
             _ => few.put_back(live),
         }

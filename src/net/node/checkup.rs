@@ -1,4 +1,4 @@
-//! Health checks of a node: its memory and its clock. No lock depends on the results.
+//! Health checks of a node's memory and clock. The locks do not depend on the results, which are only reported.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +16,12 @@ use crate::base::process;
 use crate::net::conditions::Memory;
 use crate::net::fault::{self, Fault};
 
-/// Pause between two checks of the server times in answers.
+/// Least time between two clock checks that use the server time in an answer.
 const CLOCK_PAUSE: Duration = Duration::from_secs(10);
 
 impl Connections {
-    /// Asks for the memory in use on a new connection, unless that was done recently. No caller waits for the answer.
+    /// Asks the server for its memory in use, unless this process did so a short time ago. The question is sent on the
+    /// new connection `live`. No caller waits for the answer.
     pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<OpenConnection>) {
         if self.conditions.begins_asking(&self.address) {
             let (connections, live) = (Arc::clone(self), Arc::clone(live));
@@ -37,7 +38,7 @@ impl Connections {
         }
     }
 
-    /// Notes an answer to `INFO memory`. A refusal is no fault, since the user may lack the right to ask.
+    /// Notes an answer to `INFO memory`. A refusal is no fault, because the user may lack the right to send `INFO`.
     pub(super) fn note_memory(&self, reply: Result<Value, Fault>) {
         match reply {
             Ok(info) => self.conditions.note_memory(&self.address, read_memory(&info)),
@@ -47,7 +48,7 @@ impl Connections {
         self.tell_findings();
     }
 
-    /// Notes a request that the server refused because it has no memory left.
+    /// Notes a refusal, if the server refused the request because it has no memory left.
     pub(super) fn note_refusal(&self, fault: &Fault) {
         if let Fault::Refused { refusal: Refusal::OutOfMemory, .. }
         | Fault::Broken { refusal: Refusal::OutOfMemory, .. } = fault
@@ -63,7 +64,7 @@ impl Connections {
         self.tell_findings();
     }
 
-    /// Notes the server time of an answer, at most once per [`CLOCK_PAUSE`].
+    /// Checks the clock with the server time of an answer, at most once per [`CLOCK_PAUSE`].
     pub(super) fn note_time_if_due(&self, server: ServerTime, sent: Moment) {
         let noted = Moment::from_nanos(self.clock_noted.load(Ordering::Relaxed));
         if sent.since(noted) >= CLOCK_PAUSE {
@@ -79,9 +80,11 @@ impl Connections {
 }
 
 impl Node {
-    /// Checks a node that is in trouble: whether it answers, admits connections, has memory, and has the right time.
+    /// Checks again a node that is in trouble: whether it answers, accepts connections, has enough memory, and has a
+    /// correct clock.
     ///
-    /// Opens a new connection, since the present ones may be dead, or older than the trouble.
+    /// Uses a new connection. An existing connection may be dead. It may also work although the server refuses new
+    /// connections.
     pub(in crate::net) async fn look_again(&self) {
         let connections = &self.connections;
         if connections.outage.is()
@@ -106,7 +109,7 @@ impl Node {
         self.clock.now()
     }
 
-    /// Notes the server time in an answer to a health check.
+    /// Checks the clock with the server time in the answer to a health check.
     pub(in crate::net) fn note_time(&self, time: &Value, sent: Moment, answered: Moment) {
         if let Some(server) = parse_time(time) {
             self.connections.note_time(server, sent, answered);
@@ -122,7 +125,7 @@ impl Node {
     }
 }
 
-/// Reads an answer to `INFO memory`.
+/// Reads the memory in use, the limit and the memory policy from an answer to `INFO memory`.
 fn read_memory(info: &Value) -> Option<Memory> {
     let text = match info {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
@@ -132,7 +135,7 @@ fn read_memory(info: &Value) -> Option<Memory> {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end);
     let number = |name: &str| field(name)?.parse::<u64>().ok();
-    // The server does not count the buffers for its replicas against the limit.
+    // The server does not count the buffers for its replicas against its memory limit, so they are subtracted.
     let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
     Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")?.to_owned() })
 }

@@ -1,4 +1,4 @@
-//! Connection for requests: a [wire](super::wire), and the requests in RESP.
+//! Connection for requests. It encodes requests in RESP, and sends them on a [wire](super::wire).
 
 use redis::{Cmd, RedisError, Value};
 
@@ -19,11 +19,11 @@ pub(in crate::net) enum Request<'a> {
         not_after: ServerTime,
     },
     Command(&'a Cmd),
-    /// Question for the slot map of a cluster, whose answer may be larger than others.
+    /// Request for the slot map of a cluster. Its answer may be larger than other answers.
     Map(&'a Cmd),
 }
 
-/// Form in which a call names its script.
+/// Form in which a call names its script: by its digest, or with its full text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) enum Load {
     Digest,
@@ -38,14 +38,14 @@ impl Connection {
         }
     }
 
-    /// Sends requests in one piece. Returns one answer for each, in order.
+    /// Sends requests with one write. Returns one answer for each request, in order.
     pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
         self.0.ask_all(Of::Questions, requests.len(), encode).await
     }
 
-    /// Sends commands that subscribe or unsubscribe, in one piece. Returns a confirmation or a refusal for each, in
-    /// order.
+    /// Sends commands that subscribe or unsubscribe, with one write. Returns a confirmation or a refusal for each
+    /// command, in order.
     pub(in crate::net) async fn subscribe_all(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| {
             commands.iter().for_each(|command| Request::Command(command).encode(bytes));
@@ -53,8 +53,8 @@ impl Connection {
         self.0.ask_all(Of::Subscriptions, commands.len(), encode).await
     }
 
-    /// Sends requests and one last request in one piece, since two pieces would wake the server and its replicas twice.
-    /// The answers to the requests do not wait for the last answer.
+    /// Sends requests and one last request with one write, because two writes would wake the server and its replicas
+    /// twice. The answers to the requests are available before the answer to the last request.
     pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &Cmd) -> AllAndLast<'a> {
         let encode = |bytes: &mut Vec<u8>| {
             requests.iter().for_each(|request| request.encode(bytes));
@@ -65,7 +65,7 @@ impl Connection {
 }
 
 impl Request<'_> {
-    /// Appends the request in RESP.
+    /// Appends the request to `bytes`, in RESP.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
@@ -103,7 +103,7 @@ mod tests {
             Load::Digest => ("EVALSHA", call.script.digest()),
             Load::Text => ("EVAL", call.script.text),
         };
-        // Space for two short numbers and a name, in addition to the call and the script.
+        // The additional bytes are for two short numbers and the name of the command.
         let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
         command.arg(name).arg(script).arg(call.keys);
         for key in call.keys() {

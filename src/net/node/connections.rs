@@ -1,11 +1,11 @@
-//! Connections to one node: one for each runtime that calls it.
+//! Connections of this process to one node. Each runtime that calls the node has one connection.
 //!
-//! The runtime that dialled a connection also drives it. So a runtime that ends, or stands still, affects only its own
-//! callers. The runtime that waits for a reply also reads the reply. A connection serves all callers of its runtime. A
-//! separate task dials it, so the dial goes on when its caller gives up.
+//! All callers of a runtime share its connection. The runtime that dialled the connection also reads and writes it. So
+//! a runtime that ends or stands still affects only its own callers. A separate task dials the connection, so the dial
+//! goes on even if the caller that began it gives up.
 //!
-//! After a server has closed a connection, nothing more is sent on it. So the server has certainly not executed a
-//! request that waits for the next connection.
+//! When a server has closed a connection, this process sends nothing more on it. A request that waits for the next
+//! connection was therefore never sent, and the server has certainly not executed it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,13 +35,15 @@ use crate::net::node::Limits;
 use crate::net::outages::Outages;
 use crate::net::secrets::Secrets;
 
-/// Time for which the fault of a dial answers all callers. Without this time, callers would dial one after the other.
+/// Time after a failed dial in which its fault answers all callers. Otherwise each waiting caller would dial again, one
+/// after the other.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections to one node. This type knows nothing of calls.
+/// Connections to one node. This type does not know the meaning of requests.
 pub(super) struct Connections {
     pub(super) address: Arc<str>,
-    /// Address for errors. It includes its source, unless the user named the address.
+    /// Address for error messages. If the user did not name the address, the text includes the server that announced
+    /// it.
     pub(super) shown: Arc<str>,
     pub(super) id: NodeId,
     pub(super) info: ConnectionInfo,
@@ -53,20 +55,20 @@ pub(super) struct Connections {
     pub(super) clock: Clock,
     pub(super) background_runtime: BackgroundRuntime,
     of: Mutex<Vec<RuntimeConnection>>,
-    /// Number of connections that were dialled so far.
+    /// Number of connections that were opened so far.
     pub(super) dialed: AtomicU64,
-    /// Number of connections that replaced another one.
+    /// Number of connections that replaced an earlier connection.
     reconnects: AtomicU64,
     reconnects_counter: Counter,
     failed: Mutex<Option<(Moment, DialFault)>>,
-    /// Time at which the node last executed a request, in nanoseconds of the local clock; zero for never.
+    /// Time at which the node last executed a request, in nanoseconds of the local clock. Zero if it has executed none.
     served: AtomicU64,
-    /// Time since which the node has been running, in nanoseconds of the local clock; zero if no connection asked.
+    /// Time at which the server started, in nanoseconds of the local clock. Zero if no connection asked for the uptime.
     pub(super) up_since: AtomicU64,
     pub(super) outage: Outage,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
-    /// Time at which the server's clock was last compared with others, in nanoseconds of the local clock.
+    /// Time at which the server's clock was last checked, in nanoseconds of the local clock.
     pub(super) clock_noted: AtomicU64,
 }
 
@@ -74,19 +76,19 @@ pub(super) struct Connections {
 struct RuntimeConnection {
     runtime: Id,
     live: Option<Arc<OpenConnection>>,
-    /// True after the first connection.
+    /// True if this runtime has had a connection before.
     has_had: bool,
-    /// Lock that is held by the task that dials.
+    /// Lock that a task holds while it dials, so that only one task of the runtime dials.
     dialing: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Connection, and the clock sample of its server.
+/// Open connection, with its state and the newest clock sample of its server.
 pub(super) struct OpenConnection {
     /// Number that is unique among the connections to this node.
     pub(super) number: u64,
     pub(super) connection: Connection,
     pub(super) clock_sample: Mutex<ClockSample>,
-    /// True once the connection is closed, by the server or with its runtime. Later requests are never sent.
+    /// True when the server has closed the connection or the runtime has ended. No request is sent after that.
     pub(super) is_closed: Arc<AtomicBool>,
     /// Time at which the last answer came, in nanoseconds of the local clock.
     answered: AtomicU64,
@@ -95,14 +97,14 @@ pub(super) struct OpenConnection {
     pub(super) is_apart: bool,
 }
 
-/// Use of a connection: by several requests at a time, or by one.
+/// Number of requests that a connection carries at a time: several, or one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sharing {
     Shared,
     Apart,
 }
 
-/// Fault of a dial. Several callers may get a clone of it.
+/// Fault of a dial. Several callers may get a copy of the fault.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(in crate::net) enum DialFault {
     #[error("{}", .0.as_ref().map_or_else(|| "no connection".to_owned(), ToString::to_string))]
@@ -186,7 +188,7 @@ impl Connections {
 
     /// Notes that the node executed a request.
     pub(super) fn has_served(&self, live: &OpenConnection) {
-        // Copies the time from the connection that brought the reply.
+        // The time is that of the connection's newest reply, so the clock need not be read again.
         self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
         self.outage.is_over();
     }
@@ -196,14 +198,14 @@ impl Connections {
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
-    /// Returns the time since which the newest server has been running. A connection learns this time before it sends
-    /// any other request, so a restart is always noticed.
+    /// Returns the start of the newest server process that was greeted. Each connection learns this time before it
+    /// sends any other request, so a restart of the server is always noticed.
     pub(super) fn up_since(&self) -> Option<Moment> {
         let nanos = self.up_since.load(Ordering::Acquire);
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
-    /// Returns the connection of this runtime, if it has one.
+    /// Returns this runtime's connection, if it is open.
     pub(super) fn current(&self) -> Option<Arc<OpenConnection>> {
         let runtime = Handle::try_current().ok()?.id();
         let connections = self.of.lock();
@@ -216,19 +218,19 @@ impl Connections {
         self.of.lock().len()
     }
 
-    /// Returns true if any runtime has a connection.
+    /// Returns true if any runtime has an open connection to the node.
     pub(super) fn is_connected(&self) -> bool {
         self.of.lock().iter().any(|connection| connection.live.as_ref().is_some_and(|live| live.is_open()))
     }
 
-    /// Returns true if the node has answered on another connection since `since`.
+    /// Returns true if the node has sent an answer since `since` on a connection other than `live`.
     pub(super) fn has_answered_elsewhere(&self, live: &Arc<OpenConnection>, since: Moment) -> bool {
         let others = self.of.lock();
         let mut others = others.iter().filter_map(|connection| connection.live.as_ref());
         others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
     }
 
-    /// Sends nothing more on a connection. Callers that wait for its permits use another connection.
+    /// Gives up a connection: no new request is sent on it. Callers that wait for its permits use another connection.
     pub(super) fn give_up(&self, live: &Arc<OpenConnection>) {
         let is_it = |connection: &&mut RuntimeConnection| {
             connection.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live))
@@ -239,7 +241,7 @@ impl Connections {
         live.space.close();
     }
 
-    /// Gives up all closed connections, on all runtimes.
+    /// Gives up the connections that are closed, on all runtimes.
     pub(super) fn give_up_closed(&self) {
         let mut closed = Vec::new();
         for connection in self.of.lock().iter_mut() {
@@ -248,7 +250,7 @@ impl Connections {
         closed.iter().for_each(|live| live.space.close());
     }
 
-    /// Returns the connection of this runtime. Dials it if there is none.
+    /// Returns this runtime's connection. Dials a new connection if there is none.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<OpenConnection>, Fault> {
         if let Some(live) = self.current() {
             return Ok(live);
@@ -270,18 +272,18 @@ impl Connections {
             return Err(fault.clone());
         }
         let connections = Arc::clone(self);
-        // The task goes on when its caller gives up. Otherwise callers with short time limits would never get a
-        // connection.
+        // The dial is a task of its own, which goes on when its caller gives up. Otherwise callers with short time
+        // limits would never get a connection.
         let dialed = process::spawn_on(&runtime, async move {
             let _dialing = dialing;
             connections.connect().await
         });
-        // A task without a result has ended with its runtime.
+        // A dial without a result means that the runtime has ended.
         dialed.await.unwrap_or(Err(DialFault::NotSent(None)))
     }
 
-    /// Returns the lock for dialling on a runtime. If the runtime is new, removes runtimes without a connection, since
-    /// they may have ended.
+    /// Returns the lock that a task of this runtime must hold while it dials. If the runtime has no entry yet, first
+    /// removes the entries of runtimes without a connection, because those runtimes may have ended.
     fn dialing(&self, runtime: Id) -> Arc<tokio::sync::Mutex<()>> {
         let mut connections = self.of.lock();
         if let Some(connection) = connections.iter().find(|connection| connection.runtime == runtime) {
@@ -306,14 +308,14 @@ impl Connections {
                 self.outage.note_greeting(now);
                 self.check_up_in_background(live);
             }
-            // A refusal is an answer, so the node is not silent.
+            // A refusal is an answer, so the node is in no outage.
             Err(DialFault::Refused(refusal, words)) => self.outage.refuses(*refusal, words, now),
             Err(DialFault::NotSent(source)) => self.outage.begins(source.clone(), began, now),
         }
         dialed
     }
 
-    /// Notes a new connection of this runtime.
+    /// Makes a new connection the connection of this runtime.
     fn begins(&self, live: &Arc<OpenConnection>) {
         let runtime = Handle::current().id();
         let mut connections = self.of.lock();
@@ -338,7 +340,7 @@ impl Connections {
     }
 }
 
-/// Returns an address with its source. Returns only the address if the user named it.
+/// Returns an address for error messages. If the user did not name the address, the text includes its source.
 pub(in crate::net) fn shown(address: &str, source: &AddressSource) -> String {
     match source {
         AddressSource::User => address.to_owned(),
@@ -355,7 +357,8 @@ impl From<DialFault> for Fault {
     }
 }
 
-/// Converts a fault of a connection attempt. No request was sent, whatever the fault is.
+/// Converts a fault that happened before a connection was open. No request was sent, so the result never says that a
+/// request may have run.
 pub(in crate::net) fn not_sent(fault: Fault) -> DialFault {
     match fault {
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => {

@@ -1,12 +1,13 @@
-//! Dials and leaves a server: takes the [steps](super::steps), and chooses among the addresses of the server's name.
+//! Dials and leaves a server: takes the [steps](super::steps), and chooses among the IP addresses of the server's name.
 //!
-//! One name may lead to several servers. One address may later lead to another server. Examples are a virtual address,
-//! a Kubernetes Service, and the endpoint of a managed primary. So a dial looks for a primary among all addresses of a
-//! name.
+//! One name may lead to several servers, and one IP address may later lead to another server. Examples are a virtual
+//! address, a Kubernetes Service, and the endpoint of a managed primary. So a dial looks for a primary among all
+//! addresses of a name.
 //!
-//! If a server reports that it is no primary, the node *leaves* the server. The node then gives up all its connections,
-//! and the next connection resolves the name again. The pauses between two departures grow, since there may be no
-//! primary for a while. During such a pause, callers can still inspect locks on a replica.
+//! If a server reports that it is no primary, the node *leaves* this server. To leave means that the node gives up all
+//! its connections, and resolves the name again for the next connection. For a while there may be no primary at any
+//! address. So the pauses between two departures grow. During such a pause, callers can still inspect locks on a
+//! replica.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,33 +29,34 @@ use crate::net::fault::{self, Fault};
 use crate::net::pushed::OnPush;
 use crate::net::secrets::Peer;
 
-/// Limit for addresses of one name that one dial greets.
+/// Limit for the addresses of one name whose servers are greeted in one dial.
 const MAX_GREETED: usize = 8;
-/// Time after a departure from which the pauses begin again with the shortest.
+/// Time after a departure. If the node leaves no server during this time, the pauses begin with the shortest again.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);
 
-/// Addresses to choose from for one connection.
+/// Choice among the addresses of a name, for one connection.
 #[derive(Clone, Copy)]
 enum Choice<'a> {
     /// All addresses of the name except these.
     AllBut(&'a [SocketAddr]),
-    /// Address of the primary that was greeted last. All addresses if there is none, or if the name no longer has it.
+    /// Only the address of the primary that was greeted last. All addresses of the name, if no primary was greeted or
+    /// the name no longer has this address.
     Primary,
 }
 
-/// Stream to a server that was not greeted yet.
+/// Connected stream to a server that was not greeted yet.
 struct Reached {
     stream: Stream,
     peer: Option<SocketAddr>,
-    /// Number of other addresses to choose from.
+    /// Number of other addresses of the name that could be chosen instead.
     others: usize,
 }
 
-/// Open connections to a node, and the departures from its servers.
+/// Open connections of a node, and the times of its departures from servers.
 #[derive(Default)]
 pub(super) struct Departures {
     open: Vec<(Weak<AtomicBool>, Option<OnLoss>)>,
-    /// Address of the primary that was greeted last, among the addresses of a name.
+    /// Address of the primary that was greeted last. It is noted only if the name has several addresses.
     primary: Option<SocketAddr>,
     last: Option<Moment>,
     not_before: Option<Moment>,
@@ -62,7 +64,7 @@ pub(super) struct Departures {
 }
 
 impl Departures {
-    /// Returns true if the node may leave its server now, and notes this departure.
+    /// Returns true if the node may leave its server now. If so, notes the time of this departure.
     fn begins(&mut self, now: Moment) -> bool {
         if self.not_before.is_some_and(|at| now < at) {
             return false;
@@ -91,8 +93,8 @@ impl Departures {
 }
 
 impl Connections {
-    /// Leaves a server that is no primary, unless the node has left it already. Later requests wait for a new
-    /// connection, which resolves the name again. Requests under way are still answered.
+    /// Leaves a server that is no primary, unless the node has left this server already. Later requests wait for a new
+    /// connection, which resolves the name again. Requests that were sent already still get their answers.
     pub(super) fn leave(&self, live: &OpenConnection) {
         if live.is_open() {
             self.leave_now();
@@ -106,7 +108,7 @@ impl Connections {
         }
         departures.primary = None;
         let lost = departures.close_all_but(None);
-        // Released first, since the handlers take locks of their own.
+        // The lock is released first, because the handlers take locks of their own.
         drop(departures);
         self.give_up_closed();
         lost.iter().for_each(|on_loss| on_loss());
@@ -118,7 +120,8 @@ impl Connections {
         departures.open.push((Arc::downgrade(is_closed), on_loss));
     }
 
-    /// Notes the address of a primary. If the address is new, gives up all other connections.
+    /// Notes the address of a primary. If this is another address than before, gives up all connections except the
+    /// connection to which the flag `is_closed` belongs.
     fn note_primary(&self, peer: SocketAddr, is_closed: &Arc<AtomicBool>) {
         let mut departures = self.departures.lock();
         if departures.primary.replace(peer) == Some(peer) {
@@ -130,8 +133,8 @@ impl Connections {
         lost.iter().for_each(|on_loss| on_loss());
     }
 
-    /// Connects, and asks the server for its role and its clock. Returns a replica instead of a primary only if no
-    /// address has a primary.
+    /// Connects, and asks the server for its role and its clock. If no address leads to a primary, returns a connection
+    /// to a replica instead.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
@@ -194,7 +197,7 @@ impl Connections {
         }
     }
 
-    /// Encrypts the stream if the URL requires TLS, logs in, and sends `questions` in the same piece. Checks the
+    /// Encrypts the stream if the URL requires TLS, logs in, and sends `questions` with the same write. Checks the
     /// server's answer to `HELLO`.
     async fn log_in(
         &self,
@@ -228,8 +231,8 @@ impl Connections {
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
-            // Keeps the latest start of all servers that were greeted: connections to an older server bring no answer
-            // any more.
+            // Several servers may have been greeted at this address. The latest of their starts counts, because
+            // connections to an older server bring no answers any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
@@ -248,7 +251,8 @@ impl Connections {
 }
 
 impl Node {
-    /// Leaves the server if `hello`, its answer on another connection, shows a replica.
+    /// Leaves the server if `hello` shows that it is a replica. `hello` is the server's answer to `HELLO` on another
+    /// connection.
     pub(in crate::net) fn note_role(&self, hello: &Value) {
         if is_replica(hello) {
             self.connections.leave_now();
@@ -256,7 +260,7 @@ impl Node {
     }
 }
 
-/// Outcome of a greeting: the wanted server, or a replica instead of a primary.
+/// Kind of the server that was greeted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DialledPeer {
     Wanted,

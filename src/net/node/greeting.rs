@@ -1,4 +1,5 @@
-//! Greeting of a server: its kind and version, its role, and its clock.
+//! Greeting of a server. It is the server's answers to the first requests on a connection, which tell its kind,
+//! version, role and clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::base::error::Refusal;
 use crate::base::lease::ServerTime;
 use crate::net::fault::{self, Answer, Fault};
 
-/// Oldest Redis that works.
+/// Oldest version of Redis with which this library works.
 const REDIS_OLDEST: (u32, u32) = (7, 0);
 const VALKEY_OLDEST: (u32, u32) = (7, 2);
 
@@ -29,7 +30,8 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
 }
 
-/// Reads a lower bound for the uptime of a server from its `INFO`. `None` if the user may not ask for it.
+/// Reads a lower bound for the uptime of a server from its answer to `INFO`. Returns `None` if the answer has no
+/// uptime, for example because the user may not send `INFO`.
 pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
     let text = match info {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
@@ -37,11 +39,11 @@ pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
         _ => return None,
     };
     let line = text.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?;
-    // The server reports whole seconds, and its number may be one too high.
+    // The server rounds to whole seconds, and its number may be too high by one.
     Some(Duration::from_secs(line.trim().parse::<u64>().ok()?.saturating_sub(1)))
 }
 
-/// Refuses servers that are too old, and servers of another kind than the topology names.
+/// Checks the answer of a server to `HELLO`. Refuses a server that is too old, or whose kind does not fit `role`.
 pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     let refuse = |refusal, message| Err(Fault::Refused { refusal, message });
     let unsupported = |what: &str| {
@@ -52,12 +54,12 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     };
     let hello = match fault::reply(hello) {
         Ok(hello) => hello,
-        // Servers before Redis 6 do not know `HELLO`.
+        // Redis before version 6 does not know `HELLO`, and answers with an error.
         Err(Fault::Refused { refusal: Refusal::Other, message }) => return unsupported(&message),
         Err(fault) => return Err(fault),
     };
     let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
-    // A proxy may answer for the server, and leave out fields that it does not know.
+    // A proxy may answer instead of the server, and leave out fields that it does not know.
     let or_unnamed = |text: String| if text.is_empty() { "(unnamed)".to_owned() } else { text };
     let (server, version) = (or_unnamed(field("server")), or_unnamed(field("version")));
     let oldest = if server == "valkey" { VALKEY_OLDEST } else { REDIS_OLDEST };
@@ -83,7 +85,7 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns true if a server says that it is a replica.
+/// Returns true if the answer to `HELLO` says that the server is a replica.
 pub(super) fn is_replica(hello: &Value) -> bool {
     matches!(hello_field(hello, "role").as_deref(), Some("replica" | "slave"))
 }

@@ -1,12 +1,11 @@
-//! Limit for requests in flight on one connection, adapted to the speed of the server.
+//! Limit for the requests in flight on one connection. The limit adapts to the speed of the server.
 //!
-//! The server executes a request after all that were sent before it. A request that waits too long counts as
-//! unanswered, and its caller sends it again. Without a limit, a slow server would therefore get more work the slower
-//! it is.
+//! A server executes the requests of a connection in the order of their arrival. A request that waits too long counts
+//! as unanswered, and its caller sends it again. So without a limit, a server would get more requests the slower it is.
 //!
-//! So the limit grows while answers come about as fast as the fastest one. It shrinks when requests wait behind others.
-//! A caller without a permit waits in this process, which costs the server nothing. Releases and renewals have some
-//! permits of their own, and do not wait behind acquisitions.
+//! The limit grows while requests are answered about as fast as the fastest request so far. It shrinks when answers are
+//! late because their requests waited behind others. A caller without a permit waits in this process, which causes no
+//! load on the server. Releases and renewals have a few permits of their own, so they do not wait behind acquisitions.
 //!
 //! Source: delay-based congestion control, as in Brakmo and Peterson, "TCP Vegas" (1995), and LEDBAT (RFC 6817).
 
@@ -19,35 +18,37 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::base::lease::Moment;
 
-/// Upper bound of the limit.
+/// Largest value of the limit.
 pub(in crate::net) const MAX_IN_FLIGHT: usize = 256;
-/// Lower bound of the limit, and its first value.
+/// Smallest value of the limit. A new connection begins with this value.
 const MIN_IN_FLIGHT: usize = 16;
-/// Additional permits, for requests that go ahead of acquisitions.
+/// Number of additional permits, for requests with [`Precedence::Ahead`].
 const AHEAD: usize = 16;
 
-/// Order between requests that wait for a permit.
+/// Precedence of a request that waits for a permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) enum Precedence {
     InTurn,
-    /// Ahead of requests that acquire.
+    /// Before the requests that acquire locks.
     Ahead,
 }
 
-/// Permits of one connection.
+/// In-flight limit of one connection, and its permits.
 pub(super) struct InFlightLimit {
-    /// Permits within the limit, first come, first served. Closed when the connection is given up.
+    /// Permits within the limit. Callers get them in the order in which they came. The semaphore is closed when the
+    /// connection is given up.
     permits: Semaphore,
     ahead: Semaphore,
-    /// Time of the fastest answer, in nanoseconds.
+    /// Time from sending to answer of the fastest request so far, in nanoseconds.
     fastest: AtomicU64,
-    /// Present limit. It usually has its upper bound and cannot grow. Atomic, so that this check needs no lock.
+    /// Present value of the limit. It is usually the largest possible value, and then it cannot grow. It is atomic, so
+    /// that this frequent check needs no lock.
     size: AtomicUsize,
-    /// Number of permits above the limit. The next permits that come back are dropped instead.
+    /// Number of permits that exist above the limit. As many of the permits that come back next are dropped.
     surplus: AtomicUsize,
-    /// Time of the last reduction.
+    /// Time at which the limit was last reduced.
     shrunk: Mutex<Moment>,
-    /// Number of permits given back so far.
+    /// Number of permits that callers have given back so far.
     returned: AtomicU64,
     pub(super) response_timeout: Duration,
 }
@@ -66,7 +67,7 @@ impl InFlightLimit {
         }
     }
 
-    /// Takes a permit, if one is free and no other caller waits for it.
+    /// Takes a permit if one is free at once and no other caller waits for it.
     pub(super) fn try_take(&self) -> Option<Permit<'_>> {
         self.permits.try_acquire().ok().map(|permit| Permit {
             space: self,
@@ -80,8 +81,9 @@ impl InFlightLimit {
         self.permits.available_permits() > 0
     }
 
-    /// Waits for a permit, first come, first served. Returns `None` if the connection was given up, or if no permit
-    /// came back for `max_wait`. In the second case, futures that no task polls have all permits.
+    /// Waits for a permit. Callers get permits in the order in which they came. Returns `None` if the connection is
+    /// given up. Also returns `None` if no caller gave a permit back for `max_wait`, because all permits then belong to
+    /// futures that no task polls.
     pub(super) async fn take(&self, of: Precedence, max_wait: Duration) -> Option<Permit<'_>> {
         let permits = match of {
             Precedence::InTurn => &self.permits,
@@ -98,13 +100,14 @@ impl InFlightLimit {
         }
     }
 
-    /// Fails all callers that wait for a permit, so that they use another connection.
+    /// Ends the wait of all callers without a permit, so that they use another connection.
     pub(super) fn close(&self) {
         self.permits.close();
         self.ahead.close();
     }
 
-    /// Notes that a request which was sent at `sent` was answered now, or counts as unanswered from now on.
+    /// Adapts the limit after a request that was sent at `sent`. At `now` the request was answered, or its response
+    /// timeout ended.
     pub(super) fn is_back(&self, sent: Moment, now: Moment) {
         let took = u64::try_from(now.since(sent).as_nanos()).unwrap_or(u64::MAX);
         let fastest = self.fastest.load(Ordering::Relaxed);
@@ -119,7 +122,8 @@ impl InFlightLimit {
         }
     }
 
-    /// Halves the limit. A request that was sent before the last reduction does not reduce it again.
+    /// Halves the limit. Does nothing if the request was sent before the last reduction, because the requests of one
+    /// queue must reduce the limit only once.
     fn shrinks(&self, sent: Moment, now: Moment) {
         let mut shrunk = self.shrunk.lock();
         let size = self.size.load(Ordering::Relaxed);
@@ -128,12 +132,13 @@ impl InFlightLimit {
             return;
         }
         *shrunk = now;
-        // Permits in use cannot be taken back, so they are dropped when they come back.
+        // Permits that callers hold cannot be taken away. So the surplus is dropped when callers give permits back.
         self.size.store(smaller, Ordering::Relaxed);
         self.surplus.fetch_add(size - smaller, Ordering::Relaxed);
     }
 
-    /// Raises the limit by one, if at least half of it is in use. An unused limit says nothing about the server.
+    /// Raises the limit by one, if at least half of the permits are in use. If few are in use, the fast answers do not
+    /// show that the server can take more requests.
     fn grows(&self) {
         let _one_at_a_time = self.shrunk.lock();
         let size = self.size.load(Ordering::Relaxed);
@@ -146,7 +151,7 @@ impl InFlightLimit {
         }
     }
 
-    /// Reduces the surplus by one permit. Returns true if there was one.
+    /// Reduces the surplus by one permit. Returns false if there was no surplus.
     fn one_too_many(&self) -> bool {
         let one_less = |surplus: usize| surplus.checked_sub(1);
         self.surplus.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
@@ -158,7 +163,7 @@ impl InFlightLimit {
     }
 }
 
-/// Permit for one request on a connection.
+/// Permission to have one request in flight on a connection.
 pub(super) struct Permit<'a> {
     space: &'a InFlightLimit,
     permit: Option<SemaphorePermit<'a>>,
@@ -185,7 +190,8 @@ mod tests {
     const RESPONSE_TIMEOUT: Duration = Duration::from_millis(800);
     const START: Moment = Moment::from_nanos(0);
 
-    /// Takes all permits and returns them, as if requests of the moment `sent` were answered after `took`.
+    /// Takes all free permits and gives them back, as if their requests had been sent at `sent` and answered after
+    /// `took`.
     fn answered_after(space: &InFlightLimit, sent: Moment, took: Duration) -> usize {
         let permits: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
         permits.iter().for_each(|_| space.is_back(sent, sent.after(took)));

@@ -1,4 +1,6 @@
-//! Outage of one node: its cause, the callers that wait for its end, and the pauses of its [prober](super::probe).
+//! Outage of one node: the time from a request without an answer until the node answers again. An [`Outage`] keeps the
+//! error that began the outage, counts the callers that wait for its end, and sets the pauses of the
+//! [probe](super::probe).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,12 +22,12 @@ pub(super) struct Outage {
     node: Arc<str>,
     source: AddressSource,
     outages: Arc<Outages>,
-    /// True from a request without an answer until the next answer of the node.
+    /// True during an outage: a request got no answer, and the node has not answered any request since.
     is_silent: AtomicBool,
-    /// True if the node was probed after it last executed a request.
+    /// True if the probe has paused since the node last executed a request.
     was_probed: AtomicBool,
     state: Mutex<OutageState>,
-    /// Wakes the callers when the node answers again.
+    /// Wakes the waiting callers when the node answers again.
     answered: Notify,
 }
 
@@ -34,10 +36,11 @@ struct OutageState {
     is_probing: bool,
     /// Number of callers that wait for the end of the outage.
     waiting: usize,
-    /// True if a caller began to wait after the last probe.
+    /// True if a caller began to wait since the probe task last checked this flag.
     is_wanted: bool,
     source: Option<Source>,
-    /// Pauses between the probes of this outage. A later prober goes on with them.
+    /// Pauses between the probes of this outage. If one probe task ends and a later one begins, the pauses go on
+    /// growing.
     backoff: Option<Backoff>,
 }
 
@@ -58,7 +61,7 @@ impl Outage {
         self.is_silent.load(Ordering::Acquire)
     }
 
-    /// Notes that the node executed a request. The next outage then begins with short pauses.
+    /// Notes that the node executed a request. The pauses of the next outage then begin with the shortest.
     pub(super) fn is_over(&self) {
         if self.was_probed.load(Ordering::Relaxed) {
             self.was_probed.store(false, Ordering::Relaxed);
@@ -71,21 +74,21 @@ impl Outage {
         self.state.lock().backoff.get_or_insert_with(Backoff::new).pause()
     }
 
-    /// Begins an outage. A request that was sent at `sent` had no answer, or could not be sent, and no later request
-    /// was answered. The next caller that waits starts a prober.
+    /// Begins an outage. The caller has checked that a request, sent at `sent`, got no answer or could not be sent, and
+    /// that no later request was answered. The next caller that waits for the node starts a probe task.
     pub(super) fn begins(&self, source: Option<Source>, sent: Moment, now: Moment) {
         let mut state = self.state.lock();
         state.source.clone_from(&source);
         self.is_silent.store(true, Ordering::Release);
         let is_new = self.outages.begins(&self.node, Trouble::Silent, sent);
-        // The log may call a user's subscriber of `tracing`, which must not happen under the mutex.
+        // The log may call a user's subscriber of `tracing`, so the mutex is released first.
         drop(state);
         if is_new {
             catch_panic(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
         }
     }
 
-    /// Returns the error that showed the outage.
+    /// Returns the error that began the outage.
     pub(super) fn source(&self) -> Option<Source> {
         self.state.lock().source.clone()
     }
@@ -95,7 +98,8 @@ impl Outage {
         self.answered.notified()
     }
 
-    /// Claims the right to probe. Returns true if no other task has the right; the caller must probe then.
+    /// Claims the right to probe the node. Returns true if no other task has this right. The caller must then start a
+    /// probe task.
     pub(super) fn begins_probing(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_probing, true)
     }
@@ -104,7 +108,7 @@ impl Outage {
         self.state.lock().is_probing = false;
     }
 
-    /// Returns true if a caller waits, or began to wait after the last probe.
+    /// Returns true if a caller waits for the node now, or began to wait since the last call of this function.
     pub(super) fn is_wanted(&self) -> bool {
         let mut state = self.state.lock();
         std::mem::take(&mut state.is_wanted) || state.waiting > 0
@@ -114,15 +118,16 @@ impl Outage {
         self.state.lock().waiting > 0
     }
 
-    /// Notes an answer of the node to any caller.
+    /// Notes that the node has answered a request of any caller.
     pub(super) fn ends(&self, now: Moment) {
         if self.is() {
             self.note_greeting(now);
         }
     }
 
-    /// Notes that the server has accepted a new connection. Ends the outage in the log even if this value has none: the
-    /// fleet may have forgotten the node during the outage, and created this value later.
+    /// Notes that the server has accepted a new connection. Logs the end of the outage even if this value knows of no
+    /// outage. This is necessary because the fleet may have forgotten the node during the outage and created this value
+    /// later.
     pub(super) fn note_greeting(&self, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
@@ -134,7 +139,7 @@ impl Outage {
         }
     }
 
-    /// Notes that the node answers but refuses this client.
+    /// Notes that the node answers, but refuses the connections of this process.
     pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
@@ -147,7 +152,7 @@ impl Outage {
     }
 }
 
-/// Waiting caller. The outage counts it while this value exists.
+/// Caller that waits for the end of an outage. The outage counts the caller until this value is dropped.
 pub(super) struct Waits<'a>(&'a Outage);
 
 impl<'a> Waits<'a> {

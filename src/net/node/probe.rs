@@ -1,7 +1,8 @@
-//! Prober of a silent node: one task asks the node again and again, and all callers wait for its result.
+//! Probe of a node during an outage. One task asks the node again and again, with growing pauses, and all callers wait
+//! for its result.
 //!
-//! The number of waiting callers does not matter: one task asks a silent node, with pauses that grow. The first answer
-//! wakes all callers. The prober ends when no caller waits for the node.
+//! So the load on the node does not depend on the number of waiting callers. The first answer wakes all callers. The
+//! task ends when no caller waits for the node any more.
 
 use std::sync::{Arc, Weak};
 
@@ -10,15 +11,16 @@ use super::outage::Waits;
 use crate::net::fault::Fault;
 
 impl Connections {
-    /// Waits until the node answers again. Returns at once if the node is not silent. Fails after one response timeout,
-    /// so that the caller can decide what to do.
+    /// Waits until the node answers again. Returns at once if the node is not in an outage. Fails after one response
+    /// timeout, so that the caller can decide whether to wait again.
     pub(super) async fn wait_for_answer(self: &Arc<Self>) -> Result<(), Fault> {
         if !self.outage.is() {
             return Ok(());
         }
         let answer = self.outage.next_answer();
         tokio::pin!(answer);
-        // Enabled before the second check, so that a wake-up between this check and the wait is not lost.
+        // The future `answer` is enabled before the second check of the outage. Otherwise an answer between that check
+        // and the wait would not wake this caller.
         answer.as_mut().enable();
         let _waits = Waits::begin(&self.outage);
         if !self.outage.is() {
@@ -37,7 +39,7 @@ impl Connections {
     }
 }
 
-/// Task that probes.
+/// Task that probes a node.
 struct Probe {
     connections: Weak<Connections>,
 }
@@ -48,12 +50,12 @@ impl Probe {
             if !connections.outage.is() || !connections.outage.is_wanted() {
                 return self.ends(&connections);
             }
-            // The present connection may be dead without a sign. A request on it would show that only after a response
-            // timeout.
+            // The present connection may be dead without a sign of it. A request on this connection would fail only
+            // after one response timeout, so the probe uses a new connection.
             if let Some(live) = connections.current() {
                 connections.give_up(&live);
             }
-            // A greeting and a refusal are both answers, so both end the outage.
+            // A server that refuses the connection has answered as well, so a refusal also ends the outage.
             if matches!(connections.live().await, Ok(_) | Err(Fault::Refused { .. } | Fault::Broken { .. })) {
                 return self.ends(&connections);
             }
@@ -64,18 +66,20 @@ impl Probe {
     }
 
     fn ends(self, connections: &Arc<Connections>) {
-        // Gives up the right to probe first. Callers that come from now on start a prober themselves.
+        // Gives up the right to probe before the check. A caller that begins to wait after this line can start a probe
+        // task itself.
         drop(self);
         let is_wanted = connections.outage.is_waited_for();
-        // A caller that came before that saw this prober, and started none.
+        // A caller that began to wait before that line found the right taken, and started no probe task. This task must
+        // start one for it.
         if is_wanted && connections.outage.is() {
             connections.probe();
         }
     }
 }
 
-/// Starts no other prober. A runtime that has ended drops each new task at once, so new probers would be started
-/// without end.
+/// Gives up the right to probe, but starts no other probe task. On a runtime that has ended, each new task is dropped
+/// at once, so a start at this place would repeat without end.
 impl Drop for Probe {
     fn drop(&mut self) {
         if let Some(connections) = self.connections.upgrade() {

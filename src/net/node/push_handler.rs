@@ -1,4 +1,4 @@
-//! Handlers for unsolicited events of a connection: its pushes, and its end.
+//! Handlers that a connection calls without a request: for pushes of the server, and for the end of the connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::OnLoss;
 use crate::net::pushed::{OnPush, Pushed};
 
-/// Handlers of one connection. The driver of the connection owns them. If they are dropped, the driver has ended,
-/// perhaps with its runtime.
+/// Handlers of one connection. The task that reads the connection owns this value. So if this value is dropped, the
+/// task has ended, perhaps together with its runtime.
 pub(super) struct PushHandler {
-    /// Set when the connection ends, before any task learns of it.
+    /// Flag that is set when the connection ends, before any other task can notice the end.
     is_closed: Arc<AtomicBool>,
     on_loss: Option<OnLoss>,
     on_push: Option<OnPush>,
@@ -20,13 +20,13 @@ impl PushHandler {
         Self { is_closed, on_loss, on_push: None }
     }
 
-    /// Adds the handler for pushes, for a connection that subscribes.
+    /// Adds the handler for pushes. Only connections that carry subscriptions need it.
     pub(super) fn with_on_push(mut self, on_push: OnPush) -> Self {
         self.on_push = Some(on_push);
         self
     }
 
-    /// Returns true if the connection subscribes.
+    /// Returns true if the connection carries subscriptions.
     pub(super) fn is_subscribing(&self) -> bool {
         self.on_push.is_some()
     }
@@ -35,7 +35,7 @@ impl PushHandler {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Reports that the connection failed, or that the server closed it.
+    /// Runs the handler for a connection that failed or that the server closed.
     pub(super) fn lose(&self) {
         if let Some(on_loss) = &self.on_loss {
             on_loss();

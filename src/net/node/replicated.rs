@@ -1,14 +1,16 @@
-//! Connections for grants that replicas must acknowledge. Each pipeline of scripts on them is followed by a `WAIT`.
+//! Connections for grants that replicas must acknowledge. The requests on these connections are pipelines of script
+//! calls, each with a `WAIT` at the end.
 //!
-//! `WAIT` covers the writes of its own connection, and blocks this connection until it is answered. So these scripts
-//! have a few connections of their own on each runtime. No other request stands behind a `WAIT`.
+//! `WAIT` waits for the replicas to acknowledge all earlier writes of its connection. Until the `WAIT` is answered, the
+//! server executes no other request of the connection. So these calls have a few connections of their own on each
+//! runtime, and no other request waits behind a `WAIT`.
 //!
-//! While all these connections are busy, new calls wait. The next free connection sends them together, with one `WAIT`.
-//! So a few connections serve any number of callers. A caller waits little longer than the pipelines that are under
-//! way.
+//! While all these connections are busy, new calls wait. The next free connection sends the waiting calls together,
+//! with one `WAIT`. So a few connections are enough for any number of callers. A call waits little longer than the
+//! pipelines that were sent before it.
 //!
-//! A reply without a hold, such as a place in the queue, goes to the caller at once. Only the connection waits for the
-//! replicas.
+//! If a reply grants no hold, its caller gets the reply at once, and only the connection waits for the replicas. An
+//! example is a reply with a place in the queue.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -32,15 +34,15 @@ use crate::base::process;
 use crate::net::fault::{Answer, Fault};
 use crate::net::{Call, gives_hold};
 
-/// Limit for replicated connections of one runtime to one node.
+/// Limit for the replicated connections of one runtime to one node.
 const MAX_REPLICATED_CONNECTIONS: usize = 8;
-/// Number of calls from which on a pipeline takes no further batch. One batch alone may have more.
+/// Number of calls at which a pipeline is full and takes no further batch. A single batch may have more calls.
 const MAX_CALLS: usize = 64;
 
-/// Answer to one call.
+/// Answer to one call, or its fault.
 type Said = Result<Answered<Value>, Fault>;
 
-/// Replicated connections to one node. Each runtime has its own, and drives them itself.
+/// Replicated connections to one node. Each runtime has connections of its own, and reads and writes them itself.
 pub(super) struct ReplicatedConnections {
     connections: Arc<Connections>,
     asked: u8,
@@ -49,7 +51,7 @@ pub(super) struct ReplicatedConnections {
 }
 
 impl ReplicatedConnections {
-    /// Returns `None` if the primary's reply alone is enough.
+    /// Returns `None` if the durability asks for no acknowledgement by replicas.
     pub(super) fn new(connections: &Arc<Connections>, durability: Durability) -> Option<Self> {
         let (replicas, timeout_ms) = durability.acknowledgement()?;
         let mut wait = redis::cmd("WAIT");
@@ -57,8 +59,8 @@ impl ReplicatedConnections {
         Some(Self { connections: Arc::clone(connections), asked: replicas.get(), wait, of: Mutex::default() })
     }
 
-    /// Sends calls in one pipeline. Returns one answer for each, in order. A hold is returned after `asked` replicas
-    /// have acknowledged it.
+    /// Sends calls in one pipeline. Returns one answer for each call, in order. If an answer grants a hold, it is
+    /// returned after `asked` replicas have acknowledged the hold.
     pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
         let pool = self.pool();
         let (answers, answer) = oneshot::channel();
@@ -66,12 +68,12 @@ impl ReplicatedConnections {
         if let Some(connection) = connection {
             drop(process::spawn(connection.run()));
         }
-        // The sender was dropped, so the runtime that drove the connection has ended.
+        // If the sender was dropped, the runtime of the connection has ended, and the calls may have been sent.
         answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(pool.connections.clock.now())))
     }
 
-    /// Returns the connections of this runtime. If this runtime is new, removes the runtimes without a busy connection,
-    /// since they may have ended.
+    /// Returns the pool of this runtime. If this runtime has no pool yet, first removes the pools without a busy
+    /// connection, because their runtimes may have ended.
     fn pool(&self) -> Arc<ReplicatedPool> {
         let runtime = Handle::current().id();
         let mut pools = self.of.lock();
@@ -86,7 +88,7 @@ impl ReplicatedConnections {
     }
 }
 
-/// Batch: calls that are sent together.
+/// Batch: calls of one caller, which are sent together.
 pub(super) struct ReplicatedCalls {
     pub(super) calls: Vec<Call>,
     pub(super) load: Load,
@@ -94,13 +96,13 @@ pub(super) struct ReplicatedCalls {
     pub(super) precedence: Precedence,
 }
 
-/// Batch, and the sender for its answers.
+/// Batch, with the sender that returns the answers to its caller.
 struct ReplicatedJob {
     calls: ReplicatedCalls,
     answers: Answers,
 }
 
-/// Replicated connections of one runtime, and the batches that wait for one.
+/// Replicated connections of one runtime, and the batches that wait for a free connection.
 struct ReplicatedPool {
     connections: Arc<Connections>,
     asked: u8,
@@ -113,12 +115,12 @@ struct ReplicatedState {
     ahead: VecDeque<ReplicatedJob>,
     in_turn: VecDeque<ReplicatedJob>,
     idle: Vec<Arc<OpenConnection>>,
-    /// Number of connections that carry a batch, or are being dialled.
+    /// Number of connections that carry a batch or are being dialled.
     busy: usize,
 }
 
 impl ReplicatedState {
-    /// Returns the batches of the next pipeline. Drops batches whose callers have stopped waiting.
+    /// Takes the batches of the next pipeline from the queues. Drops the batches whose callers have stopped waiting.
     fn next(&mut self) -> Vec<ReplicatedJob> {
         let (mut jobs, mut count) = (Vec::new(), 0);
         while count < MAX_CALLS
@@ -142,8 +144,8 @@ impl ReplicatedPool {
         self.state.lock().busy > 0
     }
 
-    /// Queues a batch. Returns a connection that the caller must run. Returns `None` if all are busy: the next free
-    /// connection then takes the batch.
+    /// Queues a batch. Returns a connection, whose `run` the caller must spawn. Returns `None` if all connections are
+    /// busy, because the next free connection takes the batch in this case.
     fn put(self: &Arc<Self>, job: ReplicatedJob) -> Option<ReplicatedConnection> {
         let mut state = self.state.lock();
         match job.calls.precedence {
@@ -159,7 +161,8 @@ impl ReplicatedPool {
         Some(ReplicatedConnection { pool: Arc::clone(self), live })
     }
 
-    /// Reports that a dial failed. The waiting callers get the fault only if no other connection can take their calls.
+    /// Handles a failed dial. Passes the fault to the waiting callers, unless another busy connection will take their
+    /// batches.
     fn fail(&self, fault: &DialFault) {
         let mut state = self.state.lock();
         let left = if state.busy == 1 { state.take() } else { Vec::new() };
@@ -167,13 +170,13 @@ impl ReplicatedPool {
         left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
     }
 
-    /// Returns the fault of calls that were sent and not answered.
+    /// Returns the fault of calls that were sent at `sent` and got no answer.
     fn unknown_fault(&self, sent: Moment) -> Fault {
         let span = lease::max_delay(self.connections.limits.response_timeout, self.connections.limits.max_clock_skew);
         Fault::Unknown { arrives_until: sent.after(span), source: None }
     }
 
-    /// Copies the fault for another call.
+    /// Copies the fault of one call for another call of the same pipeline.
     fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
         match fault {
             Fault::Unknown { arrives_until, source } => {
@@ -184,7 +187,8 @@ impl ReplicatedPool {
         }
     }
 
-    /// Sends batches and waits for their answers. Returns true if the connection is still usable.
+    /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
+    /// pipeline.
     async fn carry(&self, live: &Arc<OpenConnection>, jobs: Vec<ReplicatedJob>) -> bool {
         let (sent, not_after) = match self.connections.not_after(live).await {
             Ok(limits) => limits,
@@ -194,8 +198,8 @@ impl ReplicatedPool {
                 return false;
             }
         };
-        // The clock sample may have taken long. A caller that stopped waiting meanwhile assumes that its calls are not
-        // sent any more.
+        // The request for the clock sample may have taken long. A caller that has stopped waiting since then assumes
+        // that its calls are not sent any more, so its batch is dropped.
         let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
         let (batches, waiting): (Vec<ReplicatedCalls>, Vec<Answers>) =
             waited_for.map(|job| (job.calls, job.answers)).unzip();
@@ -209,7 +213,8 @@ impl ReplicatedPool {
                 if batch.admission == Admission::Asking {
                     requests.push(Request::Command(&asking));
                 }
-                // The other calls of the batch are of the same script.
+                // All calls of a batch are of the same script, so only the first call may have to carry the script's
+                // text.
                 let load = if n == 0 { batch.load } else { Load::Digest };
                 requests.push(Request::Call { call, load, not_after });
             }
@@ -243,7 +248,8 @@ impl ReplicatedPool {
         is_well
     }
 
-    /// Answers the callers whose batch got no hold. Returns the other batches, which wait for the replicas.
+    /// Sends the answers of each batch without a hold to its caller. Returns the answers of the other batches, which
+    /// wait for the acknowledgement of the replicas.
     fn hand_out(
         &self,
         live: &Arc<OpenConnection>,
@@ -268,7 +274,7 @@ impl ReplicatedPool {
         held_back
     }
 
-    /// Replaces a hold with a fault if too few replicas acknowledged it.
+    /// Replaces the answer to a call by a fault, if it grants a hold that too few replicas have acknowledged.
     fn judge(&self, said: &mut Said, waited: &Result<u64, Fault>, sent: Moment) {
         if !is_hold(said) {
             return;
@@ -283,7 +289,7 @@ impl ReplicatedPool {
 
 type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
 
-/// Sends the answer to its caller, which may have stopped waiting.
+/// Sends the answers to their caller. The caller may have stopped waiting.
 fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
     drop(answers.send(said));
 }
@@ -292,7 +298,7 @@ fn is_hold(said: &Said) -> bool {
     said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
 }
 
-/// Returns true if the primary became a replica during the `WAIT`.
+/// Returns true if `reply` to a `WAIT` says that the primary has become a replica.
 fn is_demoted(reply: &Value) -> bool {
     let says = |error: &ServerError| {
         error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
@@ -300,7 +306,7 @@ fn is_demoted(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if says(error))
 }
 
-/// Reads the answer to `WAIT`: the number of replicas that have all earlier writes of this connection.
+/// Reads the reply to `WAIT`: the number of replicas that have all earlier writes of this connection.
 fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     let words = match reply {
         Value::Int(replicas) => return Ok(u64::try_from(replicas).unwrap_or(0)),
@@ -308,13 +314,14 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
     let details = words.details().unwrap_or_default().to_owned();
-    // The server became a replica during the `WAIT`. The scripts had run before, so no copy can arrive after `sent`.
+    // The server became a replica during the `WAIT`. It had executed the scripts before that, so they cannot run again
+    // later. The time until which a copy may arrive is therefore already over.
     if words.code() == "UNBLOCKED" || details.contains("replica instances") {
         let source = Answer(format!("{} {details}", words.code()));
         return Err(Fault::Unknown { arrives_until: sent, source: Some(Arc::new(source)) });
     }
     Err(match Fault::of_server(&words) {
-        // The scripts have run, so this is no refusal.
+        // Not a refusal of the calls, because the scripts have run.
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
         _ => Fault::Unknown {
             arrives_until: sent,
@@ -323,7 +330,7 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     })
 }
 
-/// Connection that carries batches, or is being dialled. It becomes idle when no batch waits.
+/// Busy connection: it carries batches, or is being dialled. It becomes idle when no batch waits.
 struct ReplicatedConnection {
     pool: Arc<ReplicatedPool>,
     live: Option<Arc<OpenConnection>>,
@@ -357,8 +364,8 @@ impl ReplicatedConnection {
 }
 
 impl Drop for ReplicatedConnection {
-    /// Runs also when the runtime ends. If this was the last connection, the waiting callers learn that nothing was
-    /// sent.
+    /// Counts the connection as no longer busy. Also runs when the runtime ends. If no other connection is busy, the
+    /// waiting callers get a fault, which says that their calls were not sent.
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.busy -= 1;

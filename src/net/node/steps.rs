@@ -1,5 +1,5 @@
-//! Steps of a connection to a server: name lookup, TCP, TLS and greeting. Each step has its own time limit. All
-//! connections take these steps, including those to Sentinels.
+//! Steps that open a connection: name lookup, TCP connect, TLS handshake and greeting. Each step has its own time
+//! limit. All connections take these steps, including connections to Sentinels.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ use crate::net::address::address_of;
 use crate::net::fault::{self, Fault};
 use crate::net::secrets::Secrets;
 
-/// Step of a connection attempt.
+/// Step that opens a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Name,
@@ -29,13 +29,14 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Returns the time limit of the step, in response timeouts.
+    /// Returns the time limit of the step, as a number of response timeouts.
     fn budget(self) -> u32 {
         match self {
-            // A resolver may ask several servers, one after the other.
+            // A resolver may ask several name servers, one after the other.
             Self::Name => 4,
             Self::Tcp | Self::Greeting => 1,
-            // TLS 1.2 takes two round trips. TLS 1.3 does too, if the server wants another key.
+            // TLS 1.2 takes two round trips. TLS 1.3 also takes two if the server wants a key of another kind than the
+            // client sent.
             Self::Tls => 2,
         }
     }
@@ -52,11 +53,11 @@ impl fmt::Display for Step {
     }
 }
 
-/// Steps to one server, and the step that began last.
+/// Time limit for the steps to one server, and the step that began last.
 pub(super) struct Steps {
     response_timeout: Duration,
     last: Mutex<Option<Step>>,
-    /// Memory of the answers that are being read from this server, over all connections.
+    /// Memory of the answers that this process is reading from the server, counted over all connections.
     answer_memory: Arc<AnswerMemory>,
 }
 
@@ -65,13 +66,13 @@ impl Steps {
         Self { response_timeout, last: Mutex::new(None), answer_memory: Arc::default() }
     }
 
-    /// Looks up the addresses of a host. Tests can replace the addresses of `address`.
+    /// Looks up the IP addresses of a host. Tests can choose the result for an `address`.
     pub(super) async fn look_up(&self, address: &str, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialFault> {
         let looking_up = look_up(address, host, port);
         self.take(Step::Name, looking_up).await
     }
 
-    /// Connects to the first of these addresses that answers.
+    /// Connects to all of these addresses at the same time, and returns the connection that is ready first.
     pub(super) async fn connect(&self, addresses: &[SocketAddr]) -> Result<(Stream, SocketAddr), DialFault> {
         if addresses.is_empty() {
             return Err(not_sent(Fault::of_dial(no_address().into())));
@@ -79,12 +80,12 @@ impl Steps {
         self.take(Step::Tcp, Stream::connect_tcp(addresses)).await
     }
 
-    /// Connects to a server on this machine.
+    /// Connects to a server on this machine, through the socket at this path.
     pub(super) async fn connect_path(&self, path: &std::path::Path) -> Result<Stream, DialFault> {
         self.take(Step::Tcp, Stream::connect_path(path)).await
     }
 
-    /// Does the TLS handshake, if the server of this address speaks TLS.
+    /// Does the TLS handshake if the URL of the server requires TLS. Otherwise returns the stream unchanged.
     pub(super) async fn encrypt(
         &self,
         stream: Stream,
@@ -98,7 +99,8 @@ impl Steps {
         shaken.map_err(|fault| not_sent(fault::without_tls(fault.into())))
     }
 
-    /// Logs in, and sends `questions` in the same piece. `check` examines the server's answer to `HELLO`.
+    /// Logs in, and sends `questions` with the same write. `check` examines the server's answer to `HELLO`. Returns the
+    /// connection, the answer to `HELLO`, and the answers to the questions.
     pub(super) async fn log_in(
         &self,
         stream: Stream,
@@ -113,8 +115,8 @@ impl Steps {
             login.iter().for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
-        // Read before the other answers: a server that admits no client sends its reason here, and closes the
-        // connection.
+        // The answer to `HELLO` is read before the other answers. A server that accepts no more clients sends its
+        // reason in this place, and then closes the connection.
         let hello = self.take(Step::Greeting, opening.first()).await?;
         check(hello.clone()).map_err(not_sent)?;
         let mut answers = self.take(Step::Greeting, opening.others()).await?;
@@ -128,7 +130,7 @@ impl Steps {
         Ok((Connection(wire), hello, answers_to_questions))
     }
 
-    /// Takes one step. The fault names the step if the time limit is over.
+    /// Runs one step. If the step takes longer than its time limit, the fault names the step.
     async fn take<T, E: Into<RedisError>>(
         &self,
         step: Step,
@@ -150,16 +152,17 @@ impl Steps {
         DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))))
     }
 
-    /// Returns the fault of a connection that is not ready after `waited`.
+    /// Returns the fault of a connection that is still not open after `waited`.
     pub(super) fn no_connection_within(&self, waited: Duration) -> DialFault {
         let step = *self.last.lock();
         let fault = step.map_or(DialFault::NotSent(None), |step| self.late(step, waited));
-        // A server without TLS reads the handshake as a command, and waits for the end of that command.
+        // A server without TLS reads the TLS handshake as a command, and waits for the rest of this command.
         if step == Some(Step::Tls) { not_sent(fault::without_tls(fault.into())) } else { fault }
     }
 }
 
-/// Asks one question on a new connection. Accepts a server of any kind, since the answer to `question` shows the kind.
+/// Asks one question on a new connection. Accepts servers of any kind, because the answer to `question` shows whether
+/// the server is of the right kind.
 pub(in crate::net) async fn ask_once(
     address: &ConnectionAddr,
     settings: &RedisConnectionInfo,
@@ -200,7 +203,7 @@ async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketA
     Ok(tokio::net::lookup_host((host, port)).await?.collect())
 }
 
-/// Returns the first commands of each connection. They name the user, the database and this library.
+/// Returns the commands that are sent first on each connection. They name the user, the database and this library.
 fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
@@ -212,7 +215,7 @@ fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
         login.push(redis::cmd("SELECT").arg(settings.db()).take());
     }
     for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
-        // The answer is ignored: older servers do not know the command, and some users may not call it.
+        // The answer is ignored, because older servers do not know the command and some users may not call it.
         login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
     }
     login

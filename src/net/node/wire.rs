@@ -1,18 +1,19 @@
-//! Multiplexed connection for all scripts of a runtime. Requests are sent in the order of their callers, and answers
-//! come back in that order.
+//! Multiplexed connection for all requests of a runtime. Requests are sent in the order in which callers append them.
+//! The answers come back in the same order.
 //!
-//! A caller appends its request to the next buffer. If this buffer has at least half of all unanswered requests, the
-//! caller writes it at once. So a lone request does not wait. Otherwise the driver writes the buffer one turn of the
-//! runtime later, with the requests that other callers append meanwhile.
+//! A caller appends its request to a buffer. Then the caller decides whether to write this buffer to the socket at
+//! once. It writes at once if at least half of all unanswered requests are in the buffer, so a lone request does not
+//! wait. Otherwise the driver task writes the buffer one turn of the runtime later. Until then, other callers can
+//! append more requests.
 //!
-//! This rule keeps the number of writes small. The server works on one piece while callers fill the next one. With a
-//! single piece for all requests, server and callers would wait for each other. No task holds the mutex while it
-//! writes, or while it wakes another task.
+//! This rule keeps the number of writes small. It also lets the server work on the requests of one write while callers
+//! fill the buffer for the next write. If all requests were in a single write, server and callers would wait for each
+//! other in turn. No task holds the mutex while it writes or wakes another task.
 //!
-//! [`frames`] decodes a reply that is a single text, as most scripts send it. The parser of the `redis` crate decodes
-//! all other replies.
+//! Most scripts reply with a single text, which [`frames`] decodes. The parser of the `redis` crate decodes all other
+//! replies.
 //!
-//! A push link has a wire of its own. The task that reads it passes each push to the [`PushHandler`] at once, in the
+//! A push link also has a wire. The task that reads this wire passes each push to the [`PushHandler`] at once, in the
 //! order of arrival.
 
 use std::collections::VecDeque;
@@ -45,16 +46,16 @@ mod stream;
 pub(super) use memory::AnswerMemory;
 pub(super) use stream::Stream;
 
-/// Size of one read, and smallest size of the read buffer, in bytes.
+/// Number of bytes of one read, and smallest size of the read buffer.
 const READ_BYTES: usize = 16 << 10;
-/// Largest buffer that is kept after a burst, in bytes.
+/// Largest size at which an empty buffer is kept for later use, in bytes.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 
-/// Futures of the answers to a pipeline, and of the answer to the request behind it.
+/// Two futures: for the answers to a pipeline, and for the answer to the request that was sent after the pipeline.
 pub(super) type AllAndLast<'a> =
     (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
-/// Connection. It ends when this value is dropped, or with the runtime that dialled it.
+/// Multiplexed connection. It ends when this value is dropped, or when the runtime that dialled it ends.
 pub(in crate::net) struct Wire {
     shared: Arc<WireShared>,
     driver: AbortHandle,
@@ -66,9 +67,10 @@ impl Drop for Wire {
     }
 }
 
-/// State that callers and the driver share.
+/// State that the callers and the driver task share.
 struct WireShared {
-    /// Process that owns the socket. A forked copy must not write: two processes on one socket would mix their answers.
+    /// Process that opened the socket. A child process after `fork` must not write to the socket, because answers to
+    /// both processes would be mixed.
     process: Process,
     state: Mutex<WireState>,
     driver: AtomicWaker,
@@ -76,7 +78,7 @@ struct WireShared {
     maps: AtomicUsize,
 }
 
-/// Caller that waits for the slot map of a cluster. The wire counts it while this value exists.
+/// Caller that waits for the slot map of a cluster. The wire counts the caller until this value is dropped.
 struct AwaitedMap<'a>(&'a WireShared);
 
 impl<'a> AwaitedMap<'a> {
@@ -94,69 +96,72 @@ impl Drop for AwaitedMap<'_> {
 
 #[derive(Default)]
 struct WireState {
-    /// `None` after the end, so that the socket closes even if callers keep the connection.
+    /// Write half of the socket. `None` after the end of the connection, so that the socket closes even if callers
+    /// still own this state.
     writer: Option<Arc<Writer>>,
-    /// Bytes of the next write, and the number of callers whose requests they contain.
+    /// Bytes of the next write. `unsent` is the number of requests in these bytes.
     next: Vec<u8>,
     unsent: usize,
-    /// Bytes of the present write, and how many of them the socket has taken.
+    /// Bytes of the present write. `written` is the number of these bytes that the socket has taken.
     current: Vec<u8>,
     written: usize,
     is_writing: bool,
-    /// True if the driver was woken and will check for bytes to write.
+    /// True if the driver was woken and has not checked for bytes to write since then.
     is_driver_called: bool,
-    /// Callers that wait for answers, in the order of their requests. Some may have stopped waiting.
+    /// Callers whose answers have not arrived, in the order of their requests. Some of these callers may have stopped
+    /// waiting.
     waiting: VecDeque<Requester>,
-    /// Reason why the connection ended. Nothing is sent or received after that.
+    /// Reason why the connection ended. Nothing is sent or received after the end.
     end: Option<RedisError>,
     #[cfg(all(test, feature = "_testing"))]
     writes: usize,
 }
 
-/// Answer, and roughly how much memory it takes.
+/// Answer, with the approximate memory that it takes.
 struct Weighed {
     value: Value,
     weight: usize,
-    /// Reservation for that memory if it is large, until the caller has taken the answer.
+    /// Memory reservation for a large answer. It ends when the caller has taken the answer.
     reserved: Option<Reservation>,
 }
 
-/// Answers to a pipeline, and the memory that is reserved for them.
+/// Answers to a pipeline, with the memory reservations for them.
 type Answers = (Vec<Value>, Vec<Reservation>);
 
-/// Caller that waits for one answer, or for the answers to a pipeline.
+/// Caller that waits for one answer, or for all answers to a pipeline.
 enum Requester {
     One(oneshot::Sender<Weighed>),
     All(Box<Pipeline>),
 }
 
 struct Pipeline {
-    /// Number of answers to come.
+    /// Number of answers that the pipeline gets in total.
     count: usize,
     answers: Vec<Value>,
-    /// Memory of the answers.
+    /// Approximate memory of the answers that have arrived, in bytes.
     weight: usize,
     reserved: Vec<Reservation>,
     sender: oneshot::Sender<Answers>,
     of: Of,
 }
 
-/// Content of a pipeline.
+/// Kind of the requests in a pipeline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Of {
     Questions,
-    /// Subscription commands. The server replies to them only if it refuses; it confirms with pushes.
+    /// Commands that subscribe or unsubscribe. The server confirms such a command with a push, and replies only if it
+    /// refuses the command.
     Subscriptions,
 }
 
-/// Complete answer, and the caller that it belongs to.
+/// Complete answer or answers, with the caller to which they belong.
 enum Ready {
     One(oneshot::Sender<Weighed>, Weighed),
     All(Box<Pipeline>),
 }
 
 impl Ready {
-    /// Sends the answer to its caller, which may have stopped waiting.
+    /// Sends the answer to its caller. The caller may have stopped waiting.
     fn hand_over(self) {
         match self {
             Self::One(sender, answer) => drop(sender.send(answer)),
@@ -166,7 +171,8 @@ impl Ready {
 }
 
 impl WireState {
-    /// Takes a push. It may be the confirmation that a caller waits for.
+    /// Takes a push. If the first waiting caller sent subscription commands, the push is one of its answers. Otherwise
+    /// the push is no answer.
     fn take_pushed(&mut self, pushed: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
             Some(Requester::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
@@ -174,8 +180,8 @@ impl WireState {
         }
     }
 
-    /// Assigns the next answer to the first caller that waits. Returns this caller if its answers are complete. Fails
-    /// if no caller waits.
+    /// Assigns the next answer to the first caller that waits. Returns this caller if all its answers have arrived.
+    /// Fails if no caller waits.
     fn take_answer(&mut self, answer: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.pop_front() {
             Some(Requester::One(sender)) => Ok(Some(Ready::One(sender, answer))),
@@ -205,7 +211,7 @@ impl WireState {
         (self.current, self.next, self.written, self.unsent) = (Vec::new(), Vec::new(), 0, 0);
     }
 
-    /// Returns true if the waiting bytes should be written now, without waiting for more.
+    /// Returns true if the appended requests should be written now, instead of one turn of the runtime later.
     fn is_worth_a_piece(&self) -> bool {
         !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
     }
@@ -216,10 +222,10 @@ impl WireState {
 }
 
 impl Wire {
-    /// Opens a wire on a stream, and sends one first question and `count` others.
+    /// Opens a wire on a stream. Sends one first question and `count` further questions, which `encode` appends.
     ///
-    /// The questions are sent before anything is read. A server that admits no client reports that and closes the
-    /// connection. Its report is then the answer to the first question.
+    /// The questions are sent before anything is read. A server that accepts no more clients sends an error and closes
+    /// the connection. This error is then the answer to the first question.
     pub(super) fn open(
         stream: Stream,
         push_handler: PushHandler,
@@ -234,7 +240,7 @@ impl Wire {
         let reservation = Reservation::none(Arc::clone(memory));
         let (sender, first) = oneshot::channel();
         let (pipeline, others) = Requester::of_many(Of::Questions, count);
-        // The driver handles a fault of the stream.
+        // The result is ignored, because the driver task handles errors of the stream.
         drop(shared.send(encode, [Requester::One(sender), pipeline]));
         let driver = WireDriver {
             shared: Arc::clone(&shared),
@@ -248,8 +254,8 @@ impl Wire {
         (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
     }
 
-    /// Sends the request that `encode` appends, and waits for its answer. The request is sent at the first poll. If
-    /// this future is dropped after that, no caller gets the answer.
+    /// Sends the request that `encode` appends, and waits for its answer. The request is sent when the future is polled
+    /// for the first time. If the future is dropped after that, no caller gets the answer.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.shared.send(encode, [Requester::One(sender)])?;
@@ -262,7 +268,7 @@ impl Wire {
         self.ask(encode).await
     }
 
-    /// Sends `count` requests in one piece.
+    /// Sends `count` requests, which `encode` appends, with one write.
     pub(super) async fn ask_all(
         &self,
         of: Of,
@@ -270,7 +276,7 @@ impl Wire {
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<Value>, RedisError> {
         if count == 0 {
-            // Without requests, the pipeline would take the answer of another caller.
+            // A pipeline without requests would take the answer of another caller.
             return Ok(Vec::new());
         }
         let (pipeline, answers) = Requester::of_many(of, count);
@@ -278,12 +284,12 @@ impl Wire {
         answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
 
-    /// Sends `count` requests and one last request in one piece, at once. The answers to the first `count` do not wait
-    /// for the last answer.
+    /// Sends `count` requests and one last request with one write, before this function returns. The first future
+    /// resolves without waiting for the answer to the last request.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
         let ((pipeline, answers), (sender, last)) = (Requester::of_many(Of::Questions, count), oneshot::channel());
-        // Without a connection, `send` drops the senders. Both futures then return the reason.
+        // If the connection has ended, `send` drops the senders. Then both futures return the reason of the end.
         drop(self.shared.send(encode, [pipeline, Requester::One(sender)]));
         let answers = async { answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why()) };
         let last = async { last.await.map(|answer| answer.value).map_err(|_| self.shared.why()) };
@@ -291,7 +297,7 @@ impl Wire {
     }
 }
 
-/// First questions on a wire.
+/// Answers to the first questions on a wire.
 pub(super) struct Opening {
     shared: Arc<WireShared>,
     first: oneshot::Receiver<Weighed>,
@@ -299,7 +305,7 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Returns the answer to the first question. A server that admits no client sends no other answer.
+    /// Returns the answer to the first question. A server that accepts no more clients answers no other question.
     pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
         (&mut self.first).await.map(|answer| answer.value).map_err(|_| self.shared.why())
     }
@@ -335,7 +341,7 @@ impl WireShared {
         state.waiting.extend(requesters);
         state.unsent += N;
         if state.is_worth_a_piece() {
-            // The driver handles a full socket and a broken one.
+            // The result is ignored, because the driver handles a full socket and a broken socket.
             Self::write_once(&mut state).unwrap_or_default();
         }
         let calls = state.has_something_to_write() && !std::mem::replace(&mut state.is_driver_called, true);
@@ -346,7 +352,8 @@ impl WireShared {
         Ok(())
     }
 
-    /// Writes as many bytes as the socket takes now. Unlocks the state during the write, so that callers can append.
+    /// Writes as many bytes as the socket takes now. Unlocks the state during the write, so that callers can append
+    /// requests.
     fn write_once(state: &mut MutexGuard<'_, WireState>) -> io::Result<()> {
         let writer = state.writer()?;
         if state.current.is_empty() {
@@ -372,17 +379,17 @@ impl WireShared {
         wrote.map(drop)
     }
 
-    /// Ends the wire for all callers. Later calls do not change the reason.
+    /// Ends the wire for all callers. If the wire has ended before, the earlier reason stays.
     fn end(&self, reason: RedisError) {
         let mut state = self.state.lock();
         state.end.get_or_insert(reason);
         let (waiting, writer) = (std::mem::take(&mut state.waiting), state.writer.take());
-        // A dropped sender wakes its caller, which must not happen under the mutex.
+        // A dropped sender wakes its caller, so the mutex is released first.
         drop(state);
         drop((waiting, writer));
     }
 
-    /// Returns the size limit for the next answer. It is larger while a caller waits for a slot map.
+    /// Returns the size limit for the next answer. The limit is larger while a caller waits for a slot map.
     fn limit(&self) -> Limit {
         if self.maps.load(Ordering::Acquire) > 0 { Limit::Map } else { Limit::Answer }
     }
@@ -396,14 +403,14 @@ fn closed_error() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
 }
 
-/// Task that reads answers, and writes the bytes that callers have left in the buffers.
+/// Task that reads answers. It also writes the requests that callers have appended without writing them.
 struct WireDriver {
     shared: Arc<WireShared>,
     inbox: Inbox,
-    /// Answers that were read together.
+    /// Answers from the present read that have not been assigned to callers yet.
     answers: Vec<Weighed>,
     ready: Vec<Ready>,
-    /// True if other tasks had a turn since the driver was woken to write.
+    /// True if other tasks have had a turn of the runtime since requests were left in the buffer.
     has_let_others_go_along: bool,
     push_handler: PushHandler,
 }
@@ -424,24 +431,25 @@ impl WireDriver {
         self.shared.end(reason);
     }
 
-    /// Reads and writes as far as possible now. Always reads: a server whose output no client reads may stop reading
-    /// too.
+    /// Reads and writes as much as is possible now. Reads even if there are bytes to write, because a server may stop
+    /// reading while its client does not read.
     fn go_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        // Registered before the check of the buffers, so that a request which comes meanwhile still wakes this task.
+        // The waker is registered before the check of the buffers. So a request that is appended after the check wakes
+        // this task again.
         self.shared.driver.register(cx.waker());
         self.read(cx)?;
         if !self.has_something_to_write() {
             return Ok(());
         }
         if !std::mem::replace(&mut self.has_let_others_go_along, true) {
-            // Other tasks that can run come first, since they may append requests.
+            // Other tasks run first, because they may append further requests for the same write.
             cx.waker().wake_by_ref();
             return Ok(());
         }
         self.has_let_others_go_along = false;
         match self.write(cx) {
-            // The server has closed the connection. It may have sent the reason first, so the driver goes on reading
-            // until the end.
+            // The server has closed the connection. It may have sent the reason before that, so the driver goes on
+            // reading until the end of the stream.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
                 self.shared.state.lock().forget_unsent();
                 Ok(())
@@ -452,7 +460,7 @@ impl WireDriver {
 
     fn has_something_to_write(&self) -> bool {
         let mut state = self.shared.state.lock();
-        // Another write may have taken the request that woke the driver.
+        // A caller may have written the request for which this driver was woken.
         state.is_driver_called = state.has_something_to_write();
         state.is_driver_called
     }
@@ -460,7 +468,8 @@ impl WireDriver {
     fn write(&self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         state.is_driver_called = false;
-        // A task that is writing now checks for more bytes afterwards, and wakes the driver again.
+        // If a caller is writing now, the loop ends. That caller checks for more bytes after its write, and wakes the
+        // driver again.
         while state.has_something_to_write() && !state.is_writing {
             match WireShared::write_once(&mut state) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -488,25 +497,26 @@ impl WireDriver {
                     Frame::Answer(value) => answers.push(Weighed { value, weight, reserved }),
                     Frame::Pushed(pushed, value) => {
                         answers.extend(value.map(|value| Weighed { value, weight, reserved }));
-                        // Assigned before the handler runs. The handler may send a request, and this push must not
-                        // become its answer.
+                        // The answers before this push are assigned to their callers first. The handler may send a
+                        // request, and this push must not count as the answer to that request.
                         Self::hand_out(shared, answers, ready, push_handler)?;
                         push_handler.on_push(pushed);
                     }
-                    // Push of another kind.
+                    // Push that is not about a channel.
                     Frame::Other => {}
                 }
                 Ok(())
             })?;
             Self::hand_out(shared, answers, ready, push_handler)?;
-            // Callers get their answers after the handler has seen the pushes that came before.
+            // Callers get their answers last, after the handler has seen all pushes of this read. So no caller acts on
+            // an answer before the handler has seen an earlier push.
             ready.drain(..).for_each(Ready::hand_over);
         }
         Ok(())
     }
 
-    /// Assigns answers to callers. Fails if there are more answers than requests; then no caller gets an answer of this
-    /// read. On a push link, surplus answers are ignored instead.
+    /// Assigns answers to the callers that wait. Fails if there are more answers than requests, and then no caller gets
+    /// an answer from this read. On a push link, surplus answers are ignored.
     fn hand_out(
         shared: &WireShared,
         answers: &mut Vec<Weighed>,
@@ -518,8 +528,8 @@ impl WireDriver {
         }
         let mut state = shared.state.lock();
         for answer in answers.drain(..) {
-            // An unsubscription by the server looks like the answer to a caller that unsubscribes. The true answer is
-            // then left over, and ignored here.
+            // If the server ends a subscription itself, its push looks like the answer to a caller that unsubscribes.
+            // The true answer is then a surplus answer, which is ignored here.
             if state.waiting.is_empty() && push_handler.is_subscribing() {
                 continue;
             }
@@ -531,27 +541,28 @@ impl WireDriver {
 }
 
 impl Drop for WireDriver {
-    /// Ends the wire. Runs also when the runtime ends, or when the last owner drops the connection.
+    /// Ends the wire. This also happens when the runtime ends, or when the last owner drops the connection.
     fn drop(&mut self) {
         self.end(closed_error());
     }
 }
 
-/// Bytes that were received and are not decoded yet.
+/// Buffer for bytes that were received and not decoded yet.
 struct Inbox {
     reader: Reader,
     bytes: Vec<u8>,
     filled: usize,
-    /// Progress in measuring the answer that begins at the first byte.
+    /// Progress of the measurement of the answer that begins at the first byte.
     scan: Scan,
-    /// Memory reservation for that answer.
+    /// Memory reservation for the answer that begins at the first byte.
     reservation: Reservation,
 }
 
 impl Inbox {
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.filled == self.bytes.len() {
-            // A longer answer was refused at its head. So the longest allowed answer and one read are enough.
+            // A longer answer is refused as soon as its length is known. So the buffer needs space for the longest
+            // allowed answer and one read.
             let longest = MAX_BYTES + READ_BYTES;
             if self.filled >= longest {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that is too long")));
@@ -576,7 +587,8 @@ impl Inbox {
             take(frame, self.scan.weight(), self.reservation.hand_over())?;
         }
         self.reservation.change(self.scan.announced_bytes())?;
-        // Moves nothing while an answer arrives in pieces: each piece would move all bytes that came before it.
+        // Decoded bytes are removed only if a whole answer was decoded. While one long answer arrives in pieces, no
+        // bytes are moved, because each piece would move all earlier pieces again.
         if begin > 0 {
             self.bytes.copy_within(begin..self.filled, 0);
             self.filled -= begin;

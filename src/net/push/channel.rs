@@ -1,4 +1,4 @@
-//! Channel, and its listeners.
+//! Channel with its listeners.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Deref;
@@ -13,14 +13,15 @@ use crate::base::panics::catch_panic;
 use crate::base::recalls::{Recall, Recalls};
 use crate::net::ReadNotification;
 
-/// Number of a link. It is small, since each channel stores one.
+/// Number of a link. It is stored in few bytes, because each channel stores such a number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct LinkId(NonZeroU32);
 
 impl LinkId {
     pub(super) const FIRST: Self = Self(NonZeroU32::MIN);
 
-    /// Returns the next number. A process needs few of them, for its nodes and runtimes, and never reaches the end.
+    /// Returns the next number. A process needs few numbers, because it has few nodes and runtimes. So the numbers
+    /// never run out.
     pub(super) fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -30,18 +31,18 @@ pub(super) struct Channel {
     pub(super) slot: u16,
     pub(super) read: ReadNotification,
     pub(super) purpose: Purpose,
-    /// True if the server has confirmed the subscription on the connection of the owner link.
+    /// True if the server has confirmed the subscription on the present connection of the owner link.
     pub(super) is_confirmed: bool,
     pub(super) listeners: Listeners,
-    /// Number among the lingering channels. `None` if this channel does not linger.
+    /// Number of this channel among the lingering channels. `None` if this channel does not linger.
     pub(super) lingers: Option<NonZeroU64>,
-    /// Owner link: the link to the owner of the channel's slot.
+    /// Link to the owner of the channel's slot. `None` if there is no such link.
     pub(super) owner_link: Option<LinkId>,
-    /// Refusals since the last confirmation.
+    /// Refusals of the subscription by the server since its last confirmation.
     pub(super) refused: Option<Box<Refused>>,
 }
 
-/// Listeners of one channel. There are few, and usually one, which needs no allocation of its own.
+/// Listeners of one channel. Usually there is one listener, which is stored without an allocation of its own.
 pub(super) enum Listeners {
     Nobody,
     One((NonZeroU64, Listener)),
@@ -85,26 +86,26 @@ impl FromIterator<(NonZeroU64, Listener)> for Listeners {
 #[derive(Default)]
 pub(super) struct Refused {
     pub(super) times: u32,
-    /// Time before which the process does not subscribe the channel again.
+    /// Time before which this process does not subscribe to the channel again.
     pub(super) not_before: Option<Instant>,
 }
 
-/// Recipient of published messages.
+/// Receiver of the messages that are published on a channel.
 #[derive(Clone)]
 pub(super) enum Listener {
-    /// Waiter for the lock.
+    /// Waiter for the lock, by the sender of its notification queue.
     Waiter(mpsc::Sender<Notification>),
-    /// Process with a cached hold of the lock. It does not report when it drops the hold. The maintenance task finds
-    /// that.
+    /// Handler of recalls, for a process with a cached hold of the lock. The process does not report that it has
+    /// dropped the hold. The maintenance task finds that out.
     Holder(Weak<Recalls>),
 }
 
 /// Purpose of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
-    /// Notifications for waiters.
+    /// Notifications for waiters of the lock.
     Turns,
-    /// Recalls of cached holds.
+    /// Recalls of cached holds of the lock.
     Recalls,
 }
 
@@ -129,7 +130,8 @@ impl Listener {
 
     fn on_notification(self, notification: &Notification, now: Moment) {
         match (&self, notification) {
-            // A waiter that has left needs no notification. A waiter with a full queue asks the server anyway.
+            // The result is ignored. A waiter that has left needs no notification, and a waiter with a full queue will
+            // ask the server anyway.
             (Self::Waiter(waiter), notification) => drop(waiter.try_send(notification.clone())),
             (Self::Holder(_), Notification::Called { token, id }) => {
                 if let Some(recalls) = self.recalls() {
@@ -140,7 +142,8 @@ impl Listener {
         }
     }
 
-    /// Returns true if the cached hold is gone. A waiter unsubscribes itself instead.
+    /// Returns true for the listener of a cached hold that is gone. Returns false for a waiter, because a waiter
+    /// unsubscribes itself.
     fn has_left(&self) -> bool {
         matches!(self, Self::Holder(_)) && !self.has_cached_hold()
     }
@@ -169,7 +172,8 @@ impl Channel {
         self.listeners = there.chain([(number, listener)]).collect();
     }
 
-    /// Removes a listener. The caller must drop it while no lock is held, since the last sender wakes its receiver.
+    /// Removes a listener. The caller must drop the returned listener while no lock is held, because a dropped sender
+    /// wakes its receiver.
     pub(super) fn remove(&mut self, number: NonZeroU64) -> Option<Listener> {
         let place = self.listeners.iter().position(|(of, _)| *of == number)?;
         let mut listeners = self.listeners.take();
@@ -193,14 +197,15 @@ impl Channel {
         self.listeners.iter().filter_map(|(_, listener)| listener.recalls())
     }
 
-    /// Notes that messages may be missed from now on. Adds the recall handlers that depended on them to `broken`.
+    /// Notes that messages of this channel may be missed from now on. Adds the recall handlers with live subscriptions
+    /// to `broken`.
     pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Recalls>>) {
         self.is_confirmed = false;
         broken.extend(self.recalls().filter(|recalls| recalls.on_lost()));
     }
 }
 
-/// Notification for the listeners of a channel. It is passed on while no lock is held.
+/// Notification with the listeners of its channel. It is passed to the listeners while no lock is held.
 pub(super) struct ChannelNotification {
     notification: Notification,
     listeners: Vec<Listener>,
@@ -209,7 +214,8 @@ pub(super) struct ChannelNotification {
 impl ChannelNotification {
     pub(super) fn tell(self, now: Moment) {
         for listener in self.listeners {
-            // Wakers and subscribers of `tracing` are the user's code. If they panic, the link must go on for others.
+            // Listeners call wakers and subscribers of `tracing`, which are the user's code. If this code panics, the
+            // link must go on working for the other listeners.
             catch_panic(|| listener.on_notification(&self.notification, now));
         }
     }
@@ -246,7 +252,7 @@ mod tests {
 
     #[test]
     fn channel_is_small() {
-        // There is one channel for each cached hold.
+        // A process may have very many channels, because each cached hold has one.
         assert!(size_of::<Channel>() <= 56, "{} bytes", size_of::<Channel>());
         assert!(size_of::<(NonZeroU64, Listener)>() <= 24);
     }

@@ -1,12 +1,12 @@
-//! Link: a connection to one node that owns channels. Its task makes the subscriptions of the server equal to the
-//! wanted ones.
+//! Link: a connection to one node for subscriptions, with the task that serves it. The task makes the subscriptions of
+//! the server equal to the channels that are wanted on the link.
 //!
-//! Commands are sent in batches, one batch at a time, with one channel in each command. Pushes confirm subscriptions,
-//! so a reply matters only if it is a refusal. A refusal names no channel, but its position in the batch identifies the
-//! channel.
+//! The task sends commands in batches, and one batch at a time. Each command has one channel. The server confirms a
+//! subscription with a push, so the task examines a reply only if it is a refusal. A refusal does not name its channel.
+//! The channel is known from the position of the refusal among the replies to the batch.
 //!
-//! An unsolicited `sunsubscribe` looks like a reply. So the connection is replaced if anything in a batch is not the
-//! reply to its own command.
+//! A `sunsubscribe` that the server sends without a request looks like a reply, so the positions may be wrong.
+//! Therefore the task replaces the connection if an answer in a batch does not fit its command.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,24 +26,25 @@ use crate::net::fault::{self, Fault};
 use crate::net::node::{Connection, DialFault, Node, Request};
 use crate::net::pushed::Pushed;
 
-/// Limit for commands in one batch.
+/// Limit for the number of commands in one batch.
 const MAX_BATCH: usize = 128;
-/// First and longest pause before the next dial, if the last connection failed at once. A connection that lasted for
-/// the longest pause is replaced at once.
+/// First pause before the next dial, if the last connection was soon lost. The pauses then grow up to [`MAX_REDIAL`]. A
+/// connection that lasted at least that long is replaced without a pause.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
 const MAX_REDIAL: Duration = Duration::from_secs(1);
-/// Pause between two questions for the role of a single node, while a waiter waits. A primary that becomes a replica
-/// keeps its connections, and does not report the change. A waiter itself asks only once a second.
+/// Pause between two questions to a single node about its role, while a waiter waits. The questions are necessary
+/// because a primary that becomes a replica keeps its connections open and does not report the change. A waiter would
+/// notice the change later, because it asks the server only once a second.
 const ROLE_PAUSE: Duration = Duration::from_millis(400);
-/// First and longest pause before the next attempt for a channel whose owner is not known.
+/// First and longest pause before the next attempt to subscribe a channel whose owner is not known.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
 const MAX_AGAIN: Duration = Duration::from_millis(500);
-/// First and longest pause before the next attempt for a channel that the server refuses. Only an operator can change
-/// that.
+/// First and longest pause before the next attempt to subscribe a channel that the server refuses. The pauses are long,
+/// because only an operator can remove the cause.
 const REFUSED_FIRST: Duration = Duration::from_millis(500);
 const MAX_REFUSED: Duration = Duration::from_secs(5);
 
-/// Task of a link.
+/// Task that serves a link.
 pub(super) struct LinkRun {
     shared: Arc<PushShared>,
     link: LinkId,
@@ -51,7 +52,7 @@ pub(super) struct LinkRun {
     wake: Arc<Notify>,
 }
 
-/// Reason why a connection was given up.
+/// Reason why the connection of a link was given up.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
     #[error("the connection was closed")]
@@ -72,24 +73,24 @@ enum Verb {
     Unsubscribe,
 }
 
-/// Reason why the task checks a channel.
+/// Reason why the task takes a channel into a batch: it may have changed, or it is due for a regular new subscription.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Look {
     New,
     Again,
 }
 
-/// Command for one channel.
+/// Command for one channel: its verb, and the name of the channel.
 type Command = (Verb, Arc<str>);
 
-/// Deadlines of the task, and channels that it handles later.
+/// Deadlines of the task for one connection, and the channels that it will handle later.
 struct LinkDeadlines {
     refresh_at: Instant,
     ping_at: Instant,
     role_at: Instant,
-    /// Channels to subscribe once more, although they are confirmed.
+    /// Channels to subscribe again, although the server has confirmed them.
     again: Vec<Arc<str>>,
-    /// Refused channels, by the time of the next attempt.
+    /// Channels that the server refused, in the order of the times of their next attempts.
     refused: BTreeSet<(Instant, Arc<str>)>,
 }
 
@@ -98,7 +99,7 @@ impl LinkRun {
         Self { shared, link, node, wake }
     }
 
-    /// Serves the link until its task is aborted, or the link is removed.
+    /// Serves the link until the task is aborted or the link is removed.
     pub(super) async fn run(self) {
         let mut pause = Duration::ZERO;
         loop {
@@ -112,7 +113,8 @@ impl LinkRun {
             events::link_lost(self.node.address(), &lost);
             match lost {
                 Lost::Unused => return,
-                // Waiters notice a silent node as well, but there may be few of them.
+                // A waiter marks a silent node as suspect as well. This is done here too, because there may be few
+                // waiters or none.
                 Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
                 Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
             }
@@ -124,7 +126,7 @@ impl LinkRun {
         }
     }
 
-    /// Serves one connection until it is lost.
+    /// Dials one connection, and serves it until it is lost.
     async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
         let origin = self.begin()?;
         let connection = self.dial(origin).await?;
@@ -159,7 +161,8 @@ impl LinkRun {
         subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
     }
 
-    /// Pings the node if that is due and cached holds may depend on this link. Returns true if they may depend on it.
+    /// Pings the node, if a ping is due and a cached hold may depend on this link. Returns true if a cached hold may
+    /// depend on it.
     async fn ping(
         &self,
         connection: &Connection,
@@ -179,10 +182,9 @@ impl LinkRun {
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
             match fault::reply(pong) {
-                // No server redirects a ping, or gives it any other answer. So this reply belongs to an earlier
-                // command.
+                // A ping has no key, so no server redirects it. This reply must belong to an earlier command.
                 Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
-                // A refusal of the ping is an answer too.
+                // A server that refuses the ping has answered as well.
                 Ok(Value::SimpleString(_)) | Err(_) => fresh.on_answer(sent),
                 Ok(_) => return Err(Lost::Surprise),
             }
@@ -190,8 +192,8 @@ impl LinkRun {
         Ok(true)
     }
 
-    /// Asks a single node whether it is still a primary, if that is due and a waiter waits. Returns true if the node is
-    /// to be asked again later.
+    /// Asks a single node whether it is still a primary, if the question is due and a waiter waits. Returns true for a
+    /// single node, which must be asked again later.
     async fn ask_role(&self, connection: &Connection, deadlines: &mut LinkDeadlines) -> Result<bool, Lost> {
         let waits = |subscriptions: &Subscriptions| {
             let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
@@ -212,7 +214,8 @@ impl LinkRun {
         Ok(true)
     }
 
-    /// Begins a new connection. Nothing is subscribed on it, and all channels of the link are wanted.
+    /// Prepares the link for a new connection. No channel is subscribed on the new connection, so all channels of the
+    /// link must be checked.
     fn begin(&self) -> Result<Origin, Lost> {
         let subscriptions = &mut *self.shared.subscriptions.lock();
         let connection = subscriptions.next_number().get();
@@ -221,7 +224,7 @@ impl LinkRun {
         link.lost = None;
         link.awaited.clear();
         link.must_prove = false;
-        // Cached holds must not depend on the earlier connection any more.
+        // A new value replaces the old one, so that cached holds cannot depend on the earlier connection any more.
         link.fresh = Arc::new(Liveness::until(link.node.id(), Moment::from_nanos(0)));
         link.asked = None;
         link.proven = None;
@@ -232,7 +235,8 @@ impl LinkRun {
     }
 
     async fn dial(&self, origin: Origin) -> Result<Connection, Lost> {
-        // Weak references avoid a cycle, since the task owns the connection.
+        // The references are weak, because a cycle would form otherwise: this task owns the connection, and the
+        // connection owns these handlers.
         let (for_loss, for_push) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
         let on_loss = move || for_loss.upgrade().into_iter().for_each(|shared| shared.lose(origin));
         let on_push =
@@ -250,16 +254,17 @@ impl LinkRun {
         }
         if now >= deadlines.refresh_at {
             deadlines.refresh_at = now + self.shared.pace.refresh;
-            // Channels of recalls are not subscribed again, since there may be many. Instead, pings check them before a
-            // cached hold depends on them.
+            // Only channels of waiters are subscribed again, because there may be many channels of recalls. For
+            // channels of recalls, pings show whether the connection still works.
             let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
             deadlines.again = of_waiters.chain(&link.leftovers).cloned().collect();
-            // A replica also confirms subscriptions, so Sentinels are asked for the primary here. In a cluster, waiters
-            // ask the node itself once a second, and notice a replica.
+            // A replica also confirms subscriptions, so the confirmations do not show that this node is still the
+            // primary. Sentinels are therefore asked for the primary here. In a cluster this is not necessary, because
+            // each waiter asks the node once a second, and a replica then redirects the waiter.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
-            // One channel is enough, since any answer proves the connection.
+            // One channel is enough, because one answer on this connection proves that its server is still there.
             let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             deadlines.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
         }
@@ -311,7 +316,8 @@ impl LinkRun {
             let details = error.details().unwrap_or_default().to_owned();
             match (verb, fault::reply(Value::ServerError(error))) {
                 (Verb::Subscribe, Err(fault)) => self.on_refusal(channel, fault, &details)?,
-                // The slot has moved, and the server has ended the subscription.
+                // A refused unsubscription means that the slot has moved. The server has then ended the subscription
+                // itself.
                 (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
                 (Verb::Subscribe, Ok(_)) => {}
             }
@@ -319,7 +325,8 @@ impl LinkRun {
         Ok(())
     }
 
-    /// Handles the refusal of a channel. Tries again at the owner that is known then, with growing pauses.
+    /// Handles the refusal of a channel. Subscribes the channel again after a pause, at the owner that is known by
+    /// then. The pauses grow.
     fn on_refusal(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
         let (first, longest) = match fault {
             Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => {
@@ -336,10 +343,12 @@ impl LinkRun {
         };
         let slot = channel.slot;
         if is_redirect && details.split(' ').next() != Some(&slot.to_string()) {
-            // This reply belongs to an earlier command, in whose place an unsolicited push was counted.
+            // The redirect is about another slot, so this reply belongs to an earlier command. A push without a request
+            // was counted as the answer to that command.
             return Err(Lost::Surprise);
         }
-        // The first redirect is followed at once. Later redirects wait, since two nodes may name each other.
+        // The first redirect is followed without a pause. Later redirects are followed after a pause, because two nodes
+        // may name each other as the owner.
         let refused = channel.refused.get_or_insert_default();
         let doublings = if is_redirect { refused.times.checked_sub(1) } else { Some(refused.times) };
         let pause = doublings.map(|doublings| first.saturating_mul(1 << doublings.min(16)).min(longest));
@@ -366,7 +375,7 @@ impl LinkRun {
 }
 
 impl LinkRun {
-    /// Logs a refusal. Waits get longer without a subscription, and no other message gives the reason.
+    /// Logs a refusal. Without a subscription waiters wait longer, and only this log message gives the reason.
     fn tell_refusal(&self, message: &str) {
         let node = self.node.address();
         if message.starts_with("NOPERM") && !self.shared.is_refusal_told.swap(true, Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Maintenance task: moves channels to the owners of their slots, and ends channels without a listener.
+//! Maintenance task: moves channels to the owners of their slots, and removes channels that have lingered long enough.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,14 +12,15 @@ use super::channel::{Channel, Listeners, Purpose};
 use super::{PushShared, Subscriptions};
 use crate::net::slots::SlotMap;
 
-/// Pause between two checks of the channels that linger. A listener that leaves wakes no task.
+/// Longest pause between two checks of the channels. Regular checks are necessary, because a listener that leaves wakes
+/// no task.
 const LOOK: Duration = Duration::from_secs(1);
-/// First pause while a channel has no owner link.
+/// First pause between two checks while a channel has no owner link.
 const MIN_LINK_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum MaintenanceOutcome {
-    /// No channel is left.
+    /// No channel exists any more, so the task ends.
     Nothing,
     /// Every channel has an owner link.
     Order,
@@ -37,8 +38,8 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
     }
 }
 
-/// Running maintenance task. If this value is dropped early, the runtime has ended, and no task reads messages any
-/// more.
+/// Guard of the running maintenance task. If it is dropped before the task ends itself, the runtime has ended, and no
+/// task reads messages any more.
 struct Runs(Option<Arc<PushShared>>);
 
 impl Runs {
@@ -109,14 +110,15 @@ impl PushShared {
         }
         drop(subscriptions);
         self.notify_break();
-        // The server ends the subscriptions with the connection.
+        // No unsubscription is necessary, because the server ends all subscriptions of a closed connection.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found
     }
 }
 
 impl Subscriptions {
-    /// Lets channels linger whose cached hold is gone. The holder does not report that.
+    /// Lets channels of recalls linger if their cached holds are gone. The task must search for them, because a process
+    /// does not report that it drops a cached hold.
     pub(super) fn note_dropped_holds(&mut self) {
         let is_left = |channel: &Channel| {
             channel.purpose == Purpose::Recalls && channel.lingers.is_none() && !channel.has_cached_hold()

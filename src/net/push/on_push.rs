@@ -1,4 +1,4 @@
-//! Pushes on a link, handled by the task that reads the connection.
+//! Handling of the pushes on a link. The task that reads the connection calls these functions.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::base::lease::{ClockSample, Moment};
 use crate::net::pushed::Pushed;
 
 impl PushShared {
-    /// Handles one push of a server.
+    /// Handles one push of a server. `from` is the connection on which it arrived.
     pub(super) fn take(&self, from: Origin, pushed: Pushed<'_>) {
         match pushed {
             Pushed::Message { channel, message } => self.deliver(from, channel, message),
@@ -20,7 +20,7 @@ impl PushShared {
     }
 
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
-        // The lock is released at the end of this line, before wakers of users run.
+        // The lock is released at the end of this statement, before wakers of users run.
         let notification = self.read(&mut self.subscriptions.lock(), from, name, message);
         if let Some(notification) = notification {
             notification.tell(self.clock.now());
@@ -36,8 +36,8 @@ impl PushShared {
     ) -> Option<ChannelNotification> {
         let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
         let is_of_owner_link = channel.owner_link == Some(from.link);
-        // Messages on a connection that was given up do not count. The next confirmation makes the waiters ask again
-        // instead.
+        // Messages on a connection that was given up do not count. Nothing is lost, because the waiters ask the server
+        // again after the next confirmation.
         let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
         let clock_sample = if is_of_owner_link { self.clock_sample(link) } else { None };
         Some(channel.notification((channel.read)(message, clock_sample)))
@@ -59,13 +59,15 @@ impl PushShared {
         match confirmed {
             Confirmation::Wanted(notification) => notification.tell(self.clock.now()),
             Confirmation::NotWanted => {}
-            // Each such channel would need an unsubscription. A server that sends confirmations without end would make
-            // this process store names and send requests without end.
+            // This process would have to unsubscribe from each such channel. A server that sends such confirmations
+            // without end would make the process store names and send requests without end. So the connection is
+            // replaced.
             Confirmation::Unasked => self.replace(from, Lost::Surprise),
         }
     }
 
-    /// Handles the end of a subscription. If this process did not request that end, the slot has most likely moved.
+    /// Handles the end of a subscription. If this process did not request the end, the slot has most likely moved, so
+    /// the slot map is refreshed.
     fn on_unsubscribed(&self, from: Origin, channel: &str) {
         let now = self.clock.now();
         let is_wanted = self.subscriptions.lock().note_unsubscribed(from, channel, now);
@@ -79,7 +81,7 @@ impl PushShared {
         self.replace(from, Lost::Closed);
     }
 
-    /// Gives the connection up. Later pushes on it do not count.
+    /// Gives up a connection. Pushes that arrive on this connection later do not count.
     fn replace(&self, from: Origin, lost: Lost) {
         let mut subscriptions = self.subscriptions.lock();
         if let Some(link) = subscriptions.current(from) {
@@ -92,22 +94,23 @@ impl PushShared {
     }
 }
 
-/// Outcome of a confirmation that a server has pushed.
+/// Meaning of a confirmation that a server has pushed.
 pub(super) enum Confirmation {
     Wanted(ChannelNotification),
-    /// The channel is not wanted on this link any more, or the connection was given up.
+    /// The channel is no longer wanted on this link, or the connection was given up.
     NotWanted,
-    /// No confirmation of the channel was expected.
+    /// This process expected no confirmation of the channel.
     Unasked,
 }
 
 impl Subscriptions {
-    /// Returns the link that a push comes from, unless its connection was given up.
+    /// Returns the link on which a push arrived. Returns `None` if the connection of the push was given up.
     pub(super) fn current(&mut self, from: Origin) -> Option<&mut Link> {
         self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
     }
 
-    /// Notes the end of a subscription. Returns true if the channel is still wanted on this link.
+    /// Notes the end of a subscription. Returns true if the channel is still wanted on this link, so that it must be
+    /// subscribed again.
     fn note_unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
         let Some(link) = self.current(from) else {
             return false;
@@ -119,8 +122,8 @@ impl Subscriptions {
         let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
         let is_wanted = was_confirmed || was_left_over && entry.owner_link == Some(from.link);
         if is_wanted {
-            // Only subscriptions that the server ended count against the limit. This process itself has ended a
-            // leftover.
+            // The rate limit counts only subscriptions that the server ended without a request. If the channel was left
+            // over, this process requested the end itself.
             let again =
                 if was_confirmed { self.current(from).and_then(|link| link.subscribes_again_at(now)) } else { None };
             if let Some(entry) = self.channels.get_mut(channel) {
@@ -141,22 +144,23 @@ impl Subscriptions {
         let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
             return Confirmation::NotWanted;
         };
-        // Usually the first, since confirmations come in the order of the commands.
+        // Usually finds the first entry, because confirmations arrive in the order of the commands.
         let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
             return Confirmation::Unasked;
         };
         link.awaited.remove(place);
-        // Set here already, since a message may come next. Only the last commands are under way.
+        // Set now, because the next push may be a message that needs this value. `asked` belongs to the answered
+        // command, because only one batch of commands is under way at a time.
         link.proven = link.asked;
         let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.owner_link == Some(from.link)) else {
-            // The channel has moved meanwhile, or is no longer wanted.
+            // The channel has moved to another link since the command was sent, or is no longer wanted.
             let name = name.into();
             link.look_at(&name);
             link.leftovers.insert(name);
             return Confirmation::NotWanted;
         };
         link.leftovers.remove(name);
-        // A channel that stayed confirmed has missed nothing.
+        // If the channel was confirmed before, no message was missed, so the recall handlers need no new confirmation.
         let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
         let handlers = channel.recalls().filter(|_| !was_confirmed);
         if handlers.map(|recalls| recalls.on_confirmed(link.subscription(epoch))).count() > 0 {

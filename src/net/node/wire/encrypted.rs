@@ -1,7 +1,8 @@
-//! Read and write halves of an encrypted stream.
+//! Read half and write half of an encrypted stream.
 //!
-//! A TLS session has one state for both directions, so the halves share it behind a mutex. A task holds the mutex while
-//! it encrypts or decrypts bytes and hands them to the socket, and never while it waits.
+//! A TLS session has one state for both directions, so the halves share the session behind a mutex. A task holds the
+//! mutex while it encrypts or decrypts bytes and passes them to or from the socket. No task holds the mutex while it
+//! waits.
 
 use std::io;
 use std::pin::Pin;
@@ -15,14 +16,16 @@ use tokio_rustls::client::TlsStream;
 
 struct Session {
     stream: TlsStream<TcpStream>,
-    /// Number of bytes of the present piece that the session has taken. The socket may not have all of them.
+    /// Number of bytes of the present piece that the session has taken. The session may not have passed all of them to
+    /// the socket.
     taken: usize,
 }
 
-/// Half that reads.
+/// Read half, which decrypts.
 pub(super) struct Half(Arc<Mutex<Session>>);
 
-/// Half that encrypts and writes. Dropping it sends nothing: after a fork the socket may belong to the parent process.
+/// Write half, which encrypts. A drop of this value sends nothing, because after a `fork` the socket may belong to the
+/// parent process.
 pub(in crate::net::node) struct Writer(Arc<Mutex<Session>>);
 
 pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
@@ -31,14 +34,14 @@ pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
 }
 
 impl Writer {
-    /// Writes all of a piece, or reports `WouldBlock`. After `WouldBlock`, the caller passes the same piece again, from
-    /// its beginning.
+    /// Writes a whole piece, or returns `WouldBlock`. After `WouldBlock`, the caller must pass the same piece again,
+    /// from its beginning.
     ///
-    /// The session may take bytes before the socket does. If the write succeeded then, these bytes would go out only
-    /// with the next piece, which may never come.
+    /// The session may take bytes before the socket takes them. If this function then reported success, the bytes would
+    /// stay in the session until the next piece is written. That piece may never come.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let session = &mut *self.0.lock();
-        // Nothing to wake here: the driver waits for a full socket with its own waker.
+        // No waker is needed, because the driver waits with `poll_writable` while the socket is full.
         let cx = &mut Context::from_waker(Waker::noop());
         let mut stream = Pin::new(&mut session.stream);
         while let Some(rest) = bytes.get(session.taken..).filter(|rest| !rest.is_empty()) {
@@ -54,7 +57,7 @@ impl Writer {
         Ok(bytes.len())
     }
 
-    /// Resolves when the socket may take bytes again.
+    /// Returns ready when the socket may take bytes again.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.lock().stream.get_ref().0.poll_write_ready(cx)
     }
@@ -64,7 +67,8 @@ impl AsyncRead for Half {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = ready!(Pin::new(&mut self.0.lock().stream).poll_read(cx, into));
         Poll::Ready(match read {
-            // An end without the close notification of TLS hides no truncation, since answers state their length.
+            // The server may close the connection without the close notification of TLS. That cannot hide a truncated
+            // answer, because each answer states its length.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             read => read,
         })

@@ -1,7 +1,7 @@
-//! Frames of RESP3: finds the end of each answer.
+//! Frames of the protocol RESP3. This module finds the end of each frame, which is an answer or a push.
 //!
-//! Most scripts reply with a single text. This module decodes such texts, and the messages of channels. It only
-//! measures all other frames, and the `redis` crate decodes them.
+//! Most scripts reply with a single text. This module decodes such texts and the messages of channels. It only measures
+//! all other frames, and the `redis` crate decodes them.
 //!
 //! Source: the specification of RESP3.
 
@@ -12,29 +12,30 @@ use redis::Value;
 use super::memory::MAX_TOGETHER;
 use crate::net::pushed::Pushed;
 
-/// Limit for the depth of nested lists. Answers to our requests have only a few levels.
+/// Limit for the depth of nested lists. The answers to this library's requests have only a few levels.
 const MAX_DEPTH: usize = 32;
-/// Longest answer in bytes. The longest expected answer is the slot map of a large cluster, with a few megabytes.
+/// Longest answer, in bytes. The longest expected answer is the slot map of a large cluster, which has a few megabytes.
 pub(super) const MAX_BYTES: usize = 6 << 20;
 /// Longest text within an answer, in bytes.
 const MAX_TEXT: usize = 4 << 20;
-/// Memory of one element: the value, and the overhead of its allocation.
+/// Memory of one list element in bytes: the size of its value, and the overhead of one allocation.
 const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
-/// Longest line in bytes. A line is a number, or the text of an error.
+/// Longest line, in bytes. A line holds a number or the text of an error.
 const MAX_LINE: usize = 64 << 10;
 
-/// Limit for the size of an answer.
+/// Limit for the memory of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Limit {
     #[default]
     Answer,
-    /// Slot map of a cluster. The largest expected map has one range for each slot, and one replica in each range.
+    /// Limit for the slot map of a cluster. The largest expected map has one range for each slot, with one replica in
+    /// each range.
     Map,
 }
 
 impl Limit {
-    /// Returns the limit for the memory of an answer: its bytes as received, its bytes as decoded, and the overhead of
-    /// each element.
+    /// Returns the limit, in bytes. It covers the bytes of the answer as received, its bytes as decoded, and the
+    /// overhead of each list element.
     pub(super) fn weight(self) -> usize {
         match self {
             Self::Answer => 12 << 20,
@@ -43,44 +44,47 @@ impl Limit {
     }
 }
 
-/// Frame that a server sent.
+/// Frame that a server has sent.
 #[derive(PartialEq, Debug)]
 pub(super) enum Frame<'a> {
     Answer(Value),
-    /// Push, and its decoded value. A message of a channel has no value; another push may be a confirmation that a
-    /// caller waits for.
+    /// Push about a channel, with its decoded value. The value is `None` for a message. Other pushes need the value,
+    /// because they may confirm the command of a caller that waits.
     Pushed(Pushed<'a>, Option<Value>),
-    /// Push of an unknown kind.
+    /// Push that is not about a channel.
     Other,
 }
 
-/// Reads the frame at the start of the bytes, and its length. `None` if the end of the frame has not arrived.
+/// Reads the frame at the start of the bytes. Returns the frame and its length, or `None` if the end of the frame has
+/// not arrived.
 #[cfg(all(test, feature = "_testing"))]
 pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
     Scan::default().first(bytes)
 }
 
-/// Progress in measuring an answer that arrives in pieces. Each call continues where the last one stopped.
+/// Progress of the measurement of an answer that arrives in pieces. Each call continues where the previous call
+/// stopped.
 #[derive(Default)]
 pub(super) struct Scan {
     pub(super) limit: Limit,
-    /// Memory of the present answer, as announced so far.
+    /// Approximate memory of the present answer, according to the sizes that it has announced so far.
     announced: usize,
-    /// Position of the next part.
+    /// Position at which the next part of the answer begins.
     at: usize,
-    /// Number of bytes of the present line that were already searched for its end.
+    /// Number of bytes of the present line in which its end was already searched for.
     searched: usize,
-    /// Number of missing parts of each open list.
+    /// Number of parts that are still missing in each list whose end has not been reached. The innermost list comes
+    /// last.
     open: Vec<usize>,
-    /// Number of elements that were announced so far.
+    /// Number of list elements that the present answer has announced so far.
     elements: usize,
-    /// Memory of the last complete answer.
+    /// Approximate memory of the last complete answer, in bytes.
     weight: usize,
 }
 
 impl Scan {
-    /// Measures the answer at the start of `bytes`: the bytes of the last call, and perhaps more. Returns the frame and
-    /// its length if the answer is complete.
+    /// Measures the answer at the start of `bytes`. If the previous call found no end, `bytes` must begin with the
+    /// bytes of that call. Returns the frame and its length, or `None` if the answer is incomplete.
     pub(super) fn first<'a>(&mut self, bytes: &'a [u8]) -> io::Result<Option<(Frame<'a>, usize)>> {
         match self.end_of(bytes)? {
             Some(end) => {
@@ -92,12 +96,12 @@ impl Scan {
         }
     }
 
-    /// Returns the approximate memory of the last complete answer.
+    /// Returns the approximate memory of the last complete answer, in bytes.
     pub(super) fn weight(&self) -> usize {
         self.weight
     }
 
-    /// Returns the approximate memory of the present, incomplete answer.
+    /// Returns the approximate memory of the present, incomplete answer, in bytes.
     pub(super) fn announced_bytes(&self) -> usize {
         self.announced
     }
@@ -120,7 +124,8 @@ impl Scan {
         }
     }
 
-    /// Returns the text, line or list head at the present position. `None` if it is incomplete.
+    /// Returns the part at the present position: a text, a line, or the head of a list. Returns `None` if the part is
+    /// incomplete.
     fn part(&mut self, bytes: &[u8]) -> io::Result<Option<Part>> {
         let Some(length) = bytes[self.at + self.searched..].iter().position(|&byte| byte == b'\n') else {
             self.searched = bytes.len() - self.at;
@@ -141,12 +146,13 @@ impl Scan {
         if part.end <= bytes.len() {
             return text_ends(bytes, end, part.end).map(|()| Some(part));
         }
-        // The next call searches from the end of this head on, so it reads only the head again.
+        // The head is complete, but its text is not. The next call begins its search at the end of the head, so it does
+        // not search the head again.
         self.searched = end - self.at - 1;
         Ok(None)
     }
 
-    /// Refuses an answer that would take too much memory, as soon as its announced size shows that.
+    /// Refuses an answer that needs too much memory, as soon as the announced sizes show this.
     fn weigh(&mut self, end: usize, more: usize) -> io::Result<()> {
         let (elements, most) = (self.elements.saturating_add(more), self.limit.weight());
         self.announced = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
@@ -164,7 +170,7 @@ impl Scan {
     }
 }
 
-/// Text or line, or the head of a list of `parts` parts.
+/// Part of an answer: a text, a line, or the head of a list. `parts` is the number of list elements.
 struct Part {
     end: usize,
     parts: Option<usize>,
@@ -188,12 +194,12 @@ fn read(frame: &[u8]) -> io::Result<Value> {
     redis::parse_redis_value(frame).map_err(|error| garbage(&error.to_string()))
 }
 
-/// Reads a complete push. `None` if it is not about a channel.
+/// Reads a complete push. Returns `None` if the push is not about a channel.
 fn read_push(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     let mut begin = 1 + frame.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let mut texts = [None; 3];
     for part in &mut texts {
-        // There is no further part after the end of the frame.
+        // A push may have fewer than three parts.
         let Some(length) = Scan::default().end_of(&frame[begin..])? else {
             break;
         };
@@ -206,10 +212,10 @@ fn read_push(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     Ok(Pushed::of(kind, channel, message))
 }
 
-/// Returns the content of a complete text. `None` for other frames.
+/// Returns the content of a complete text. Returns `None` for other frames.
 fn text(frame: &[u8]) -> Option<&[u8]> {
     let (&kind, rest) = frame.split_first()?;
-    // The length of a null text is negative.
+    // A null text states a negative length.
     if kind != b'$' || rest.first() == Some(&b'-') {
         return None;
     }
@@ -217,7 +223,7 @@ fn text(frame: &[u8]) -> Option<&[u8]> {
     rest[line..].strip_suffix(b"\r\n")
 }
 
-/// Returns the part at `begin`. Its first line ends at `end`.
+/// Returns the part that begins at `begin`. Its first line ends at `end`.
 fn part_at(bytes: &[u8], begin: usize, end: usize) -> io::Result<Part> {
     let Some((&kind, number)) = bytes[begin..end].strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
         return Err(garbage("a line without an end"));
@@ -241,7 +247,7 @@ fn text_ends(bytes: &[u8], line: usize, end: usize) -> io::Result<()> {
     if ends { Ok(()) } else { Err(garbage("a text that is longer than it says")) }
 }
 
-/// Reads a number of bytes or parts. `None` for null.
+/// Reads a number of bytes or list elements. Returns `None` for the length of a null value.
 fn count(digits: &[u8]) -> io::Result<Option<usize>> {
     if digits == b"-1" {
         return Ok(None);

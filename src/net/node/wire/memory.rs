@@ -1,6 +1,6 @@
-//! Memory for the answers of one server, counted over all connections to it. So a hostile server cannot multiply its
-//! cost with several connections. An answer reserves memory when it announces its size, and keeps it until its caller
-//! has taken the answer.
+//! Memory for the answers of one server, counted over all connections to that server. So a hostile server cannot use
+//! more memory of this process by sending on several connections. Memory is reserved for an answer as soon as the
+//! answer announces its size. The reservation ends when the caller has taken the answer.
 
 use std::io;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::frames::too_much;
 
-/// Limit for the memory of all answers that are being read from one server, in bytes.
+/// Limit for the memory of all answers from one server that are being read or wait for their callers, in bytes.
 pub(super) const MAX_TOGETHER: usize = 22 << 20;
-/// Size up to which an answer is not counted, in bytes. Nearly all answers are smaller, and cost little for each
-/// connection.
+/// Largest memory of an answer that needs no reservation, in bytes. Nearly all answers are smaller, and cost each
+/// connection little memory.
 const SMALL: usize = 64 << 10;
 
-/// Memory that is reserved for the answers of one server.
+/// Number of bytes that are reserved for the answers of one server.
 #[derive(Default, Debug)]
 pub(in crate::net::node) struct AnswerMemory {
     reserved: AtomicUsize,
 }
 
-/// Reserved memory for one answer. Dropping this value returns the memory.
+/// Memory reservation for one answer. The reservation ends when this value is dropped.
 pub(super) struct Reservation {
     of: Arc<AnswerMemory>,
     bytes: usize,
@@ -31,21 +31,21 @@ impl Reservation {
         Self { of, bytes: 0 }
     }
 
-    /// Moves the reservation to a complete answer. `None` if nothing is reserved.
+    /// Moves the reservation to the answer, which is now complete. Returns `None` if nothing is reserved.
     pub(super) fn hand_over(&mut self) -> Option<Self> {
         let bytes = std::mem::take(&mut self.bytes);
         (bytes > 0).then(|| Self { of: Arc::clone(&self.of), bytes })
     }
 
-    /// Reserves `bytes` for the answer that is being read now. This replaces its earlier reservation.
+    /// Reserves `bytes` for the answer that is being read. Replaces the earlier reservation for this answer.
     pub(super) fn change(&mut self, bytes: usize) -> io::Result<()> {
         let bytes = if bytes > SMALL { bytes } else { 0 };
         if bytes == self.bytes {
             return Ok(());
         }
         let before = std::mem::replace(&mut self.bytes, bytes);
-        // The new size is added before the old one is subtracted. So at least one of two concurrent reservations sees
-        // the other.
+        // The new size is added before the old size is subtracted. So if two connections reserve memory at the same
+        // time, at least one of them sees the reservation of the other.
         let added = self.of.reserved.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.of.reserved.fetch_sub(before, Ordering::Relaxed);
         if added - before > MAX_TOGETHER {

@@ -1,4 +1,4 @@
-//! Streams to servers, plain or encrypted.
+//! Streams to servers, with or without encryption.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::net::tls::Connector;
 
 pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 
-/// Write half, which all callers share.
+/// Write half of a stream. All callers of a connection share it.
 pub(super) enum Writer {
     Tcp(tcp::OwnedWriteHalf),
     #[cfg(unix)]
@@ -43,7 +43,7 @@ impl Writer {
         }
     }
 
-    /// Resolves when the socket may take bytes again.
+    /// Returns ready when the socket may take bytes again.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(half) => half.as_ref().poll_write_ready(cx),
@@ -55,7 +55,7 @@ impl Writer {
     }
 }
 
-/// Stream to a server before its greeting.
+/// Connected stream to a server that was not greeted yet.
 pub(in crate::net::node) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
@@ -65,7 +65,7 @@ pub(in crate::net::node) enum Stream {
 }
 
 impl Stream {
-    /// Connects to the first of these addresses that answers.
+    /// Connects to all of these addresses at the same time, and returns the connection that is ready first.
     pub(in crate::net::node) async fn connect_tcp(addresses: &[SocketAddr]) -> io::Result<(Self, SocketAddr)> {
         let connecting = addresses.iter().map(|address| Box::pin(TcpStream::connect(*address)));
         let (stream, _) = select_ok(connecting).await?;
@@ -74,7 +74,7 @@ impl Stream {
         Ok((Self::Tcp(stream), peer))
     }
 
-    /// Connects to the socket of a server on this machine.
+    /// Connects to a server on this machine, through the socket at this path.
     #[cfg(unix)]
     pub(in crate::net::node) async fn connect_path(path: &Path) -> io::Result<Self> {
         Ok(Self::Unix(UnixStream::connect(path).await?))
@@ -86,7 +86,7 @@ impl Stream {
         Err(io::Error::new(io::ErrorKind::Unsupported, path.display().to_string()))
     }
 
-    /// Does the TLS handshake with the server of a host.
+    /// Does the TLS handshake with the server. `host` is the host in the server's address.
     #[cfg(feature = "tls")]
     pub(in crate::net::node) async fn encrypt(self, connector: &Connector, host: &str) -> io::Result<Self> {
         match self {
