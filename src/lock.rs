@@ -1,9 +1,10 @@
-//! State of this process's locks. Each lock has one [cell](cell). The cell has the holds, the guards that share them,
-//! the local waiters, and the leader of each side, which asks the server. It also has the start of an outage and the
-//! in-doubt requests.
+//! Locks as this process knows them. Each lock has one [cell](cell), which stores the holds of the lock, the guards
+//! that share each hold, and the tasks that wait. The readers are one side of a lock, and the writers are the other. On
+//! each side one waiting task is the leader: only the leader sends requests to the server. The cell also stores when an
+//! outage began, and which requests are in doubt.
 //!
-//! All of that is one state without I/O and without a clock. It changes only through the functions of the cell, under
-//! the cell's mutex: an event goes in, effects come out. Effects are carried out after the mutex is released, since a
+//! The contents of a cell are one state, which does no I/O and reads no clock. Each event changes the state under the
+//! mutex of the cell and produces effects. The cell carries out the effects after it has released the mutex, because a
 //! waker may run any code.
 //!
 //! Knows the layer `base` only. Must not know stores and connections.

@@ -1,8 +1,8 @@
-//! Interface between the engine and the stores of locks. Each operation is one attempt, and returns one of a few
+//! Interface between the engine and the stores of locks. Each operation is one attempt, and its result is one of a few
 //! answers.
 //!
-//! A [`Scheme`] knows nothing of tasks, reentrancy or guards. The scheme in `memory` is the executable specification.
-//! Every other scheme must agree with it:
+//! A [`Scheme`] knows nothing of tasks, reentrancy or guards. The scheme in the module `memory` is the executable
+//! specification. Every other scheme must behave in the same way:
 //!
 //! * Every hold has one [`AcquisitionId`]. No operation identifies a hold by its manager alone.
 //! * All operations are idempotent. A copy that is applied twice or late changes nothing more.
@@ -53,42 +53,45 @@ pub(crate) struct AcquireRequest {
     pub(crate) id: AcquisitionId,
     pub(crate) mode: Mode,
     pub(crate) lease: Duration,
-    /// Largest number of consecutive tokens for a writer: one for each writer of its process to which the hold may go
-    /// on.
+    /// Largest number of consecutive tokens for a writer. Each writer of the process that uses this hold after the
+    /// first one takes the next of these tokens.
     pub(crate) max_tokens: u64,
     pub(crate) if_taken: IfTaken,
-    /// True if the process may cache the hold when its last guard is gone. A server with recalls then sets the
-    /// recallable flag.
+    /// True if the process may cache the hold when its last guard is gone. A server that supports recalls then sets the
+    /// recallable flag of the lock.
     pub(crate) caches: bool,
 }
 
 /// Lower bound for the token of a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Floor {
-    /// Bound for a new token only. Readers that are inside keep their token.
+    /// Bound for a new token only. Readers that hold the lock already keep their token.
     New(FencingToken),
-    /// Bound for every token: the server raises the token of a live hold or phase to it. Used for a hold that other
-    /// masters have granted. A master refuses the request if an operator has ended this token by force there.
+    /// Bound for every token: the server raises the token of a live hold to it. The manager uses this bound for a hold
+    /// that other masters have granted. A master refuses the request if an operator has ended this token there by
+    /// force.
     Any(FencingToken),
 }
 
-/// Fate of an acquisition that cannot be granted now.
+/// Treatment of an acquisition that cannot be granted now.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum IfTaken {
-    /// The server refuses and keeps no record.
+    /// The server refuses the acquisition and keeps no record of it.
     Leave,
-    /// The acquisition waits in the queue. The server forgets it if no repeat comes for `waiter_ttl`. If the server
-    /// grants the lock to this waiter, the hold lasts only for the [claim](AcquireRequest::claim). A renewal then
-    /// extends the hold.
+    /// The acquisition waits in the queue. The server forgets it if the request is not repeated within `waiter_ttl`. If
+    /// the server grants the lock to this waiter, the hold lasts only for the [claim](AcquireRequest::claim). A renewal
+    /// then extends the hold.
     Queue { waiter_ttl: Duration },
-    /// The acquisition waits for a recall reply. The recall carries its id to the processes that may cache the lock.
-    /// Such a process replies that a guard uses the hold, or releases the hold. If the request recalls no hold, the
-    /// server refuses the acquisition and does not queue it, unless it is in the queue already.
+    /// The acquisition is a try that waits for a recall reply. The request recalls the hold, and the recall carries the
+    /// id of the try to the processes that may cache the lock. Such a process releases the hold, or replies that a
+    /// guard uses it. If the request recalls no hold, the server refuses the try and does not queue it, unless it is in
+    /// the queue already.
     Try { waiter_ttl: Duration },
 }
 
 impl AcquireRequest {
-    /// Length of the hold if the server grants it while this request waits: the shorter of the lease and `waiter_ttl`.
+    /// Time for which the server grants the lock to this request while the request waits in the queue. It is the
+    /// shorter of the lease and `waiter_ttl`.
     pub(crate) fn claim(&self) -> Duration {
         match self.if_taken {
             IfTaken::Leave => self.lease,
@@ -104,19 +107,21 @@ pub(crate) enum Acquired {
     /// free.
     Queued {
         retry_in: Duration,
-        /// True if the lock is recallable and a waiter has recalled the hold. Perhaps no guard uses the hold.
+        /// True if the lock is recallable and a waiter has recalled the hold. Then it is possible that no guard uses
+        /// the hold.
         is_cached: bool,
     },
-    /// The lock is held or waited for, and the acquisition does not wait. `retry_in` has the meaning that it has in
-    /// `Queued`.
+    /// The lock is held, or others wait for it, and the acquisition does not wait. `retry_in` has the meaning that it
+    /// has in `Queued`.
     Contended {
         retry_in: Duration,
     },
-    /// Refusal as by `Contended`, for a recallable lock. Perhaps no guard uses the hold.
+    /// The acquisition is refused as by `Contended`, and the lock is recallable. Then it is possible that no guard uses
+    /// the hold.
     Cached {
         retry_in: Duration,
     },
-    /// The request arrived after its limit and changed nothing.
+    /// The request arrived after its time limit and changed nothing.
     Late,
 }
 
@@ -135,15 +140,16 @@ pub(crate) enum ReleaseReply {
 pub(crate) struct Absence {
     /// Highest token that an operator has ended.
     pub(crate) forced: Option<FencingToken>,
-    /// Last and first token that the server granted while it knew the lock without interruption. `None` if it did not,
-    /// or if a client that does not follow this protocol was inside while the hold was live.
+    /// Last and first token that the server granted while it kept the record of the lock without interruption. `None`
+    /// if it kept no such record. Also `None` if a client that does not follow this protocol was inside while the hold
+    /// was live.
     pub(crate) last: Option<FencingToken>,
     pub(crate) first: Option<FencingToken>,
 }
 
 impl Absence {
-    /// Returns true if this server granted the tokens from `token` to `last` and has kept its record since. Then a
-    /// missing hold with these tokens was ended, not forgotten.
+    /// Returns true if this server granted the tokens from `token` to `last` and has kept its record since. Such a
+    /// server has not forgotten the hold, so the hold was ended there.
     pub(crate) fn has_known(&self, token: FencingToken, last: FencingToken) -> bool {
         let was_granted = self.last.is_some_and(|newest| newest >= last);
         was_granted && self.first.is_some_and(|first| first <= token)
@@ -154,8 +160,8 @@ impl Absence {
 pub(crate) enum Renewed {
     Renewed {
         remaining: Duration,
-        /// True if the hold may exclude a waiter, as [`Granted::is_waited_for`]. Only the answer to a renewal with
-        /// `caches` reports waiters.
+        /// True if the hold may exclude a waiter, as in [`Granted::is_waited_for`]. The server reports waiters only for
+        /// a renewal with `caches`.
         is_waited_for: bool,
         /// First of the new tokens, and the number of new tokens.
         tokens: Option<(FencingToken, u64)>,
@@ -172,19 +178,19 @@ impl Renewed {
     }
 }
 
-/// Result of a conversion: one step gives up a hold and grants a hold of the other side.
+/// Result of a conversion, which replaces a hold by a hold of the other side in one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Converted {
     /// The old hold is gone, and the new hold is granted.
     Granted(Granted),
     /// Other holders or a waiting writer prevent the conversion. The old hold remains.
     Refused,
-    /// Refusal as by `Refused`, for a recallable lock. Perhaps no guard uses the other holds. The server has recalled
-    /// them.
+    /// The conversion is refused as by `Refused`, and the lock is recallable. It is possible that no guard uses the
+    /// other holds, so the server has recalled them.
     Cached,
     /// The server has neither the old hold nor the new one.
     Lost { forced: Option<FencingToken> },
-    /// The request arrived after its limit and changed nothing.
+    /// The request arrived after its time limit and changed nothing.
     Late,
 }
 
@@ -202,9 +208,9 @@ pub(crate) fn loss_reason(token: FencingToken, forced: Option<FencingToken>) -> 
 pub(crate) struct View {
     pub(crate) token: Option<FencingToken>,
     pub(crate) holders: Vec<Holder>,
-    /// Number of further records of holders, dead ones included. An `inspect` reads a limited number of records.
+    /// Number of further records of holders, dead ones included. An `inspect` reads only a limited number of records.
     pub(crate) more_holders: usize,
-    /// Waiters in the order of their arrival, in milliseconds of the server's clock.
+    /// Waiters in the order of their arrival.
     pub(crate) waiters: Vec<QueuedWaiter>,
     pub(crate) more_waiters: usize,
     /// Timestamps of clients of the timestamp scheme, in milliseconds.
@@ -234,10 +240,10 @@ pub(crate) struct QueuedWaiter {
 /// Holds that a force has ended on the server.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Forced {
-    /// Ids of the holds that were live until now, as far as this force has removed their records.
+    /// Ids of the holds that were live until now, if this force has already removed their records.
     pub(crate) ids: Vec<String>,
-    /// True if more records are left to remove. All holds are over already. The caller repeats the same request to
-    /// remove more.
+    /// True if more records are left to remove. All holds have ended already. The caller repeats the same request to
+    /// remove the other records.
     pub(crate) has_more: bool,
 }
 
@@ -247,7 +253,7 @@ pub(crate) struct RenewalRequest {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
     pub(crate) lease: Duration,
-    /// Asks to cache the hold, as [`AcquireRequest::caches`].
+    /// True if the process may cache the hold, as in [`AcquireRequest::caches`].
     pub(crate) caches: bool,
     /// Largest number of further tokens for a write hold that may be cached. It is 0 or
     /// [`MAX_TOKENS`](crate::base::lease::MAX_TOKENS).
@@ -276,7 +282,7 @@ pub(crate) fn refused_failure(why: &str) -> Failure {
 /// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
-    /// Acquires at one of several servers whose tokens have to agree. `floor` is a lower bound for the token.
+    /// Acquires at one of several servers that have to agree on the token. `floor` is a lower bound for the token.
     fn acquire_above<'a>(
         &'a self,
         _key: &'a Key,
@@ -285,7 +291,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
     }
-    /// Returns true if the scheme itself gives back an acquisition that was not granted. The next attempt then needs
+    /// Returns true if the scheme itself releases an acquisition that was not granted. The next attempt then needs
     /// another id.
     fn is_given_back(&self) -> bool {
         false
@@ -296,7 +302,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
     }
-    /// Ends several holds or waiting acquisitions of one route. Returns one answer for each, in order.
+    /// Ends several holds or waiting acquisitions of one route. Returns one answer for each request, in order.
     fn release_all<'a>(
         &'a self,
         _route: &'a Route,
@@ -312,18 +318,19 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>>;
-    /// Renews holds of one route. Returns one answer for each, in order.
+    /// Renews holds of one route. Returns one answer for each request, in order.
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
     /// Returns a stream of signals that routes may have changed, or `None` if they never change.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
-    /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request while records are
-    /// left.
+    /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request as long as records
+    /// are left.
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>>;
-    /// Ends the holds of a lock that several servers have. `token` is the last token that this server has shown. `seen`
-    /// has the holds and the highest token that any of the servers has shown. A hold in `seen` ends here, whatever its
-    /// token is now. [`Floor::Any`] does not bring such a hold back to this server.
+    /// Ends the holds of a lock that several servers store. `token` is the last token that this server has shown.
+    /// `seen` has the holds that any of the servers has shown, and the highest token. This server ends each hold in
+    /// `seen`, whatever the token of the hold is now. A later request with [`Floor::Any`] does not bring such a hold
+    /// back to this server.
     fn force_shown<'a>(
         &'a self,
         _key: &'a Key,
@@ -332,7 +339,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
     }
-    /// Returns the last answers of the node that serves this lock now. Answers to any caller count.
+    /// Returns when the node that serves this lock now last answered a request of any caller, and whether the node is
+    /// silent.
     fn contact(&self, _key: &Key) -> ServerContact {
         ServerContact::default()
     }
@@ -346,24 +354,24 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     }
     /// Resolves to `Ok` when a usable server answers.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// Resolves to `Ok` if the user may run every command of the scheme, and the commands in `more`, on the keys of
-    /// this lock. Changes nothing.
+    /// Resolves to `Ok` if the user of the connection has the necessary rights on the keys of this lock. These are the
+    /// rights to run every command of the scheme and the commands in `more`. Changes nothing.
     fn check_rights<'a>(&'a self, _key: &'a Key, _more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
     }
     /// Subscribes to the notifications for the waiters of this manager, if the scheme has notifications. The first
-    /// notification is [`Notification::AskAgain`]. It comes once it is certain that no later notification will be
-    /// missed.
+    /// notification is [`Notification::AskAgain`]. It comes as soon as the subscription will miss no later
+    /// notification.
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Returns a subscription only if it is certain already that no notification will be missed. Never waits. Costs
-    /// next to nothing if there is no such subscription.
+    /// Returns a subscription only if the subscription is live already, so that it will miss no notification. Never
+    /// waits. If there is no such subscription, the call costs next to nothing.
     fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Passes recalls of the lock, and changes of its subscription, to `calls` as long as `calls` has an owner. Returns
-    /// false if the scheme has no recalls.
+    /// Passes recalls of the lock, and changes of the subscription to recalls, to `calls` as long as `calls` has an
+    /// owner. Returns false if the scheme has no recalls.
     fn listen(&self, _key: &Key, _calls: &Arc<Recalls>) -> bool {
         false
     }
-    /// Sends the recall reply "in use" to the try with this id. The server notifies the waiter and changes nothing
+    /// Sends the recall reply "in use" to the try with this id. The server notifies the waiting try and changes nothing
     /// else.
     fn reply_in_use<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         Box::pin(std::future::ready(Err(without_recalls())))

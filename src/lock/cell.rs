@@ -1,8 +1,8 @@
 //! Cell of one lock: the state of the lock, behind a mutex.
 //!
-//! An event changes the state under the mutex. Its effects are carried out when the mutex is free, for three reasons.
-//! Wakers and notifications may run any code. The deadline queue has a mutex of its own. The drop of a hold is an event
-//! again.
+//! An event changes the state under the mutex. The cell carries out the effects of the event after it has released the
+//! mutex, for three reasons. A waker may run any code. The deadline queue has a mutex of its own. The drop of a hold is
+//! an event of the cell too.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,13 +16,14 @@ use crate::lock::state::State;
 
 /// Services that a cell needs from the table.
 pub(super) trait Surroundings<H>: Send + Sync {
-    /// Plans a check of the cell for stalled leaders at this moment.
+    /// Plans a check of the cell at `at`. The check replaces each leader that is stalled, which means that its future
+    /// is not polled any more.
     fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
-    /// Removes the cell, unless a task has entered it meanwhile.
+    /// Removes the cell from the table if the cell is still idle.
     fn forget(&self, cell: &Arc<Cell<H>>);
 }
 
-/// Cell of one lock. `H` is a hold of the lock.
+/// Cell of one lock. `H` is the type of the lock's holds.
 pub(super) struct Cell<H> {
     key: Arc<Key>,
     rules: Arc<Rules>,
@@ -43,7 +44,7 @@ impl<H: InRenewalQueue> Cell<H> {
         &self.rules
     }
 
-    /// Applies an event. None of its effects happens before the mutex is free.
+    /// Applies an event. Carries out the effects of the event after it has released the mutex.
     pub(super) fn event<T>(
         self: &Arc<Self>,
         now: Moment,
@@ -52,7 +53,7 @@ impl<H: InRenewalQueue> Cell<H> {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         let outcome = event(&mut state, &self.rules, &mut effects);
-        // Any event may have freed a side, so the next waiters may ask now.
+        // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
         state.advance(now, &mut effects);
         let looks_at = state.next_look();
         let is_idle = state.is_idle();
@@ -103,7 +104,7 @@ impl<H: InRenewalQueue> Cell<H> {
         event(&mut self.state.lock(), &self.rules, effects)
     }
 
-    /// Checks for stalled leaders.
+    /// Replaces the leaders that are not polled any more.
     pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) -> Due<H> {
         self.event(now, |state, rules, _| state.on_stalled_leader(now, rules)).1
     }
@@ -111,7 +112,7 @@ impl<H: InRenewalQueue> Cell<H> {
     /// Removes a hold whose last handle was dropped.
     pub(super) fn hold_dropped(&self, number: u64) {
         let forgotten = self.state.lock().forget(number);
-        // Dropped without the mutex, since the drop of the record may have effects of its own.
+        // Dropped after the mutex is released, because the drop of the record may have effects of its own.
         drop(forgotten);
     }
 

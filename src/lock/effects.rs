@@ -22,15 +22,16 @@ pub(crate) struct Rules {
     /// Process that owns the holds of the manager.
     pub(crate) process: Process,
     pub(crate) max_clock_skew: Duration,
-    /// Longest time from now for which a server may still carry out a request that is sent now.
+    /// Longest time between the sending of a request and the moment at which a server may still carry it out.
     pub(crate) max_delay: Duration,
-    /// Largest number of writers that one hold serves, and the time after its grant from which it is not handed off.
+    /// Largest number of writers that use one hold one after the other. A hold is also not handed off any more once
+    /// `handoff_span` has passed since its grant.
     pub(crate) max_handoffs: u64,
     pub(crate) handoff_span: Duration,
     pub(crate) metrics: Metrics,
 }
 
-/// Notifications of an event: waiters and watchers to wake, and losses to report.
+/// Signals of an event: tasks to wake, and lost holds to report.
 #[derive(Debug, Default)]
 pub(super) struct Signals(Few<Signal>);
 
@@ -41,7 +42,7 @@ enum Signal {
     End(Arc<End>),
     /// Loss of a hold before its release.
     Lost(Box<Loss>),
-    /// Loss of a cached hold without a guard.
+    /// Loss of a cached hold, which no guard used.
     IdleLost(Box<Loss>),
 }
 
@@ -51,7 +52,7 @@ impl Signals {
         self.0.push(Signal::Wake(signal));
     }
 
-    /// Wakes all waiters that wait for an answer of the server to the leader.
+    /// Wakes all waiters of a side that wait until the server answers a request of their leader.
     pub(super) fn first_answer(&mut self, first_answer: Arc<Notify>) {
         self.0.push(Signal::FirstAnswer(first_answer));
     }
@@ -61,7 +62,7 @@ impl Signals {
         self.0.push(Signal::Lost(Box::new(loss)));
     }
 
-    /// Reports the loss of a cached hold without a guard.
+    /// Reports the loss of a cached hold, which no guard used.
     pub(super) fn cached_lost(&mut self, loss: Loss) {
         self.0.push(Signal::IdleLost(Box::new(loss)));
     }
@@ -102,12 +103,13 @@ pub(super) trait InRenewalQueue {
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
 
-/// Work that an event postpones. `H` is a hold as code outside the cell knows it.
+/// Work that an event postpones. `H` is the type of the handle through which other code uses a hold.
 #[derive(Debug)]
 pub(super) struct Effects<H> {
     pub(super) signals: Signals,
     due: Few<Arc<H>>,
-    /// Handles that the cell does not need any more. The drop of the last handle of a hold is an event again.
+    /// Handles that the cell does not need any more. They are dropped after the mutex is released, because the drop of
+    /// the last handle of a hold is another event of the cell.
     dropped: Few<Arc<H>>,
 }
 
@@ -117,7 +119,7 @@ impl<H> Default for Effects<H> {
     }
 }
 
-/// Holds whose entry in the deadline queue is too late. The caller has to schedule them again.
+/// Holds whose time in the deadline queue is too late. The caller has to schedule them again.
 #[derive(Debug)]
 #[must_use = "the agenda is to be told"]
 pub(crate) struct Due<H>(pub(crate) Few<Arc<H>>);
@@ -139,8 +141,7 @@ impl<H> Effects<H> {
     pub(super) fn carry_out(self, key: &Key, rules: &Rules) -> Due<H> {
         let Self { signals: Signals(signals), due, dropped } = self;
         signals.each(|signal| {
-            // A waker that panics must not keep the other signals from being sent. The panic hook has reported the
-            // panic.
+            // If a waker panics, the other signals must still be sent. The panic hook has reported the panic already.
             catch_panic(|| signal.tell(key, rules));
         });
         drop(dropped);

@@ -1,4 +1,4 @@
-//! State and end of a guard's share.
+//! State and end of a share. A share is the part that one guard has in a hold.
 
 use std::sync::OnceLock;
 
@@ -12,8 +12,8 @@ use crate::base::error::LossReason;
 pub enum HoldState {
     /// The last renewal was answered in time.
     Held,
-    /// A renewal was not answered and is being repeated. The local deadline has not come yet. A hold is in this state
-    /// also after a [`try_upgrade`](crate::ReadGuard::try_upgrade) without an answer, while the result is unknown.
+    /// A renewal was not answered and is being repeated. The local deadline has not come yet. The hold is also in this
+    /// state after a [`try_upgrade`](crate::ReadGuard::try_upgrade) without an answer, while the result is unknown.
     Unconfirmed,
     /// The hold is over, and another process may hold the lock.
     Lost(LossReason),
@@ -29,7 +29,7 @@ pub enum Ended {
     Lost(LossReason),
 }
 
-/// End of one share, with its watchers.
+/// End of one share, and the signal that wakes its watchers.
 #[derive(Debug, Default)]
 pub(crate) struct End {
     ended: OnceLock<Ended>,
@@ -37,7 +37,8 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Records the end, unless one is recorded. The caller wakes the watchers later, while it holds no mutex.
+    /// Records the end of the share, unless an end is recorded already. The caller wakes the watchers after it has
+    /// released the mutex of the cell.
     pub(super) fn set(&self, ended: Ended) {
         self.ended.get_or_init(|| ended);
     }

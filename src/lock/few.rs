@@ -1,4 +1,5 @@
-//! Collection of effects of an event. Most events have no effect or one, and the collection then needs no allocation.
+//! Collection for the effects of an event. Most events have at most one effect, and then the collection allocates no
+//! memory.
 
 use std::ops::Deref;
 

@@ -1,13 +1,14 @@
 //! State of one hold in its cell: its deadline, its end, and the guards that share it.
 //!
 //! The states are: held -> (unconfirmed <-> held) -> lost or released. An end is final: no later event brings a hold
-//! back, not even the answer to a renewal. The local clock alone can end a hold. So a guard learns of the end without a
-//! network.
+//! back, not even the answer to a renewal. The passing of the deadline by the local clock is enough to end a hold. So a
+//! guard learns of the end without a network.
 //!
-//! The server sees the hold, users see guards. Each guard has a share with a lease and an end of its own. The hold is
-//! renewed for the longest lease that one of its guards still wants. Readers join while a recent answer of the server
-//! says that no writer waits. A writer hands the hold off to the next writer of its process. That writer gets the next
-//! token that the grant reserved.
+//! The server knows only the hold, and users of the crate have guards. Each guard has a share of the hold, with a lease
+//! and an end of its own. Renewals request the longest lease that one of the guards still needs. A further reader may
+//! join the hold if a recent answer of the server says that no writer waits. When the guard of a writer ends, the next
+//! waiting writer of the process may take over the hold. That writer gets the next of the tokens that the server
+//! reserved with the grant.
 
 mod cache;
 mod conversion;
@@ -38,18 +39,19 @@ pub(crate) use conversion::{LeftOpen, OpenConversion};
 use promise::Promise;
 pub(crate) use renewal::RenewalConfirmed;
 
-/// Value of the join window that lets no further reader join.
+/// Value of `share_until` with which no further reader may join the hold.
 const CLOSED: Moment = Moment::from_nanos(0);
 
-/// Grant in one answer of the server.
+/// Time that one answer of the server grants to a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     /// Send time of the request that the server answered.
     pub(crate) sent: Moment,
     pub(crate) remaining: Duration,
-    /// Lease that was requested, or the claim if the grant came by a notification.
+    /// Lease that was requested. If a notification brought the grant, this is the claim instead: the shorter time for
+    /// which the server grants the lock to a waiter.
     pub(crate) asked: Duration,
-    /// Server time of the answer. Zero for a notification, and where several servers answered.
+    /// Server time of the answer. Zero if a notification brought the grant, or if several servers answered.
     pub(crate) server: ServerTime,
 }
 
@@ -88,13 +90,14 @@ pub(crate) enum ShareRemoved {
 pub(crate) enum Accepted {
     /// The waiter has the share, with this token.
     Taken(FencingToken),
-    /// The hold has no token left. The waiter has to ask the server for more.
+    /// The hold has no token left for the waiter. The waiter has to ask the server for more tokens.
     Tokenless,
-    /// Too little of the lease is left to start with. The waiter tries again when `answer` is notified, and at `until`.
+    /// Too little of the lease is left for a new guard. The waiter tries again when `answer` is notified, and at the
+    /// latest at `until`.
     Short {
         answer: Arc<Notify>,
         until: Moment,
-        /// True if a renewal was not answered.
+        /// True if the hold is unconfirmed, for example because a renewal was not answered.
         is_late: bool,
     },
     /// The hold or the share is over.
@@ -118,25 +121,26 @@ pub(crate) struct NewHold {
     pub(crate) grant: Grant,
     /// Share of the first guard.
     pub(crate) share: Share,
-    /// Copies of the granted request, in-doubt ones included.
+    /// All copies of the granted request, also those that may still reach the server.
     pub(crate) in_doubt_requests: InDoubt,
-    /// End of the join window for further readers, or `None` if a writer waits.
+    /// Moment until which further readers may join the hold, or `None` if a writer waits.
     pub(crate) share_until: Option<Moment>,
-    /// True if the grant came by a notification. Until the next answer the server keeps the hold only for the claim.
+    /// True if a notification brought the grant. The server then keeps the hold only for the claim, unless a renewal
+    /// extends the hold.
     pub(crate) is_claim: bool,
-    /// Cache state, with the parts of the answer that concern it. Present if the hold may be cached.
+    /// Cache state, and the parts of the server's answer that concern caching. `None` if the hold may not be cached.
     pub(crate) cache: Option<(Box<CacheState>, Option<CacheAnswer>)>,
 }
 
 impl NewHold {
-    /// Returns true if the first guard has enough time to start with, compared with the requested lease. For a grant by
-    /// notification, the claim takes the place of the lease.
+    /// Returns true if enough of the requested lease is left for the first guard. If a notification brought the grant,
+    /// the claim takes the place of the lease.
     pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
         let Grant { sent, remaining, asked, .. } = self.grant;
         lease::valid_until(sent, remaining, max_clock_skew).since(now) >= lease::start(asked, max_clock_skew)
     }
 
-    /// Returns the send time of the granted request, or `None` for a notification.
+    /// Returns the send time of the request that the server granted, or `None` if a notification brought the grant.
     pub(super) fn answers(&self) -> Option<Moment> {
         (!self.is_claim).then_some(self.grant.sent)
     }
@@ -148,45 +152,48 @@ pub(super) struct HoldRecord {
     token: FencingToken,
     tokens: u64,
     phase: Phase,
-    /// True while a conversion of this hold is not answered. Renewals go on meanwhile, and no guard joins.
+    /// True while a request to convert this hold to the other side is not answered. Meanwhile renewals go on, and no
+    /// guard joins.
     is_converting: bool,
     /// True if a renewal did not find the hold on the server while a conversion was under way.
     is_missed: bool,
-    /// Local deadline by the last answer of the server. Users of the record call `deadline()`, since a conversion in
-    /// doubt may end the hold earlier.
+    /// Local deadline that follows from the answers of the server. Other code calls `deadline()`, because a conversion
+    /// in doubt may end the hold earlier.
     granted_until: Moment,
     /// Deadline that the server has granted, by the server's clock.
     promise: Promise,
-    /// Present while a request to convert the hold may have been carried out, or may yet be.
+    /// Present while the server may have carried out a request to convert the hold, or may still carry it out.
     in_doubt: Option<Box<ConversionInDoubt>>,
     /// End of the longest requested lease. A share that ends before needs no renewal.
     asked_until: Moment,
-    /// Lease of the last request.
+    /// Lease of the last answered request.
     asked: Duration,
     renewal: RenewalState,
     /// Send time of the newest answered request.
     answered: Moment,
-    /// Waiters whose share has too little time to start with.
+    /// Waiters that wait for the answer to a renewal, because too little of the lease is left for their shares.
     awaited: Option<Box<Awaited>>,
     backoff: Backoff,
-    /// End of the hold on the server if all sent requests have arrived. In-doubt requests are not included.
+    /// Latest end that the sent requests give the hold on the server, counted from their send times. The function
+    /// `server_until()` also counts copies of requests that may still arrive.
     server_until: Moment,
-    /// Copies of the acquisition and of its repeats, by which readers ask whether they may join. It also has the
-    /// longest lease that these copies and the renewals have requested.
+    /// Copies of the acquisition request. A reader repeats this request to ask the server whether it may join. The
+    /// field also has the longest lease that the copies and the renewals have requested.
     copies: InDoubt,
     shares: Shares,
-    /// End of the join window for readers.
+    /// Moment until which readers may join the hold.
     share_until: Moment,
-    /// Time of the grant, and the number of hand-offs since.
+    /// Time of the grant, and the number of hand-offs since then.
     began: Moment,
     handoffs: u64,
-    /// True if the hold was granted by a notification and no answer of the server has confirmed it since.
+    /// True if a notification brought the grant and no answer of the server has confirmed the hold since.
     is_claim: bool,
     /// Cache state. Present if the hold may be cached when its last guard has left.
     cache: Option<Box<CacheState>>,
 }
 
-/// Waiters for the answer to a renewal. Until then they have unclaimed shares.
+/// Waiters that wait for the answer to a renewal. Until the answer, their shares are unclaimed: such a share is over
+/// soon if its waiter does not take it.
 #[derive(Debug, Default)]
 struct Awaited {
     /// Longest lease that one of these waiters wants.
@@ -197,10 +204,10 @@ struct Awaited {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RenewalState {
     Due(Moment),
-    /// The renewal is due and waits in the queue of its route.
+    /// The renewal is due and waits in the queue of the route that serves the lock.
     InLine,
     Underway,
-    /// The requested leases cover all shares to their ends.
+    /// No renewal is needed, because the requested leases last to the ends of all shares.
     Needless,
 }
 
@@ -259,8 +266,8 @@ impl HoldRecord {
         (record, share_id)
     }
 
-    /// Applies a grant of some moment before now. The deadline does not move back, unless the server has lost an
-    /// earlier grant.
+    /// Applies the grant in an answer of the server. The deadline moves back only if the answer shows that the server
+    /// has lost an earlier grant.
     fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
         let Grant { sent, remaining, asked, .. } = grant;
         let (promise, shows_loss) = (Promise::of(&grant), self.shows_loss(&grant, now));
@@ -283,13 +290,13 @@ impl HoldRecord {
         };
     }
 
-    /// Returns true if the server has lost an earlier grant. After a failover, for example, the new primary may not
-    /// know the last renewal.
+    /// Returns true if the answer shows that the server has lost an earlier grant. For example, the new primary after a
+    /// failover may not know the last renewal.
     ///
-    /// Then only this answer counts, from its send time. One sign is that the server's deadline has become earlier. The
-    /// other sign is needed for an answer without a server time: the remaining time, counted from now, ends before the
-    /// local deadline. Counted from the send time, the remaining time would prove nothing, since the server may have
-    /// read its clock later. A guard would then report an end that did not happen.
+    /// In that case only this answer counts. There are two signs of such a loss. The first sign is that the deadline by
+    /// the server's clock has become earlier. The second sign is for answers without a server time: the remaining time,
+    /// counted from now, ends before the local deadline. It is not counted from the send time, because the server may
+    /// have read its clock later than that. A guard would then report a loss that did not happen.
     fn shows_loss(&self, grant: &Grant, now: Moment) -> bool {
         let is_too_little = self.granted_until > now.after(grant.remaining) && self.answered <= grant.sent;
         is_too_little || self.promise.is_unknown_to(Promise::of(grant))
@@ -327,33 +334,33 @@ impl HoldRecord {
         self.phase.is_live()
     }
 
-    /// Returns the local deadline. While a conversion is in doubt, the earlier deadline of the two possible holds
-    /// counts.
+    /// Returns the local deadline. While a conversion is in doubt, the server has either the old hold or the new one.
+    /// The earlier of their two deadlines then counts.
     pub(super) fn deadline(&self) -> Moment {
         self.in_doubt.as_ref().map_or(self.granted_until, |new| self.granted_until.min(new.until))
     }
 
-    /// Returns the remaining time that counts. It is at most the longest requested lease.
+    /// Returns the remaining time of a grant, limited to the longest lease that was requested.
     ///
-    /// A server whose clock was set back reports a longer time, since it never makes a deadline earlier. When the clock
-    /// is right again, the server admits others at the old deadline. Without the limit, a holder without a connection
-    /// would go on for as long as the clock was wrong.
+    /// A server whose clock was set back reports too long a time, because it does not change the stored deadline of the
+    /// hold. When the clock is right again, the server admits other holders at that deadline. Without the limit, a
+    /// holder that has lost its connection by then would still rely on its hold.
     ///
-    /// The limit is the longest lease and not the lease of the answered request. The answer to a renewal with a short
-    /// lease may report the rest of a longer lease. A grant by notification needs no limit here: its waiter limits it,
-    /// and it counts from an earlier answer.
+    /// The limit is not the lease of the answered request. The answer to a renewal with a short lease may report the
+    /// rest of a longer lease. The grant of a notification needs no limit here. Its waiter has limited the time
+    /// already, and the time counts from an earlier answer.
     fn trusted_time(&self, grant: &Grant) -> Duration {
         let most = self.copies.longest_lease().max(grant.asked);
         if self.is_claim { grant.remaining } else { grant.remaining.min(most) }
     }
 
-    /// Returns the end of the hold on the server, in-doubt requests included.
+    /// Returns the latest end of the hold on the server, with the copies of requests that may still arrive.
     pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
         let covers = lease::surely_over(self.copies.longest_lease(), rules.max_clock_skew);
         self.arrives_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
     }
 
-    /// Returns the latest moment at which a copy of the acquisition may arrive.
+    /// Returns the latest moment at which a copy of the acquisition request may reach the server.
     pub(super) fn arrives_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
         self.copies.until(now.after(rules.max_delay))
     }
@@ -363,7 +370,8 @@ impl HoldRecord {
         ends <= self.asked_until
     }
 
-    /// Returns true if the deadline follows from the end of this share, and not from a conversion in doubt.
+    /// Returns true if the hold ends only because this share ends. The requested leases then last to the end of the
+    /// share, and no conversion in doubt has made the deadline earlier.
     fn was_to_end(&self, ends: Moment) -> bool {
         self.covers(ends) && self.deadline() == self.granted_until
     }
@@ -372,7 +380,7 @@ impl HoldRecord {
         self.shares.last_end().is_some_and(|ends| !self.covers(ends))
     }
 
-    /// Returns the time at which the last share ends, even if its guard was leaked.
+    /// Returns the time at which the last share ends. The share of a leaked guard counts too.
     pub(super) fn last_end(&self) -> Moment {
         self.shares.last_end().unwrap_or(Moment::NEVER)
     }
@@ -403,7 +411,7 @@ impl HoldRecord {
 
     fn next_end(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
-        // Before the report: a cached hold has its own kind of report, and its share has no watcher.
+        // `end_cached` comes first, because a cached hold has a report of its own, and its share has no watcher.
         let was_idle = self.end_cached();
         let (mode, token, held) = (self.mode, self.current_token(), now.since(self.began));
         if was_idle {
@@ -440,8 +448,9 @@ impl HoldRecord {
         self.phase == Phase::Held && !self.is_converting
     }
 
-    /// Returns true if a new guard has enough time until the next renewal: half of `lease`, or half of the time to its
-    /// end. The next renewal must be under way, due, or needless for this guard too.
+    /// Returns true if a new guard has enough time until the next renewal. The guard needs half of `lease`, or half of
+    /// the time until its end if that is shorter. The next renewal must be planned or under way, unless this guard
+    /// needs none.
     #[inline]
     fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
         let wanted_until = now.after(lease).min(share.ends);
@@ -450,8 +459,8 @@ impl HoldRecord {
             && (self.renewal != RenewalState::Needless || self.covers(share.ends))
     }
 
-    /// Returns true if a guard that takes over the grant of another guard has enough time until the next renewal. The
-    /// grant may still be a claim, so the guard wants no more than the requested lease.
+    /// Returns true if a guard that uses the grant of another guard has enough time until the next renewal. The grant
+    /// may be a short claim, so the guard needs no more than the lease of the last answered request.
     fn suits_next(&self, share: &Share, now: Moment) -> bool {
         self.lasts(share, share.lease.min(self.asked), now)
     }
@@ -462,12 +471,13 @@ impl HoldRecord {
         ShareId { slot, token: self.current_token() }
     }
 
-    /// Lets a reader join if a recent answer says that no writer waits, or if a live subscription would report a
-    /// waiting writer.
+    /// Lets a reader join the hold. A recent answer must say that no writer waits, or a live subscription must have
+    /// reported no waiter.
     #[inline]
     pub(super) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<ShareId> {
         let share = wants.from(now);
-        // The hold may be over by the clock. A later event then ends it and wakes the watchers.
+        // If the hold is over by the clock, the reader does not join. A later event ends the hold and wakes the
+        // watchers.
         let may = self.mode == Mode::Read
             && (now < self.share_until || self.is_open_to_all(now))
             && now < self.deadline()
@@ -478,14 +488,16 @@ impl HoldRecord {
         })
     }
 
-    /// Lets a reader join that waited here when the hold was granted, so it enters together with the leader.
+    /// Lets a reader join that was waiting in this process when the hold was granted. The reader enters together with
+    /// the leader.
     pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         self.look(now, signals);
         let may = self.suits_next(&share, now);
         may.then(|| self.admit(share.as_unclaimed(now)))
     }
 
-    /// Adds a guard for an owner that has one already. The new guard has a lease and an end of its own.
+    /// Adds a guard for an owner that has a guard of this hold already. The new guard has a lease and an end of its
+    /// own.
     pub(super) fn join_own(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         let own = self.is_held_by(share.owner, now, signals);
         own.then(|| {
@@ -501,7 +513,8 @@ impl HoldRecord {
         self.phase.is_live() && !self.is_converting && !self.lacks_token() && self.shares.has_owner(owner, now)
     }
 
-    /// Removes one of several guards. Returns false if the guard is the last one or has a watcher.
+    /// Removes a guard from a hold that has several guards. Returns false and changes nothing if the guard is the last
+    /// one or has a watcher.
     #[inline]
     pub(super) fn leave_others(&mut self, share_id: ShareId) -> bool {
         let may = self.shares.len() > 1 && !self.shares.is_watched(share_id.slot);
@@ -511,7 +524,8 @@ impl HoldRecord {
         may
     }
 
-    /// Removes a guard. After the last guard the hold ends, unless the next local writer takes it or it stays cached.
+    /// Removes a guard. After the last guard the hold ends, unless the next waiting writer of this process takes the
+    /// hold, or the hold stays cached.
     pub(super) fn remove_share(
         &mut self,
         share_id: ShareId,
@@ -539,8 +553,8 @@ impl HoldRecord {
                 }
             }
             First::Nobody if lost.is_none() && self.cache(share.lease, now) => return ShareRemoved::Kept,
-            // A waiting writer that cannot take this hold asks the server. A leader that asks already goes first, so no
-            // hand-off passes it.
+            // The hold ends. A waiting writer that cannot take the hold asks the server. If the leader of the writers
+            // asks the server already, it came first, and no writer behind it may get the hold.
             _ => {}
         }
         self.phase = Phase::Released;
@@ -559,7 +573,7 @@ impl HoldRecord {
 
     /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
     /// that is sent at `since` or later. `since` is the time of the waiter's first attempt. After that answer the
-    /// waiter takes the share with the time that is left.
+    /// waiter takes the share, however much time is left.
     pub(super) fn accept(
         &mut self,
         share_id: ShareId,
@@ -582,7 +596,7 @@ impl HoldRecord {
             return Accepted::Tokenless;
         }
         self.shares.replace(share_id.slot, share);
-        // A renewal in the meantime covered only the shorter, unclaimed share.
+        // A renewal since the hand-off may have covered only the unclaimed share, which ends earlier.
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
@@ -590,8 +604,9 @@ impl HoldRecord {
     }
 }
 
-/// Returns the time until the next renewal: a third of the lease, with jitter of up to an eighth of that. The jitter
-/// spreads the renewals of holds that were granted together. The rest of the lease has room for two more tries.
+/// Returns the time until the next renewal: a third of the lease, with a jitter of up to an eighth of that third. The
+/// jitter spreads the renewals of holds that were granted together. The rest of the lease leaves time for two more
+/// tries.
 fn renewal_interval(lease: Duration) -> Duration {
     let third = lease / 3;
     third.mul_f64(0.875 + fastrand::f64() / 4.0)

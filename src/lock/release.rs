@@ -31,7 +31,7 @@ impl Release {
         (release, open.map(|open| Self::of_conversion(hold, open, now)))
     }
 
-    /// Returns the release of the new hold of an open conversion.
+    /// Returns the release of the hold that an open conversion may have created.
     pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
         let OpenConversion { id, lease, arrives_until } = open;
         let covers = lease::surely_over(lease, hold.rules().max_clock_skew);
@@ -39,8 +39,8 @@ impl Release {
         Self { key: Arc::clone(hold.key()), id, server_until, arrives_until: Some(arrives_until) }
     }
 
-    /// Returns the latest moment at which a copy of the acquisition may arrive after a request from `sent`. Returns
-    /// `None` if each copy could only arrive before that request was answered.
+    /// Returns the latest moment at which a copy of the acquisition may reach the server, if that moment is after
+    /// `sent`.
     pub(crate) fn arrives_after(&self, sent: Moment) -> Option<Moment> {
         self.arrives_until.filter(|until| *until > sent)
     }

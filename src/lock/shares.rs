@@ -16,27 +16,27 @@ use crate::lock::end::End;
 
 /// Largest number of shares for which there is no index.
 const MAX_SCANNED: usize = 8;
-/// Time in which a waiter has to take an unclaimed share. Afterwards the share is over, since the waiter's future may
-/// not be polled any more.
+/// Time in which a waiter has to take a share that was handed to it. Afterwards the share is over, because the waiter's
+/// future may not be polled any more.
 const UNCLAIMED_FOR: Duration = Duration::from_secs(3);
 
-/// Part of one guard in a hold.
+/// Share that one guard has of a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) owner: OwnerId,
     /// Time for which the server keeps the hold without a further renewal.
     pub(crate) lease: Duration,
-    /// End of the share, whatever happens to the hold.
+    /// Latest end of the share, even if the hold lives longer.
     pub(crate) ends: Moment,
 }
 
 impl Share {
-    /// Returns the unclaimed share, which a waiter has until it takes the share.
+    /// Returns this share with an early end. The share keeps this end until its waiter takes it.
     pub(super) fn as_unclaimed(self, now: Moment) -> Self {
         Self { ends: self.ends.min(now.after(UNCLAIMED_FOR)), ..self }
     }
 
-    /// Returns the lease that the share wants at `now`.
+    /// Returns the lease that the share needs at `now`. It is never longer than the time until the share ends.
     pub(super) fn lease_at(&self, now: Moment) -> Duration {
         self.lease.min(self.ends.since(now))
     }
@@ -77,7 +77,7 @@ struct OrderedShares {
 pub(super) struct Shares {
     all: Slab<OrderedShares>,
     order: Option<Box<Order>>,
-    /// Watched shares, by their ends.
+    /// Ends and slots of the watched shares, the earliest end first.
     watched: BTreeSet<(Moment, usize)>,
 }
 
@@ -119,7 +119,7 @@ impl Order {
     fn lease_at(&self, now: Moment) -> Duration {
         let mut longest = Duration::ZERO;
         for (lease, same) in self.by_lease.iter().rev() {
-            // The remaining shares have shorter leases.
+            // No remaining share has a longer lease than this one.
             if *lease <= longest {
                 break;
             }
@@ -158,8 +158,8 @@ impl Shares {
             self.watched.remove(&(share.ends, slot));
         }
         match &mut self.order {
-            // Dropped only with the last share. Otherwise changes around the limit would build the index again and
-            // again.
+            // The index stays until the last share is removed. Otherwise a number of shares that varies around
+            // `MAX_SCANNED` would build the index again and again.
             _ if self.all.is_empty() => self.order = None,
             Some(order) => order.remove(&share, slot),
             None => {}
@@ -195,7 +195,8 @@ impl Shares {
         self.all.iter().map(|(_, shared)| &shared.share)
     }
 
-    /// Returns the end of the share that ends last, even if its guard was leaked. `None` without shares.
+    /// Returns the end of the share that ends last, or `None` if there is no share. The share of a leaked guard counts
+    /// too.
     pub(super) fn last_end(&self) -> Option<Moment> {
         match &self.order {
             Some(order) => order.last_end(),
@@ -203,7 +204,7 @@ impl Shares {
         }
     }
 
-    /// Returns the longest lease that a share still wants at `now`.
+    /// Returns the longest lease that a share still needs at `now`.
     pub(super) fn lease_at(&self, now: Moment) -> Duration {
         match &self.order {
             Some(order) => order.lease_at(now),
@@ -219,7 +220,7 @@ impl Shares {
         }
     }
 
-    /// Returns the end of a share, for a watcher.
+    /// Marks a share as watched, and returns its end.
     pub(super) fn watch(&mut self, slot: usize) -> Arc<End> {
         let shared = &mut self.all[slot];
         if shared.end.is_none() {
@@ -238,7 +239,7 @@ impl Shares {
         self.watched.first().map(|(ends, _)| *ends)
     }
 
-    /// Takes the watched shares that are over, and returns their ends. Each is returned once.
+    /// Returns the ends of the watched shares that are over. Each end is returned once.
     pub(super) fn take_over(&mut self, now: Moment) -> Vec<Arc<End>> {
         let mut over = Vec::new();
         while let Some((ends, slot)) = self.watched.first().copied()

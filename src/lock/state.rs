@@ -1,12 +1,13 @@
-//! Complete state of one lock in this process: an event goes in, effects come out.
+//! Complete state of one lock in this process. Each event changes the state and produces effects.
 //!
-//! The server sees at most one joinable hold and one waiter of this process for each side of the lock. The number of
-//! tasks does not matter. On each side one task at a time, the leader, asks the server, and the other tasks wait here.
-//! Readers join the hold that the leader got. A writer whose guard is released hands the hold off to the next writer. A
-//! waiting writer stops readers from joining. The server does the same: there, the processes of both sides wait in one
-//! queue.
+//! The readers are one side of the lock, and the writers are the other. On each side one task at a time is the leader
+//! and sends requests to the server. The other tasks of the side wait in this process. So the server sees at most one
+//! joinable hold and one waiter of this process for each side, however many tasks wait. Waiting readers join the hold
+//! that their leader gets. When the guard of a writer is released, the hold goes to the next waiting writer of the
+//! process. While a writer waits, no further reader joins. The server follows the same rule: there, the processes of
+//! both sides wait in one queue.
 //!
-//! The state has no I/O and no clock. `H` is a hold as code outside the cell knows it.
+//! The state does no I/O and reads no clock. `H` is the type of the handle through which other code uses a hold.
 
 mod caching;
 mod holding;
@@ -35,9 +36,9 @@ pub(super) struct State<H> {
     last_waiter: u64,
     last_hold: u64,
     holds: Holds<H>,
-    /// Waiters and leaders. `None` while there are none, as in most of the time in which a lock is held.
+    /// Waiters and leaders. `None` while there are none, which is the usual case while a lock is held.
     wait_queue: Option<Box<WaitQueue<H>>>,
-    /// Moment at which the background checks for stalled leaders. `None`: no check is planned.
+    /// Moment at which the background checks for stalled leaders, or `None` if no check is planned.
     looks_at: Option<Moment>,
     /// Receiver of recalls. Present while a hold may be cached.
     pub(super) calls: Option<Arc<Recalls>>,
@@ -49,12 +50,12 @@ struct Entry<H> {
     number: u64,
     /// True from the grant until the hold is over or a release is sent.
     is_listed: bool,
-    /// Handle of the hold. Present as long as the hold is listed or shared.
+    /// Handle of the hold. Present as long as the hold is listed or has a guard.
     handle: Option<Arc<H>>,
     record: HoldRecord,
 }
 
-/// Parts of a waiter's entry that are left when the waiter leaves.
+/// Parts of a waiter's entry that the caller has to handle when the waiter leaves.
 #[derive(Debug)]
 pub(crate) struct LeftEntry<H> {
     /// Request under way, if no other waiter continues it.
@@ -84,7 +85,7 @@ pub(crate) enum WakeReason<H> {
     Ask,
     /// The waiter has the lock.
     Handed(Arc<H>, ShareId),
-    /// A request that was sent also for this waiter has failed.
+    /// A request that the leader sent for this waiter too has failed.
     Failed(Failure),
 }
 
@@ -120,8 +121,8 @@ impl<H: InRenewalQueue> Entry<H> {
         self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
     }
 
-    /// Returns the hold, if its entry in the deadline queue is too late because a share has gone. The hold ends sooner
-    /// if the remaining shares do. The caller has changed nothing else.
+    /// Returns the hold if the removal of a share makes its entry in the deadline queue too late. The hold may now end
+    /// sooner, with the last remaining share. The caller has changed nothing else.
     fn ends_sooner(&self) -> Option<&Arc<H>> {
         let is_known = self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end()));
         if is_known { None } else { self.due_sooner() }
@@ -134,7 +135,7 @@ impl<H: InRenewalQueue> State<H> {
         self.wait_queue.as_deref().map_or(0, WaitQueue::len)
     }
 
-    /// Returns the queue of waiters and leaders. Creates an empty one if there is none.
+    /// Returns the queue of waiters and leaders. Creates an empty queue if there is none.
     fn wait_queue(&mut self) -> &mut WaitQueue<H> {
         self.wait_queue.get_or_insert_default()
     }
@@ -158,8 +159,8 @@ impl<H: InRenewalQueue> State<H> {
         self.listed_holds().any(|entry| entry.record.mode() == Mode::Write)
     }
 
-    /// Returns true if the first waiter of this side may ask the server. While this process has a write hold, a writer
-    /// need not ask: the hold is handed off.
+    /// Returns true if the first waiter of this side may ask the server. While this process has a write hold, a waiting
+    /// writer does not ask, because the hold may be handed off to it.
     fn may_ask(&self, mode: Mode) -> bool {
         mode == Mode::Read || !self.holds_write()
     }
@@ -168,7 +169,8 @@ impl<H: InRenewalQueue> State<H> {
         self.listed_holds().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
     }
 
-    /// Lets the next waiters ask the server.
+    /// Makes the first waiter of a side its leader, if the side has no leader. A leader may send requests to the
+    /// server.
     pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
         let may_write = self.may_ask(Mode::Write);
         let Some(wait_queue) = self.wait_queue.as_deref_mut() else {
@@ -217,7 +219,8 @@ impl<H: InRenewalQueue> State<H> {
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
         let entry = self.holds.remove(number)?;
         if let Some(wait_queue) = self.wait_queue.as_deref_mut() {
-            // A notification may bring a waiter a grant later. Such a grant is checked against this token.
+            // A waiter may later receive a grant by a notification. The token of such a grant is compared with this
+            // token.
             wait_queue.newest = wait_queue.newest.max(Some(entry.record.current_token()));
         }
         Some(entry)

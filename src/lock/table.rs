@@ -1,5 +1,5 @@
-//! Locks that this process uses, by name. Locks with different names do not wait for each other. The table removes idle
-//! locks.
+//! Table of the locks that this process uses, by name. The table removes idle locks. Tasks that use locks with
+//! different names do not wait for each other's locks.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) struct Table {
     pub(crate) stalled: StalledLeaders,
 }
 
-/// Shard on a cache line of its own, so that a writer does not slow the next shard.
+/// Shard on a cache line of its own, so that a change of one shard does not slow threads that use the next shard.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Shard(Mutex<Cells>);
@@ -55,7 +55,8 @@ impl Cells {
         self.0.insert_unique(hash_of(&cell), cell, hash_of);
     }
 
-    /// Removes the cell, if this very cell is in the table and idle. A later task creates a new cell.
+    /// Removes the cell if it is idle and the table has not replaced it by another cell. A later task creates a new
+    /// cell.
     fn remove_if_idle(&mut self, cell: &Arc<Cell<Hold>>) -> Option<Arc<Cell<Hold>>> {
         let here = self.0.find_entry(cell.key().name_hash(), |here| Arc::ptr_eq(here, cell)).ok()?;
         cell.leave_if_idle().then(|| here.remove().0)
@@ -66,12 +67,12 @@ impl Cells {
     }
 }
 
-/// Numbers of this process's holds, guards and waiters.
+/// Numbers of the holds, guards and waiters in a table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) holds: usize,
     pub(crate) guards: usize,
-    /// Number of holds without a guard.
+    /// Number of cached holds, which have no guard.
     pub(crate) idle: usize,
     /// Number of holds whose last renewal was not answered.
     pub(crate) late: usize,
@@ -121,18 +122,18 @@ impl Table {
     }
 
     fn around(self: &Arc<Self>) -> Weak<dyn Surroundings<Hold>> {
-        // In two steps, since the compiler needs a sized type for the first one.
+        // The `Arc` is cloned before the conversion to a trait object, because the conversion needs a sized type.
         let around: Arc<dyn Surroundings<Hold>> = Arc::<Self>::clone(self);
         Arc::downgrade(&around)
     }
 
-    /// Lets a reader join a hold of this process, if a hold may be joined now and no writer waits here. `name` has its
-    /// hash with it.
+    /// Lets a reader join a hold of this process, if a hold may be joined now and no writer waits here. `name` is the
+    /// hash of the name, and the name.
     #[inline]
     pub(crate) fn join(&self, name: (u64, &[u8]), wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let shard = self.shard(name.0);
         let cell = shard.get(name)?;
-        // Mostly no other task has the mutex. Then the reference count of the cell need not change.
+        // Usually no other task has the mutex. Then this function need not change the reference count of the cell.
         if let Some(joined) = cell.try_ask(|state| state.join(wants, now)) {
             return joined;
         }
@@ -155,8 +156,8 @@ impl Table {
         cell.ask(|state| state.take_cached(wants, now))
     }
 
-    /// Adds a waiter to one side of `key`. The waiter may be the leader at once. A leader has to be polled again within
-    /// `grace`.
+    /// Adds a waiter to one side of the lock `key`. The waiter becomes the leader at once if it is the first one and
+    /// the side has no leader. A leader that is not polled again within `grace` may lose this role to the next waiter.
     pub(crate) fn enter(
         self: &Arc<Self>,
         key: &Arc<Key>,
@@ -176,8 +177,8 @@ impl Table {
         }
     }
 
-    /// Enters a try. Returns `None` if a hold or a waiter of this process is in its way. A leader of the same side is
-    /// not in its way: then both ask the server.
+    /// Adds an acquisition that does not wait. Returns `None` if a hold or a waiter of this process prevents it. A
+    /// leader of the same side does not prevent it: then both send requests to the server.
     pub(crate) fn try_enter(
         self: &Arc<Self>,
         key: &Arc<Key>,

@@ -1,9 +1,9 @@
 //! Watchers of the end of a share.
 //!
-//! A watched share has an [`End`], which the cell records as soon as an event ends the share. Such an event is a
-//! release or an answer of the server. It may also come from the clock, which the background checks for all holds. A
-//! watcher also has a timer of its own, so it depends on no other task. The timer is set once for each deadline. Only
-//! after a sleep of the machine is it late, and then the background finds the end.
+//! A watched share has an [`End`]. The cell records this end as soon as an event ends the share. Such an event is a
+//! release, an answer of the server, or a check of the clock by the background. A watcher also sets a timer for the
+//! deadline of the share, so it depends on no other task. The timer is late only after a suspension of the machine. In
+//! that case the check of the background finds the end.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -53,31 +53,31 @@ impl Watch {
         }
     }
 
-    /// Returns the moment at which the state may change without a notification.
+    /// Returns the moment at which the share may be over by the clock. No signal wakes the watcher then.
     fn looks_at(&self) -> Moment {
         self.hold.deadline().min(self.share.ends)
     }
 
     /// Waits until the share is over by the local clock, by a release, or by an answer of the server. Needs no server
-    /// and no other task. In a copied process it returns as soon as it is polled there.
+    /// and no other task. In a process that `fork` has copied, it returns at the next poll.
     pub(crate) async fn ended(&self) -> Ended {
         self.until(|| self.ended_now()).await
     }
 
-    /// Makes the claim due now, if no answer of the server has confirmed the hold yet.
+    /// Makes a renewal due now, if no answer of the server has confirmed the hold yet.
     pub(crate) fn claim_now(&self, now: Moment) -> Due {
         self.hold.claim_now(now)
     }
 
-    /// Waits until an answer of the server has confirmed the hold since its grant. Returns an error if the share is
-    /// over before.
+    /// Waits until an answer of the server has confirmed the hold. This matters for a hold that a notification granted.
+    /// Returns an error if the share is over before.
     pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
         let is_confirmed = || (!self.hold.is_claim()).then_some(Ok(()));
         self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await
     }
 
     /// Returns the first result of `look`, which runs at each change of the share and at its local deadline. In a
-    /// copied process it runs at each poll.
+    /// process that `fork` has copied, `look` runs at each poll.
     async fn until<T>(&self, look: impl Fn() -> Option<T> + Send + Sync) -> T {
         let mut found = pin!(self.until_changed(&look));
         poll_fn(|cx| match self.hold.is_copied().then(&look).flatten() {
@@ -91,7 +91,7 @@ impl Watch {
         loop {
             let changed = self.end.changed.notified();
             tokio::pin!(changed);
-            // Registered before `look` runs, so that a change between the two is not missed.
+            // The watcher registers before `look` runs, so that it misses no change after `look`.
             changed.as_mut().enable();
             if let Some(found) = look() {
                 return found;

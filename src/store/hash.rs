@@ -1,5 +1,5 @@
-//! Hash scheme: one hash for each lock, on any topology. `lua/` has the scripts, and `docs/PROTOCOL.md` says why they
-//! are safe.
+//! Hash scheme. Each lock is one hash, on any topology. The folder `lua/` has the scripts, and `docs/PROTOCOL.md`
+//! explains why they are safe.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Typed calls of both Lua schemes. `lua/README.md` describes the protocol.
 //!
-//! A reply is one text of words, or an array whose first element is such a text and whose other elements are rows. The
-//! first words are a code, the id in the request, and the server's time as two words. Numbers follow. The transport has
-//! compared the id with the request. A reply in another form comes from a foreign script. The result of the request
-//! then counts as unknown, since that script may have changed the lock.
+//! A reply is one text of words. It may also be an array: the first element is such a text, and the other elements are
+//! rows. The first words are a code, the id in the request, and the server's time as two words. Numbers follow. The
+//! transport has already compared the id with the request. A reply in another form comes from a foreign script. The
+//! result of the request then counts as unknown, because that script may have changed the lock.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -35,7 +35,7 @@ pub(crate) struct Scripts {
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
     pub(crate) force: Script,
-    /// Sends the recall reply to a try. Present in a scheme with recalls.
+    /// Script that sends the recall reply "in use" to a try. `None` in a scheme without recalls.
     pub(crate) used: Option<Script>,
     /// Last part of the name of each key of a lock, in the order of `KEYS`.
     pub(crate) key_parts: &'static [&'static str],
@@ -46,11 +46,11 @@ static RIGHTS: Script = Script::new(scripts::RIGHTS);
 /// Place in which a scheme records the waiters of a lock.
 pub(crate) enum ScriptQueue {
     /// The record of the lock has the queue. A script that frees the lock grants it to waiters and notifies them.
-    /// `limits` says how long timestamps of timestamp clients count. It has the milliseconds for readers, a blank, and
-    /// the milliseconds for writers. A script that may admit another client needs `limits`.
+    /// `limits` is the text that tells a script how long foreign timestamps count: the milliseconds for readers, a
+    /// blank, and the milliseconds for writers. Each script that may admit a client needs this text.
     InTheLock { limits: String },
-    /// The readers' key has the queue, which grants nothing. When the lock becomes free, a script notifies the next
-    /// waiter. The waiter then asks again.
+    /// The readers' key has the queue. A script that frees the lock grants nothing to a waiter. It only notifies the
+    /// next waiter, which then asks again.
     Beside,
 }
 
@@ -72,7 +72,7 @@ impl LuaScheme {
         Self { scripts, transport, queue: waiting }
     }
 
-    /// Commands that the scheme needs.
+    /// Returns the commands of the server that the scheme needs.
     fn commands(&self) -> BTreeSet<&'static str> {
         let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self.scripts;
         [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
@@ -94,14 +94,14 @@ impl LuaScheme {
         call
     }
 
-    /// Adds all arguments of an acquisition except its time limit, which goes before them.
+    /// Adds all arguments of an acquisition except its time limit. The time limit comes before these arguments.
     fn acquire_args(&self, call: &mut Call, request: &AcquireRequest) {
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
         call.number(whole_millis(request.lease));
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
-            // At least one millisecond, since 0 means that the acquisition does not wait.
+            // The argument is at least one millisecond, because 0 means that the acquisition does not wait.
             IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl } => {
                 call.number(whole_millis(waiter_ttl.max(Duration::from_millis(1))))
             }
@@ -146,7 +146,7 @@ impl LuaScheme {
         call
     }
 
-    /// Adds all arguments of a conversion except its time limit, which goes before them.
+    /// Adds all arguments of a conversion except its time limit. The time limit comes before these arguments.
     fn convert_args(&self, call: &mut Call, old: &AcquisitionId, request: &AcquireRequest) {
         call.arg(old.as_str());
         call.echoed_arg(request.id.as_str());
@@ -210,14 +210,15 @@ impl LuaScheme {
         call
     }
 
-    /// Adds the limits of timestamp clients if the scheme has them: the script may admit another client.
+    /// Adds the limits for foreign timestamps, if the scheme has them. The script needs them because it may admit
+    /// another client.
     fn add_limits(&self, call: &mut Call) {
         if let ScriptQueue::InTheLock { limits } = &self.queue {
             call.arg(limits);
         }
     }
 
-    /// Channel on which recalls reach the processes that may cache the hold.
+    /// Returns the channel on which recalls reach the processes that may cache the hold.
     fn recall_channel(&self, key: &Key) -> String {
         [&key.channels(self.scripts.key_parts[0]), ":", RECALL].concat()
     }
@@ -227,7 +228,7 @@ impl LuaScheme {
         matches!(self.queue, ScriptQueue::InTheLock { .. })
     }
 
-    /// Channel on which notifications reach the waiters of one manager.
+    /// Returns the channel on which notifications reach the waiters of one manager.
     fn channel(&self, key: &Key, manager: &str) -> String {
         match self.queue {
             ScriptQueue::InTheLock { .. } => {
@@ -237,7 +238,7 @@ impl LuaScheme {
         }
     }
 
-    /// Acquires with a time limit that the caller chooses, as a copy of a request that was sent at another time.
+    /// Acquires with a time limit that the caller chooses. The request is like a copy that was sent at another time.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) async fn acquire_until(
         &self,
@@ -267,14 +268,14 @@ impl LuaScheme {
     }
 }
 
-/// Part of the name of notification channels. It follows the key, or replaces the last part of the key.
+/// Part of the name of a notification channel. It comes after the key, or replaces the last part of the key.
 const WAKE: &str = "wake";
 /// Last part of the name of the recall channel, after the key.
 const RECALL: &str = "call";
 /// Argument by which the process offers to cache the hold.
 const CACHE_FLAG: &str = "k";
 
-/// Reads the commands that the user may not run, from the reply to a check of rights.
+/// Reads from the reply to a check of rights which commands the user may not run.
 fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     let mut words = Words::of(reply)?;
     words.word()?;
@@ -297,7 +298,7 @@ fn letter(mode: Mode) -> &'static str {
 }
 
 fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
-    // A record stores this number with two digits, and a script may copy the argument as it is.
+    // A record stores this number with two digits, because a script may store the argument as it is.
     match max_tokens {
         1 => call.arg("01"),
         10.. => call.number(max_tokens),
@@ -327,7 +328,8 @@ impl Scheme for LuaScheme {
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
-            // The release goes ahead of acquisitions, which may wait for the lock that it frees.
+            // The release overtakes acquisitions on the connection, because these may wait for the lock that the
+            // release frees.
             let reply = self.transport.call_ahead(self.release_call(key, id)).await?;
             read_reply(reply, id.as_str(), parse_released)
         })
@@ -381,7 +383,8 @@ impl Scheme for LuaScheme {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
-            // On a connection of its own: an `inspect` may take long, and other requests would wait behind it.
+            // An `inspect` has a connection of its own, because it may take long and other requests would wait behind
+            // it.
             let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key)).await?;
             read_reply(reply, "", parse_view)
         })
@@ -485,8 +488,8 @@ impl Scheme for LuaScheme {
     }
 }
 
-/// Converts a lease to whole milliseconds, the unit of the scripts. The options keep leases far below the limit of 64
-/// bits.
+/// Converts a lease to whole milliseconds, the unit of the scripts. The options allow no lease that comes near the
+/// largest 64-bit number.
 fn whole_millis(lease: Duration) -> u64 {
     lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
 }
@@ -545,7 +548,7 @@ fn parse_granted(fields: &mut Fields<'_>) -> Option<Granted> {
     })
 }
 
-/// Returns the first of `tokens` tokens, of which `last` is the last.
+/// Returns the first of `tokens` consecutive tokens. `last` is the last of them.
 fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
     FencingToken::from_wire(last)?;
     FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
@@ -583,7 +586,7 @@ fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
 
 fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     let remaining = fields.millis()?;
-    // The reply has more numbers only if the renewal offered to cache the hold.
+    // The reply has more numbers only if the renewal asked to cache the hold.
     let Some(waited_for) = fields.number() else {
         return Some(Renewed::of(remaining));
     };
@@ -630,8 +633,8 @@ fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     Some(Forced { ids, has_more: more })
 }
 
-/// Reads a notification for waiters. A grant names its acquisition. Any message that is neither a grant nor a recall
-/// reply tells the waiter to ask again.
+/// Reads a notification for waiters. The notification of a grant has the id of its acquisition. Any message that is
+/// neither a grant nor a recall reply makes the waiter ask again.
 fn read_notification(message: &[u8], clock_sample: Option<ClockSample>) -> Notification {
     if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
         return Notification::Used { id };
@@ -662,7 +665,7 @@ fn parse_recall(message: &[u8]) -> Option<Notification> {
 }
 
 /// Reads `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`. The remaining time counts from the
-/// clock sample, an earlier answer of the same node. So the age of the message does not matter.
+/// clock sample, which comes from an earlier answer of the same node. So a late message causes no error.
 fn parse_grant_notification(message: &[u8], clock_sample: ClockSample) -> Option<Notification> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
@@ -727,7 +730,7 @@ impl<'a> Fields<'a> {
         self.number().map(Duration::from_millis)
     }
 
-    /// Reads a token. The number 0 stands for none.
+    /// Reads a token. The number 0 means that there is no token.
     fn token(&mut self) -> Option<Option<FencingToken>> {
         let raw = self.number()?;
         if raw == 0 {

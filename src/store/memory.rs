@@ -36,7 +36,7 @@ use crate::store::{
     Notification, ReleaseReply, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
 };
 
-/// Number of locks below which the store does not search for idle ones.
+/// Number of locks below which the store does not search for idle locks.
 const MIN_SWEEP: usize = 64;
 
 /// Locks that a [`MemoryManager`](crate::MemoryManager) and its peers share.
@@ -44,12 +44,12 @@ pub(crate) struct Store {
     clock: Clock,
     /// Process that owns the memory. After a fork, the locks in the copied process would exclude no other process.
     process: Process,
-    /// Server time at the moment `origin` of the clock.
+    /// Server time at the moment at which the local clock showed `origin`.
     epoch: ServerTime,
     origin: Moment,
-    /// Microseconds by which each loss of all locks has moved the server's clock forward.
+    /// Microseconds that are added to the server's clock. Each loss of all locks adds to them.
     skipped_us: AtomicU64,
-    /// Number of live subscriptions to recalls so far.
+    /// Number of live subscriptions to recalls that the store has created so far.
     epochs: AtomicU64,
     locks: Mutex<Locks>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Store {
 #[derive(Default)]
 struct Locks {
     by_base: HashMap<Box<str>, StoredLock>,
-    /// Number of locks at which the next search for idle ones begins.
+    /// Number of locks at which the store next searches for idle locks.
     sweep_at: usize,
 }
 
@@ -69,8 +69,8 @@ impl Locks {
         self.by_base.entry(key.base().into()).or_default()
     }
 
-    /// Forgets locks without holders and waiters. The search runs each time the number of locks has doubled. So it
-    /// costs constant work for each new lock.
+    /// Forgets locks without holders and waiters. The search runs each time the number of locks has doubled, so its
+    /// cost for each new lock is constant.
     fn forget_idle(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.by_base.retain(|_, lock| lock.record.forget_ms >= now_ms || lock.is_watched());
@@ -85,7 +85,7 @@ struct StoredLock {
     recall_listeners: Vec<RecallListener>,
 }
 
-/// Receiver of recalls of one process that may cache a hold of the lock.
+/// Receiver of recalls, for one manager that may cache a hold of the lock.
 struct RecallListener {
     connection: Arc<MemoryConnection>,
     recalls: Weak<Recalls>,
@@ -120,7 +120,7 @@ impl MemoryConnection {
 }
 
 impl Subscriber {
-    /// Sends a notification, if the channel has room. Returns false if the subscriber has gone.
+    /// Sends a notification, if the channel has room for it. Returns false if the subscriber is gone.
     fn receives(&self, notice: &Notification) -> bool {
         !matches!(self.notifications.try_send(notice.clone()), Err(TrySendError::Closed(_)))
     }
@@ -160,8 +160,8 @@ impl StoredLock {
     fn deliver(&mut self, id: &str, notice: &Notification) {
         self.subscribers.retain(|subscriber| {
             let Subscriber { manager, connection: wire, .. } = subscriber;
-            // The id of an acquisition begins with the id of its manager. A cut subscriber misses the notification and
-            // stays.
+            // The id of an acquisition begins with the id of its manager. A subscriber whose connection is cut misses
+            // the notification and stays subscribed.
             wire.is_cut() || !id.starts_with(&**manager) || subscriber.receives(notice)
         });
     }
@@ -205,7 +205,7 @@ impl Store {
     fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<MemoryConnection>) -> Subscription {
         let (sender, notices) = attempt::notifications();
         if !wire.is_cut() {
-            // The receiver is in this function, so the channel is not closed.
+            // The receiver of the channel still exists in this function, so the channel is not closed.
             drop(sender.try_send(Notification::AskAgain));
         }
         let mut locks = self.locks.lock();
@@ -231,7 +231,7 @@ impl Store {
     fn listen(&self, key: &Key, calls: &Arc<Recalls>, wire: &Arc<MemoryConnection>) {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
-        // A handler does not unsubscribe. It is gone when its last owner has dropped it.
+        // A recall handler does not unsubscribe. It is gone when its last owner has dropped it.
         lock.recall_listeners.retain(|listener| listener.recalls.strong_count() > 0);
         lock.recall_listeners.push(RecallListener { connection: Arc::clone(wire), recalls: Arc::downgrade(calls) });
         if !wire.is_cut() {
@@ -279,7 +279,7 @@ impl Store {
 
     /// Cuts the connection of a manager.
     pub(crate) fn cut(&self, wire: &MemoryConnection) {
-        // Cut under the mutex, so that all messages of an operation get through, or none.
+        // The connection is cut under the mutex. So all messages of an operation arrive, or none of them.
         let locks = self.locks.lock();
         wire.is_cut.store(true, Ordering::SeqCst);
         let listeners = Self::recall_listeners_of(&locks, wire);
@@ -287,7 +287,7 @@ impl Store {
         listeners.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
     }
 
-    /// Connects the manager again. Its waiters ask again, since they may have missed a notification.
+    /// Connects the manager again. Its waiters repeat their requests, because they may have missed a notification.
     pub(crate) fn mend(&self, wire: &Arc<MemoryConnection>) {
         let mut locks = self.locks.lock();
         wire.is_cut.store(false, Ordering::SeqCst);
@@ -314,8 +314,8 @@ impl Store {
         for lock in locks.by_base.values_mut() {
             lock.record = Record::default();
         }
-        // A restart takes time, but a paused clock does not move. The step forward keeps tokens from being granted
-        // twice.
+        // A real restart takes time, but the clock of a test may be paused. The step forward prevents that a token is
+        // granted twice.
         let behind_us = (last_us + 1).saturating_sub(self.server_time().as_micros());
         self.skipped_us.fetch_add(behind_us, Ordering::SeqCst);
     }
@@ -327,7 +327,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// Scheme over a [`Store`].
+/// Scheme that uses the locks of a [`Store`].
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryScheme {
     store: Arc<Store>,
@@ -343,7 +343,7 @@ impl MemoryScheme {
         &self.connection
     }
 
-    /// Applies one operation. It has no limit, since a call within the process cannot arrive late.
+    /// Applies one operation. The operation has no time limit, because a call within the process cannot arrive late.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Attempt<T> {
         self.connection.check()?;
         Ok(self.store.apply(key, operation))

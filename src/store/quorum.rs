@@ -1,14 +1,15 @@
-//! Scheme that keeps each lock at several independent masters and lets a majority decide (Redlock), for both modes.
+//! Scheme that keeps each lock at several independent masters and lets a majority of them decide (Redlock). It serves
+//! both readers and writers.
 //!
-//! An attempt asks all masters in parallel. It ends when a majority has decided, so it waits for no slow master. A
-//! later answer still counts: a late grant becomes part of the hold, or is released. A hold lasts as long as a majority
-//! keeps it, and a majority stores its token ([`votes`]). An acquisition without a majority is released at once at all
-//! masters that may have granted it. The next attempt has another id, so a late release ends no later hold.
-//! Acquisitions do not queue at a master, since each master would have an order of its own. A refused acquisition is
-//! repeated after a pause with jitter.
+//! An attempt asks all masters in parallel. It ends as soon as a majority has decided, so it waits for no slow master.
+//! An answer that comes later still counts: a late grant becomes part of the hold, or the manager releases it. A hold
+//! lasts as long as a majority keeps it, and a majority stores its token ([`votes`]). If an acquisition has no
+//! majority, the manager releases it at once at all masters that may have granted it. The next attempt has another id,
+//! so a late release ends no later hold. Acquisitions do not queue at a master, because each master would have its own
+//! order of waiters. The manager repeats a refused acquisition after a pause with jitter.
 //!
-//! A master that was restarted may have forgotten its grants. It has no vote until its uptime exceeds the longest lease
-//! of this manager. Then all grants that it may have forgotten are over.
+//! A master that was restarted may have forgotten its grants. It has no vote until its uptime is longer than the
+//! longest lease of this manager. By then, all grants that it may have forgotten are over.
 //!
 //! Source: Antirez, "Distributed locks with Redis" (Redlock), its section on delayed restarts.
 
@@ -61,11 +62,11 @@ pub(crate) enum Restarts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Margins {
     pub(crate) max_clock_skew: Duration,
-    /// Longest time from now for which a master may still carry out a request that is sent now.
+    /// Longest time between the sending of a request and the moment at which a master may still carry it out.
     pub(crate) max_delay: Duration,
 }
 
-/// Scheme over several schemes, one for each master.
+/// Scheme that combines several schemes, one for each master.
 pub(crate) struct Quorum {
     masters: Vec<Arc<Master>>,
     outstanding: Arc<Outstanding>,
@@ -87,18 +88,19 @@ type MasterAnswer<T> = (usize, Attempt<T>);
 /// Requests whose answers are missing.
 type PendingAnswers<T> = FuturesUnordered<BoxFuture<'static, T>>;
 
-/// Rule that says which masters' yes counts.
+/// Rule that decides which masters may say yes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Voters {
-    /// Only masters that remember all their live grants. A new hold might conflict with a grant that a master has
-    /// forgotten.
+    /// Only masters that remember all their live grants. At another master, a new hold might conflict with a grant that
+    /// the master has forgotten.
     #[default]
     Remembering,
-    /// All masters. Used where a write hold becomes a read hold: the write hold excludes all others already.
+    /// All masters. The scheme uses this rule when a write hold becomes a read hold, because the write hold already
+    /// excludes all other holders.
     Holding,
 }
 
-/// Details of the answers, for the case that no majority says yes.
+/// Details of the answers, for the result when no majority says yes.
 #[derive(Debug, Default)]
 struct AnswerSummary {
     retry_in: Option<Duration>,
@@ -112,7 +114,7 @@ struct AnswerSummary {
 }
 
 impl AnswerSummary {
-    /// Returns the failure to report when too few masters answer.
+    /// Returns the failure that the attempt reports if too few masters answer.
     fn failure(self, masters: usize) -> Failure {
         let minority = masters - majority(masters);
         let is_refusal = |failure: &&Failure| matches!(failure, Failure::Refused { .. } | Failure::Broken { .. });
@@ -155,7 +157,7 @@ impl Quorum {
         Ballot::new(self.masters.len())
     }
 
-    /// Returns true if a master must remember all its grants that are not over.
+    /// Returns true if a master may vote, because it must remember all its grants that are not over.
     fn may_vote(&self, master: usize) -> bool {
         self.time_to_vote(master).is_none()
     }
@@ -172,7 +174,8 @@ impl Quorum {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Returns the number of masters that answer but may not vote yet. It includes masters for which no attempt waited.
+    /// Returns the number of masters that answer requests but may not vote yet. It includes masters whose answers no
+    /// attempt has awaited.
     fn restarted_masters(&self) -> usize {
         let answers = |(place, master): &(usize, &Arc<Master>)| !self.may_vote(*place) && !master.is_silent();
         self.masters.iter().enumerate().filter(answers).count()
@@ -206,7 +209,7 @@ impl Quorum {
         masters.map(|(place, master)| (place, &*master.scheme))
     }
 
-    /// Returns the successful answers if a majority of the masters gave one.
+    /// Returns the successful answers, if a majority of the masters gave a successful answer.
     fn majority_of<T>(&self, answers: Vec<(usize, Result<T, Failure>)>) -> Result<Vec<(usize, T)>, Failure> {
         let (mut summary, mut given) = (AnswerSummary::default(), Vec::new());
         for (place, answer) in answers {
@@ -219,13 +222,13 @@ impl Quorum {
         if given.len() >= majority(masters) { Ok(given) } else { Err(summary.failure(masters)) }
     }
 
-    /// Notes a requested lease. A restarted master may vote only when all holds of this length are over.
+    /// Notes a requested lease. A restarted master may vote only when all holds with a lease of this length are over.
     fn note_lease(&self, lease: Duration) {
         self.longest_lease.fetch_max(nanos(lease), Ordering::Relaxed);
     }
 }
 
-/// Token of a vote on a question for which the masters need not agree on a token.
+/// Token in a vote for which the masters need not agree on a token.
 const NO_TOKEN: FencingToken = FencingToken::ZERO;
 
 fn nanos(span: Duration) -> u64 {
@@ -233,12 +236,12 @@ fn nanos(span: Duration) -> u64 {
 }
 
 fn answer_of<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
-    // No single node gave this answer.
+    // The default id stands for no node, because several nodes have answered.
     Answered { sent, server, node: NodeId::default(), value }
 }
 
-/// Builds the answer for a grant of a majority. It has no server time, since the masters' clocks differ: the local
-/// clock counts.
+/// Builds the answer for a grant by a majority. The answer has no server time, because the clocks of the masters
+/// differ. The time of the hold counts by the local clock.
 fn majority_answer<T>(won: Yes, value: T) -> Answered<T> {
     answer_of(won.sent, ServerTime::default(), value)
 }
@@ -247,7 +250,8 @@ fn majority_grant(won: Yes) -> Granted {
     Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
 }
 
-/// Turns a failure into an unknown result, since a minority of the masters may have carried out the request.
+/// Turns the failure `NotDone` into an unknown result, because a minority of the masters may have carried out the
+/// request.
 fn into_unknown(failure: Failure, arrives_until: Moment) -> Failure {
     match failure {
         Failure::NotDone { source } => Failure::Unknown { arrives_until, source },
@@ -255,8 +259,8 @@ fn into_unknown(failure: Failure, arrives_until: Moment) -> Failure {
     }
 }
 
-/// Waits in the background for the remaining answers, so that a slow master delays no caller. If this runtime ends, the
-/// requests under way count as sent.
+/// Waits in the background for the remaining answers, so that a slow master does not delay the caller. If the runtime
+/// ends before, the remaining requests stay recorded as sent.
 fn finish<T: Send + 'static>(mut asked: PendingAnswers<T>) {
     if !asked.is_empty() {
         drop(process::spawn(async move { while asked.next().await.is_some() {} }));
@@ -329,7 +333,7 @@ impl Scheme for Quorum {
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let asks = self.live_masters().map(|(place, scheme)| {
-                // A master without a token in the view may have got the hold since the other masters answered
+                // A master may have no token in the view. It may have got the hold after the other masters answered
                 // `inspect`.
                 let token = seen.tokens.get(place).copied().flatten();
                 async move { (place, scheme.force_shown(key, token, seen).await) }
@@ -344,8 +348,8 @@ impl Scheme for Quorum {
     fn contact(&self, key: &Key) -> ServerContact {
         let mut served: Vec<_> = self.masters.iter().map(|master| master.scheme.contact(key).served).collect();
         served.sort_unstable();
-        // A majority has served a request at this moment or later. A quorum is never silent: its attempt fails as soon
-        // as a majority is missing, so no caller waits for a silent quorum.
+        // A majority has served a request at this moment or later. The value `is_silent` is always false: an attempt
+        // fails as soon as a majority is missing, so no caller has to wait for a silent quorum.
         let served = served.len().checked_sub(majority(served.len())).and_then(|place| served[place]);
         ServerContact { served, is_silent: false }
     }
@@ -379,7 +383,8 @@ impl Scheme for Quorum {
         })
     }
 
-    /// Treats masters that refuse a command as masters that do not vote, as long as they are a minority.
+    /// Treats a master that refuses a command as a master that does not vote. Fails only if a majority would be
+    /// missing.
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.check_rights(key, more));
@@ -410,8 +415,8 @@ impl Scheme for Quorum {
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.names(listing).await) });
-            // A majority has recorded each held lock. Any other majority shares a master with it, so no held lock is
-            // missing.
+            // A majority of the masters has recorded each held lock. Any two majorities share a master, so the answers
+            // of a majority miss no held lock.
             let answers = self.majority_of(join_all(asks).await)?;
             Ok(answers.into_iter().flat_map(|(_, names)| names).collect())
         })
@@ -421,7 +426,8 @@ impl Scheme for Quorum {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.health());
             let asked = join_all(asked).await;
-            // The answer to this request brings the uptime, so the time to the vote is computed afterwards.
+            // The answer to this request contains the uptime of the master, so the time until its vote is computed
+            // afterwards.
             let of_master = |(place, mut nodes): (usize, Vec<NodeHealth>)| {
                 let votes_in = self.time_to_vote(place);
                 nodes.iter_mut().filter(|node| node.is_reachable).for_each(|node| node.votes_in = votes_in);

@@ -1,4 +1,4 @@
-//! Two-key scheme: a read key and a write key for each lock, on one node. `lua/` has the scripts.
+//! Two-key scheme. Each lock has a read key and a write key on one node. The folder `lua/` has the scripts.
 
 use std::sync::Arc;
 

@@ -35,7 +35,7 @@ pub struct LockView {
     pub(crate) seen: Seen,
 }
 
-/// Answer of the server from which a view was made. It also has the ids of the holds.
+/// Answer of the server, from which the view was made. It also has the ids of the holds.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     at: ServerTime,
@@ -87,9 +87,10 @@ pub struct HolderView {
     /// managers, since only they know their guards. It is also 0 for a hold of this manager that has no guard and is
     /// being released.
     pub guards: usize,
-    /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)): no guard uses it, and it
-    /// stays until another process wants the lock. For a hold of this manager the value is exact. For the hold of
-    /// another manager `true` means that one of the lock's holds may be cached. The server does not know which one.
+    /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)): no guard uses the hold,
+    /// and the hold stays until another process wants the lock. For a hold of this manager, the value is exact. For a
+    /// hold of another manager, `true` means that one of the lock's holds may be cached. The server does not know which
+    /// of them.
     pub cached: bool,
     /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::age"))]
@@ -128,8 +129,8 @@ impl LockView {
         self.holders.is_empty() && self.more_holders == 0
     }
 
-    /// Makes a view of the server's answer. `guards` maps the id of a hold to the guards of this manager that share the
-    /// hold. If the hold belongs to another manager, `guards` returns `None`.
+    /// Makes a view of the server's answer. `guards` returns the guards of this manager that share the hold with a
+    /// given id. It returns `None` if the hold belongs to another manager.
     pub(crate) fn new(
         name: &str,
         seen: Seen,
@@ -182,7 +183,8 @@ impl HolderView {
         foreign_write.map(nameless).into_iter().chain(ours).chain(foreign_read.map(nameless)).collect()
     }
 
-    /// Makes the view of a reader's hold that the server ended and that `inspect` had not shown. Only its id is known.
+    /// Makes the view of a reader's hold that a force ended and that the earlier `inspect` had not shown. Only the id
+    /// of the hold is known.
     pub(crate) fn unseen_reader(id: &str, guards: Option<Guards>) -> Self {
         Self {
             label: AcquisitionId::label_of(id).to_owned(),
@@ -197,12 +199,12 @@ impl HolderView {
 }
 
 /// Makes the view of a client of the timestamp scheme, or returns `None` if the timestamp does not count any more. The
-/// timestamp `stamp_ms` is the time of the client's grant. `limit` comes from the options of this manager: it is the
-/// time for which the timestamp counts.
+/// timestamp `stamp_ms` is the time of the client's grant. `limit` is the time for which a timestamp counts, by the
+/// options of this manager.
 fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> Option<HolderView> {
     let stamp_ms = stamp_ms?;
     let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - 1);
-    // Timestamp clients still count a timestamp in the millisecond in which it reaches the limit.
+    // For timestamp clients, a timestamp still counts in the millisecond in which it reaches the limit.
     let left_ms = stamp_ms.saturating_add(limit_ms + 1).saturating_sub(now_ms);
     (left_ms > 0).then(|| HolderView {
         label: "published client".to_owned(),

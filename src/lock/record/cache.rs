@@ -1,8 +1,8 @@
-//! Cached holds. A hold may stay cached when its last guard has left. It stays until the next guard comes, another
-//! process recalls it, or it has been unused for long.
+//! Cached holds. A process may keep a hold after its last guard has left. The hold stays cached until a guard of the
+//! process uses it, a waiter recalls it, or its time in the cache is over.
 //!
-//! A cached hold has no guard, but one share without an owner. So it is renewed and ends as any hold.
-//! `docs/CACHED_HOLDS.md` has the rules.
+//! A cached hold has no guard. It has one share without an owner, so the rules for renewals and ends of shares apply to
+//! it as to any hold. `docs/CACHED_HOLDS.md` describes cached holds.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::base::reentry::OwnerId;
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
 
-/// Parts of an answer that concern the cache state of a hold.
+/// Parts of a server's answer that concern the cache state of a hold.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheAnswer {
-    /// Live subscription at the time of the request, if the request offered to cache the hold.
+    /// Subscription to recalls that was live when the request was sent, if the request offered to cache the hold.
     pub(crate) offered_on: Option<LiveSubscription>,
     pub(crate) sent: Moment,
     pub(crate) node: NodeId,
@@ -40,7 +40,7 @@ pub(crate) enum CacheOutcome {
     Unused,
 }
 
-/// Number of holds of a manager that may stay cached.
+/// Number of holds of a manager that may be cached.
 #[derive(Debug, Default)]
 pub(crate) struct CachedCount {
     holds: AtomicUsize,
@@ -53,7 +53,7 @@ impl CachedCount {
     }
 }
 
-/// Permit of one hold that may stay cached. The hold counts as long as its permit exists.
+/// Permit to cache one hold. [`CachedCount`] counts the permits that exist.
 #[derive(Debug)]
 pub(crate) struct CachedPermit(Arc<CachedCount>);
 
@@ -77,11 +77,12 @@ impl Drop for CachedPermit {
 struct TokenBlock {
     next: FencingToken,
     left: u64,
-    /// Token before `next`. The writer inside has it, or the last writer had it.
+    /// Token of the writer inside, or of the last writer if no writer is inside.
     last: FencingToken,
 }
 
-/// Slot of the share without an owner. The stored number is the slot plus one, so an absent slot takes no memory.
+/// Slot of the share without an owner. The stored number is the slot plus one, so it is never zero. An `Option` of this
+/// type then needs no more memory.
 #[derive(Clone, Copy, Debug)]
 struct SharePlace(NonZeroU32);
 
@@ -99,23 +100,24 @@ impl SharePlace {
 #[derive(Debug)]
 pub(crate) struct CacheState {
     recalls: Arc<Recalls>,
-    /// Time for which the hold may stay cached after its last use. That use requested the time.
+    /// Time for which the hold may stay cached after a use. The last acquisition that used the hold has set this time.
     cache_for: Duration,
     /// Live subscription by which this process receives every recall of the hold.
     live: Option<LiveSubscription>,
-    /// Time at which this process learned of a waiter. A later request clears this field if its answer reports no
-    /// waiter.
+    /// Time at which this process learned that the hold excludes a waiter. An answer that reports no waiter clears this
+    /// field, if its request was sent later.
     recalled_at: Option<Moment>,
-    /// Slot of the share without an owner, while the hold is cached. 32 bits are enough for its number.
+    /// Slot of the share without an owner. Present while the hold is cached.
     idle: Option<SharePlace>,
-    /// True if another guard than the first has used the hold.
+    /// True if the hold had another guard after its first one.
     is_reused: bool,
-    /// True if the only share belongs to a waiter without a guard. The hold was cached, and is to be converted for this
-    /// waiter to the other side.
+    /// True if a waiter has taken the cached hold to convert it to the other side. The only share belongs to this
+    /// waiter, which has no guard yet.
     is_converting: bool,
     /// True if the only share belongs to a writer that has no token yet.
     lacks_token: bool,
-    /// Boxed to save memory: readers have no block, and there may be many cached holds.
+    /// Tokens of the last renewal that brought any. Boxed to save memory, because read holds have no block and a
+    /// process may cache many holds.
     block: Option<Box<TokenBlock>>,
     _permit: CachedPermit,
 }
@@ -140,8 +142,8 @@ impl CacheState {
     pub(super) fn on_answer(&mut self, cache_answer: CacheAnswer, first: FencingToken, now: Moment) {
         let CacheAnswer { offered_on: said, sent, node, is_waited_for } = cache_answer;
         if said.as_ref().is_some_and(|subscription| subscription.node() != node) {
-            // Waiters send their recalls through the node that answered, for example after a migration of the slot.
-            // This subscription would miss them.
+            // Another node serves the lock now, for example after a migration of the slot. Recalls come from that node,
+            // so this subscription would miss them.
             self.live = None;
         }
         if is_waited_for {
@@ -158,7 +160,7 @@ impl CacheState {
         }
     }
 
-    /// Returns the token that guards have now, if a renewal brought it.
+    /// Returns the present token of the hold, if a renewal brought tokens.
     pub(super) fn last_token(&self) -> Option<FencingToken> {
         self.block.as_ref().map(|block| block.last)
     }
@@ -175,7 +177,7 @@ impl HoldRecord {
         self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
     }
 
-    /// Returns true if guards may enter without a request to the server, also after the join window.
+    /// Returns true if guards may enter without a request to the server, even after the join window of the last answer.
     pub(super) fn is_open_to_all(&self, now: Moment) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.is_open(now))
     }
@@ -185,7 +187,7 @@ impl HoldRecord {
         self.cache.as_ref()?.recalls.subscription()
     }
 
-    /// Replaces the share without an owner by `share`, if the hold is cached.
+    /// Replaces the share without an owner by `share`, and returns its slot, if the hold is cached.
     #[inline]
     pub(super) fn take_cached_place(&mut self, share: Share) -> Option<usize> {
         let keep = self.cache.as_mut()?;
@@ -207,7 +209,7 @@ impl HoldRecord {
         let first = self.token;
         let Some(keep) = &mut self.cache else { return };
         keep.on_answer(cache_answer, first, now);
-        // The join window of an earlier answer must not admit readers any more.
+        // A waiter is known, so no reader may join because of an earlier answer that reported no waiter.
         if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;
         }
@@ -240,8 +242,8 @@ impl HoldRecord {
         true
     }
 
-    /// Returns the number of tokens to request: a full block once at most half of a block is left, else 0. So new
-    /// tokens come before the present ones are used up.
+    /// Returns the number of tokens that the next renewal requests. If at most half of a block is left, the number is a
+    /// full block, so that new tokens arrive in time. Otherwise it is 0.
     pub(in crate::lock) fn missing_tokens(&self) -> u64 {
         const MAX: u64 = crate::base::lease::MAX_TOKENS;
         let Some(keep) = &self.cache else {
@@ -252,7 +254,7 @@ impl HoldRecord {
         if self.mode == Mode::Write && left <= MAX / 2 { MAX } else { 0 }
     }
 
-    /// Adds the tokens of a renewal. Tokens that are not above the current one are ignored, since the answers to two
+    /// Adds the tokens of a renewal. Ignores tokens that are not above the present one, because the answers to two
     /// renewals may arrive in the wrong order.
     pub(in crate::lock) fn add_tokens(&mut self, first: FencingToken, count: u64) {
         let last = self.current_token();
@@ -268,8 +270,8 @@ impl HoldRecord {
         self.is_cached() && self.is_open() && self.is_open_to_all(now) && now < self.deadline()
     }
 
-    /// Lets a writer of this process take a cached hold, with the next token. If none is left, the writer has to ask
-    /// the server for more.
+    /// Lets a writer of this process take a cached hold, with the next token. If no token is left, the writer has to
+    /// ask the server for more tokens.
     pub(in crate::lock) fn take_cached(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
         if self.mode != Mode::Write || !self.may_be_taken(now) {
             return None;
@@ -289,7 +291,8 @@ impl HoldRecord {
         has_enough.then(|| self.take_cached(share, cache_for, now)).flatten()
     }
 
-    /// Admits the next writer, with the next token. If none is left, the writer has no token for the time being.
+    /// Admits a writer with the next token. If no token is left, the writer gets its share without a token, and gets a
+    /// token later.
     pub(super) fn admit_writer(&mut self, share: Share) -> ShareId {
         let has_token = self.take_token();
         if let Some(keep) = &mut self.cache {
@@ -298,14 +301,14 @@ impl HoldRecord {
         self.admit(share)
     }
 
-    /// Returns true if the writer inside has no token yet. No other guard then shares the hold, not even one of the
-    /// same owner.
+    /// Returns true if the writer inside has no token yet. Until it has one, no other guard shares the hold, not even a
+    /// guard of the same owner.
     pub(super) fn lacks_token(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.lacks_token)
     }
 
-    /// Returns true if the writer inside has a token. A writer without one takes the next token, if one is left and
-    /// guards may enter without a request.
+    /// Ensures that the writer inside has a token. A writer without a token takes the next one, if a token is left and
+    /// guards may enter without a request. Returns false if the writer still has no token.
     pub(super) fn ensure_token(&mut self, now: Moment) -> bool {
         if !self.lacks_token() {
             return true;
@@ -322,8 +325,8 @@ impl HoldRecord {
         self.mode != mode && self.in_doubt.is_none() && self.may_be_taken(now)
     }
 
-    /// Gives a cached hold to a waiter without a guard, which then has it converted to the other side. No other guard
-    /// may enter.
+    /// Gives a cached hold to a waiter, which then asks the server to convert the hold to the other side. The waiter
+    /// has no guard yet, and no other guard may enter.
     pub(in crate::lock) fn take_to_convert(&mut self, share: Share, cache_for: Duration) -> ShareId {
         self.set_cache_for(cache_for);
         let share_id = self.admit(share);
@@ -334,14 +337,14 @@ impl HoldRecord {
         share_id
     }
 
-    /// Returns the terms for caching the hold that replaces this one: the receiver of recalls, and the time in the
-    /// cache.
+    /// Returns the terms for caching the hold that replaces this hold after a conversion. The terms are the receiver of
+    /// recalls and the time in the cache.
     pub(in crate::lock) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
         Some((Arc::clone(&keep.recalls), keep.cache_for))
     }
 
-    /// Caches the hold after its last guard has left, if the hold may be cached.
+    /// Caches the hold after its last guard has left. Returns false if the hold may not be cached.
     pub(super) fn cache(&mut self, lease: Duration, now: Moment) -> bool {
         let Some(share) = self.unowned_share(lease, now) else {
             return false;
@@ -351,8 +354,8 @@ impl HoldRecord {
         true
     }
 
-    /// Caches the hold in place of its last guard, if the removal of that guard has no further effects. Returns false
-    /// otherwise.
+    /// Caches the hold: the share without an owner replaces the share of the last guard. Returns false and changes
+    /// nothing if the removal of the guard has other effects too.
     #[inline]
     pub(in crate::lock) fn cache_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
         let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
@@ -368,7 +371,7 @@ impl HoldRecord {
         true
     }
 
-    /// Returns the share without an owner, if the hold may be cached.
+    /// Returns a share without an owner, if the hold may be cached now.
     #[inline]
     fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
@@ -386,7 +389,7 @@ impl HoldRecord {
     }
 
     /// Returns true if a cached hold is to be released. There are three reasons: a known waiter, no live subscription,
-    /// or no use for long.
+    /// or the end of the time in the cache.
     pub(super) fn has_to_give_up(&self, now: Moment) -> bool {
         self.cached_until().is_some_and(|until| until <= now)
     }
@@ -416,7 +419,7 @@ impl HoldRecord {
         Next::GivenUp
     }
 
-    /// Returns the result of caching the hold, or `None` if it was not to be cached.
+    /// Returns the result of caching the hold, or `None` if the hold may not be cached.
     pub(in crate::lock) fn cache_outcome(&self) -> Option<CacheOutcome> {
         let keep = self.cache.as_ref()?;
         Some(match (keep.is_reused, keep.recalled_at) {
@@ -428,8 +431,8 @@ impl HoldRecord {
 
     // Recalls.
 
-    /// Applies a recall of another process. Returns true if a guard is inside and the recall is from a try, which wants
-    /// a reply.
+    /// Applies a recall of another process. Returns true if a guard is inside and a try sent the recall. The caller
+    /// then has to send the try a recall reply.
     pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment) -> bool {
         if call.token < self.token || !self.phase.is_live() || self.cache.is_none() {
             return false;
@@ -441,7 +444,7 @@ impl HoldRecord {
         false
     }
 
-    /// Notes a waiter, here or in another process, that this hold excludes.
+    /// Notes that this hold excludes a waiter, in this process or in another process.
     pub(in crate::lock) fn note_wanted(&mut self, now: Moment) {
         if let Some(keep) = &mut self.cache {
             keep.recalled_at = Some(now);
@@ -451,7 +454,7 @@ impl HoldRecord {
         }
     }
 
-    /// Notes that the subscription is broken, so this process may have missed recalls.
+    /// Notes that the subscription is broken. This process may have missed recalls.
     pub(in crate::lock) fn on_subscription_lost(&mut self) {
         if let Some(keep) = &mut self.cache {
             keep.live = None;
@@ -465,7 +468,7 @@ mod tests {
 
     #[test]
     fn what_lets_a_hold_stay_is_small() {
-        // Each cached hold has one of these.
+        // Each hold that may be cached has a `CacheState`, and there may be many such holds.
         assert!(size_of::<CacheState>() <= 88, "{} bytes", size_of::<CacheState>());
     }
 }

@@ -1,4 +1,4 @@
-//! Conversion of a hold into a hold of the other side, and the time in which its result is unknown.
+//! Conversion of a read hold into a write hold or back, and the time in which the result of the conversion is unknown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::ShareId;
 
-/// State of a hold whose conversion is in doubt. A moment is known before which the hold was not converted.
+/// Data of a conversion in doubt. The server may have carried out the request, or may still carry it out.
 #[derive(Debug)]
 pub(super) struct ConversionInDoubt {
     /// Lease that was requested for the new hold.
@@ -23,9 +23,9 @@ pub(super) struct ConversionInDoubt {
     pub(super) open: Option<OpenConversion>,
 }
 
-/// Conversion that no task repeats any more, while its result is unknown. The new hold is released together with the
-/// old one, or when the old one is known to exist. An earlier release could take away the hold on which the old guard
-/// relies.
+/// Conversion whose result is unknown and that no task repeats any more. The process releases the new hold together
+/// with the old hold, or after an answer shows that the server still has the old hold. An earlier release could end the
+/// only hold that the guard has.
 #[derive(Debug)]
 pub(crate) struct OpenConversion {
     /// Id of the new hold.
@@ -35,12 +35,13 @@ pub(crate) struct OpenConversion {
     pub(crate) arrives_until: Moment,
 }
 
-/// Result for a guard whose conversion was not answered.
+/// State of a guard after a conversion that the server did not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LeftOpen {
-    /// The guard keeps its hold. The server has the old read hold or the new write hold, and each excludes writers.
+    /// The guard keeps its hold. The server has the old read hold or the new write hold, and each of them excludes
+    /// other writers.
     InDoubt,
-    /// The hold is lost. It was a write hold, and readers may be inside by now.
+    /// The hold is lost, because it was a write hold and other readers may have entered by now.
     NotAlone,
     /// The hold was lost already.
     Lost,
@@ -48,8 +49,8 @@ pub(crate) enum LeftOpen {
 
 /// Conversions.
 impl HoldRecord {
-    /// Begins a conversion: no further guard may share the hold. Returns false if the hold has several guards, is over,
-    /// or is being converted.
+    /// Begins a conversion, during which no further guard may share the hold. Returns false if the hold has several
+    /// guards, is over, or is being converted already.
     pub(in crate::lock) fn begin_conversion(&mut self, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
         let alone = self.phase.is_live() && !self.is_converting && self.shares.len() == 1;
@@ -57,7 +58,8 @@ impl HoldRecord {
         alone
     }
 
-    /// Takes the open conversion of an earlier task. The caller continues it or releases its new hold.
+    /// Takes the conversion that an earlier task left open. The caller continues the conversion or releases its new
+    /// hold.
     pub(in crate::lock) fn take_open_conversion(&mut self) -> Option<OpenConversion> {
         self.in_doubt.as_mut()?.open.take()
     }
@@ -85,36 +87,37 @@ impl HoldRecord {
         }
     }
 
-    /// Notes that the server knew the old hold when it answered a request from `sent`. So the hold was not converted
-    /// before `sent`.
+    /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
+    /// converted the hold before `sent`.
     pub(in crate::lock) fn stood_at(&mut self, sent: Moment, rules: &Rules) {
         if let Some(new) = &mut self.in_doubt {
             new.until = new.until.max(lease::valid_until(sent, new.lease, rules.max_clock_skew));
         }
     }
 
-    /// Notes that no request to convert the hold was carried out, and that none can be any more.
+    /// Notes that the server has carried out no request to convert the hold, and cannot carry out one any more.
     pub(in crate::lock) fn conversion_was_not_done(&mut self) {
-        // A hold that ended while the conversion was in doubt stays as it is.
+        // After the end of the hold these data stay, because the reported reason for the end depends on them.
         if self.phase.is_live() {
             self.in_doubt = None;
         }
     }
 
-    /// Applies a refusal of the conversion. The hold is as before, confirmed or not.
+    /// Applies a refusal of the conversion. The hold is as it was before the conversion.
     pub(in crate::lock) fn conversion_refused(&mut self, now: Moment) {
         self.is_converting = false;
         self.conversion_was_not_done();
         self.renew_if_needed(now);
         if std::mem::take(&mut self.is_missed) {
-            // A renewal did not find the hold, and no conversion explains that now. The next renewal shows the reason.
+            // During the conversion, a renewal did not find the hold. The refused conversion does not explain this, so
+            // another renewal has to show the reason.
             self.renewal = RenewalState::Due(now);
         }
     }
 
-    /// Leaves a conversion open that was not answered and that no task repeats any more. A reader's guard goes on. The
-    /// answer to a renewal decides whether its hold still exists. A writer's guard is lost: if its hold was converted,
-    /// readers may be inside.
+    /// Leaves a conversion open that the server did not answer and that no task repeats any more. A reader keeps its
+    /// guard, and the answer to a renewal decides whether its hold still exists. A writer loses its guard, because
+    /// other readers may have entered if the server has converted the hold.
     pub(in crate::lock) fn conversion_left_open(
         &mut self,
         open: OpenConversion,
@@ -130,7 +133,7 @@ impl HoldRecord {
             return LeftOpen::Lost;
         };
         if self.mode == Mode::Write {
-            // Ends the hold now, since readers are inside if it was converted.
+            // The hold ends now, because other readers may be inside if the server has converted the hold.
             new.until = now;
             self.look(now, signals);
             return LeftOpen::NotAlone;
@@ -141,8 +144,9 @@ impl HoldRecord {
         LeftOpen::InDoubt
     }
 
-    /// Resolves an open conversion by an answer that knew the old hold. The answered request was sent at `sent`.
-    /// Returns the conversion if it was not carried out and cannot be any more.
+    /// Resolves an open conversion after an answer that shows that the server has the old hold. The answered request
+    /// was sent at `sent`. Returns the conversion if the server has not carried it out and cannot carry it out any
+    /// more.
     pub(super) fn resolve_open_conversion(&mut self, sent: Moment) -> Option<OpenConversion> {
         let open = self.in_doubt.as_ref()?.open.as_ref()?;
         if sent >= open.arrives_until {

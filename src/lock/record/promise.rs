@@ -16,15 +16,16 @@ impl Promise {
         if grant.server == ServerTime::default() {
             return Self::default();
         }
-        // Scripts count in whole milliseconds. So two answers about the same deadline give the same time here.
+        // Scripts compute the remaining time in whole milliseconds of the server's clock. The same rounding here gives
+        // the same deadline for two answers about one deadline.
         Self { said: grant.server, until: grant.server.in_whole_millis().after(grant.remaining) }
     }
 
-    /// Returns true if the server gave the other promise without knowing this one.
+    /// Returns true if the server answered with `other` without knowing this promise.
     ///
     /// The server stores a deadline as a time of its clock. A replica has the same deadline, and no script makes it
-    /// earlier. So a later answer with an earlier deadline comes from data without this grant, whatever the delay of
-    /// the answer was.
+    /// earlier. So a later answer with an earlier deadline comes from a server that has lost this grant, however long
+    /// the answer took.
     pub(super) fn is_unknown_to(self, other: Self) -> bool {
         other.said >= self.said && other.until < self.until
     }

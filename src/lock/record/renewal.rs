@@ -22,15 +22,16 @@ const MIN_RENEWAL: Duration = Duration::from_millis(5);
 /// Consequences of the answer to a renewal.
 #[derive(Debug, Default)]
 pub(crate) struct RenewalConfirmed {
-    /// True if the renewal claimed a hold that was granted by a notification.
+    /// True if this was the first answer for a hold that a notification granted.
     pub(crate) is_claim: bool,
-    /// Conversion that was certainly not carried out. The release of its new hold is to be sent.
+    /// Conversion that the server has not carried out and cannot carry out any more. The caller sends a release of the
+    /// hold that this conversion was to create.
     pub(crate) not_converted: Option<OpenConversion>,
 }
 
-/// Renewals by the background.
+/// Renewals that the background sends.
 impl HoldRecord {
-    /// Schedules a renewal if a guard needs the hold for longer than the requested leases.
+    /// Schedules a renewal if a guard needs the hold for longer than the requested leases last.
     pub(super) fn renew_if_needed(&mut self, now: Moment) {
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.renewal = RenewalState::Due(now);
@@ -41,8 +42,8 @@ impl HoldRecord {
         self.phase.is_live() && matches!(self.renewal, RenewalState::Due(at) if at <= by)
     }
 
-    /// Returns the next event of the hold as far as it is known. That is a renewal, the local deadline, the end of a
-    /// watched share, or the end of the time in the cache.
+    /// Returns the next event of the hold. A live hold has these: the next renewal, the local deadline, the end of a
+    /// watched share or of the last share, the end of the time in the cache.
     pub(in crate::lock) fn due(&self) -> Next {
         match self.phase {
             Phase::Held | Phase::Unconfirmed => {
@@ -61,8 +62,8 @@ impl HoldRecord {
         }
     }
 
-    /// Ends what is over by the clock, and returns the next event of the hold. Wakes the watchers of shares that are
-    /// over.
+    /// Ends the hold, or its shares, if they are over by the clock. Wakes the watchers of the ended shares, and returns
+    /// the next event of the hold.
     pub(in crate::lock) fn next(&mut self, now: Moment, signals: &mut Signals) -> Next {
         self.look(now, signals);
         if self.phase.is_live() {
@@ -79,7 +80,8 @@ impl HoldRecord {
         self.due()
     }
 
-    /// Marks the hold as waiting in the queue of its route, and returns true, if a renewal is due at `by` or earlier.
+    /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
+    /// is due by then.
     pub(in crate::lock) fn enter_line(&mut self, by: Moment) -> bool {
         let due = self.is_renewal_due(by);
         if due {
@@ -88,16 +90,16 @@ impl HoldRecord {
         due
     }
 
-    /// Takes the hold out of the queue of a route, or out of a request to a route, because another route serves the
-    /// lock now. The renewal is due again at `then`.
+    /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
+    /// queue of the former route, or was under way on that route.
     pub(in crate::lock) fn leave_line(&mut self, then: Moment) {
         if matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {
             self.renewal = RenewalState::Due(then);
         }
     }
 
-    /// Begins a renewal and returns the lease to request, if the renewal is due at `by` or waits in a queue. No other
-    /// renewal is due until its answer. If no share has time left, the hold ends instead.
+    /// Begins a renewal that is due at `by` or that waits in a queue, and returns the lease to request. No other
+    /// renewal becomes due before the answer. If no share has time left, the hold ends instead.
     pub(in crate::lock) fn begin_renewal(
         &mut self,
         now: Moment,
@@ -124,8 +126,9 @@ impl HoldRecord {
         Some(lease)
     }
 
-    /// Schedules the renewal of a cached hold that needs none now. A later guard may enter without a request and need
-    /// one. The renewal is due early enough to leave that guard at least half of the time that is left now.
+    /// Plans a renewal of a cached hold that needs no renewal now. A guard may enter later without a request, and the
+    /// hold then needs a renewal. The planned renewal comes early enough to leave such a guard at least half of the
+    /// time that the hold has left now.
     fn renewal_of_whoever_comes(&self, now: Moment) -> RenewalState {
         if self.deadline().since(now) < MIN_RENEWAL {
             return RenewalState::Needless;
@@ -133,7 +136,8 @@ impl HoldRecord {
         RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
-    /// Begins a request for more tokens, for a writer without a token. Returns the lease to request.
+    /// Begins a request for more tokens, for a writer without a token. Returns the live subscription and the lease for
+    /// the request.
     pub(in crate::lock) fn begin_refill(
         &mut self,
         share: Share,
@@ -171,7 +175,8 @@ impl HoldRecord {
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
         let deadline = self.deadline();
-        // Cleared before `apply`, which limits the remaining time of an answer, but not that of a claim.
+        // `is_claim` is cleared before `apply` runs, because `apply` limits the remaining time of an answer, but not
+        // that of a claim.
         let is_claim = std::mem::take(&mut self.is_claim);
         self.apply(grant, now, rules);
         if self.deadline() < deadline {
@@ -211,8 +216,8 @@ impl HoldRecord {
     }
 
     /// Lets a waiter whose share has too little time wait for a renewal. The renewal is due at once and requests the
-    /// waiter's whole lease. Its answer wakes the waiter. Until then the share is unclaimed, since the waiter's future
-    /// may not be polled any more.
+    /// whole lease of the waiter. The answer wakes the waiter. Until then the share stays unclaimed and ends after a
+    /// short time, because the waiter's future may not be polled any more.
     pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
         if since == now {
             self.shares.replace(share_id.slot, share.as_unclaimed(now));
@@ -235,28 +240,29 @@ impl HoldRecord {
         };
     }
 
-    /// Makes the claim due now, since a guard waits for its answer. Otherwise the claim is due like any renewal, so a
-    /// short hold costs no request.
+    /// Makes a renewal due now if a notification granted the hold, because a guard waits for the answer. Without this
+    /// call, the first renewal comes as late as any other, so a short hold needs none.
     pub(in crate::lock) fn claim_now(&mut self, now: Moment) {
         if self.is_claim && self.phase.is_live() {
             self.renew_at_once(now);
         }
     }
 
-    /// Returns true if the hold was granted by a notification and no answer of the server has confirmed it yet.
+    /// Returns true if a notification granted the hold and no answer of the server has confirmed it yet.
     pub(in crate::lock) fn is_claim(&self) -> bool {
         self.is_claim
     }
 
-    /// Wakes the waiters for the answer to a renewal, which then try again to take their shares.
+    /// Wakes the waiters that wait for the answer to a renewal. They then try again to take their shares.
     pub(super) fn tell_awaiting(&mut self, signals: &mut Signals) {
         if let Some(awaited) = self.awaited.take() {
             awaited.answers.into_iter().for_each(|answer| signals.wake(answer));
         }
     }
 
-    /// Applies an answer that says that the server does not know the hold. If a conversion is under way, the conversion
-    /// may be the reason, and its answer decides. A force is different: it has ended the old hold and the new one.
+    /// Applies an answer that says that the server does not know the hold. If a conversion is under way, it may have
+    /// replaced the hold, and the answer to the conversion decides. A force by an operator ends the hold in any case,
+    /// because the force has ended both the old hold and the new one.
     pub(in crate::lock) fn on_unknown(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
             self.renewal = RenewalState::Needless;
@@ -267,15 +273,15 @@ impl HoldRecord {
     }
 }
 
-/// Renewals by readers that ask the server whether they may join.
+/// Renewals that readers send to ask the server whether they may join.
 impl HoldRecord {
-    /// Returns true if the hold is a read hold that a reader may join with the server's consent.
+    /// Returns true if the hold is a live read hold. A reader may join such a hold if the server agrees.
     pub(in crate::lock) fn is_recheckable(&self) -> bool {
         self.mode == Mode::Read && self.phase.is_live()
     }
 
-    /// Adds the share of a reader that asks the server whether it may join. The answer confirms the share. Returns the
-    /// lease to request.
+    /// Adds the share of a reader that asks the server whether it may join. The reader may use the share once the
+    /// server has agreed. Returns the share and the lease to request.
     pub(in crate::lock) fn begin_recheck(
         &mut self,
         share: Share,
@@ -299,8 +305,8 @@ impl HoldRecord {
         &mut self.copies
     }
 
-    /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether the
-    /// request claimed the hold.
+    /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether this
+    /// was the first answer for a hold that a notification granted.
     pub(in crate::lock) fn on_rechecked(
         &mut self,
         grant: Grant,
@@ -310,13 +316,13 @@ impl HoldRecord {
         signals: &mut Signals,
     ) -> (bool, bool) {
         let claims = self.on_renewed(grant, now, rules, signals).is_claim;
-        // A recall came after the request, so the reader has to enter behind the waiter that recalled.
+        // If a waiter recalled the hold after the request was sent, the reader must not pass that waiter.
         let is_called = self.was_recalled_since(grant.sent);
         self.share_until = share_until.filter(|_| !is_called).unwrap_or(CLOSED);
         (self.phase == Phase::Held && !is_called, claims)
     }
 
-    /// Makes a renewal due now, since the server did not know the hold. The answer to the renewal shows the reason.
+    /// Makes a renewal due now, because the server did not know the hold. The answer to the renewal shows the reason.
     pub(in crate::lock) fn renew_now(&mut self, now: Moment) {
         self.share_until = CLOSED;
         if self.phase == Phase::Held && !matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {

@@ -26,15 +26,15 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// Removes a guard of a hold that others share, if the removal has no further effects. Otherwise it returns `None`
-    /// and changes nothing. The inner value is the hold, if the hold has to be scheduled earlier.
+    /// Removes a guard from a hold that other guards share, if the removal has no further effects. Otherwise returns
+    /// `None` and changes nothing. The inner value is the hold, if the caller has to schedule it earlier.
     #[inline]
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
         entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
     }
 
-    /// Returns a read hold that a reader may join with the server's consent.
+    /// Returns a read hold that a reader may join if the server agrees. Returns `None` while a writer waits here.
     pub(in crate::lock) fn to_recheck(&self) -> Option<Arc<H>> {
         let found = self.listed_holds().find(|entry| entry.record.is_recheckable());
         found.filter(|_| !self.writer_waits())?.handle.clone()
@@ -53,7 +53,7 @@ impl<H: InRenewalQueue> State<H> {
         self.listed_holds().filter_map(|entry| entry.handle.clone())
     }
 
-    /// Makes a grant a hold, unless the grant is over. No other function makes a hold.
+    /// Turns a grant into a hold, unless the grant is over already. No other function creates a hold.
     fn install(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -77,7 +77,7 @@ impl<H: InRenewalQueue> State<H> {
         Some((number, hold, share_id))
     }
 
-    /// Applies a grant to a waiter. The grant came by the answer to the waiter's request, or by a notification.
+    /// Applies a grant that a waiter has got, either by the answer to its request or by a notification.
     pub(in crate::lock) fn on_grant(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -103,9 +103,9 @@ impl<H: InRenewalQueue> State<H> {
         (GrantOutcome::Hold(hold, share_id), pending)
     }
 
-    /// Completes a grant, or a recheck, of a hold. The waiter leaves the queue, and readers that wait here join the
-    /// hold. Older holds that conflict with this one are lost, since the server must have lost them. Returns the
-    /// waiter's request under way.
+    /// Completes a grant, or the join of a reader to which the server has agreed. The waiter leaves the queue, and
+    /// readers that wait here join the hold. Older holds that conflict with this hold are lost, because the server
+    /// would not have granted this hold if it still had them. Returns the waiter's request under way.
     pub(in crate::lock) fn on_seated(
         &mut self,
         mode: Mode,
@@ -127,7 +127,7 @@ impl<H: InRenewalQueue> State<H> {
         leader.or(extra_request).flatten()
     }
 
-    /// Lets all waiting readers join a hold, if they may.
+    /// Lets all readers that wait here join a hold, if the hold has enough time for them.
     fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
         let (Some(entry), Some(wait_queue)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
@@ -146,7 +146,7 @@ impl<H: InRenewalQueue> State<H> {
         });
     }
 
-    /// Ends the older of two live holds that conflict, as lost. The server granted the newer one, so it must have lost
+    /// Ends the older of two live holds that conflict, as lost. The server granted the newer hold, so it must have lost
     /// the older one.
     fn lose_overtaken(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
         let new = self.record(number);
@@ -167,7 +167,8 @@ impl<H: InRenewalQueue> State<H> {
         }
     }
 
-    /// Removes a guard from its hold. The next writer of this process then gets the hold, if it may.
+    /// Removes a guard from its hold. The next waiting writer of this process then gets the hold, if the hold may be
+    /// handed off.
     pub(in crate::lock) fn remove_share(
         &mut self,
         number: u64,

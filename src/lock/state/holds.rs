@@ -23,7 +23,8 @@ impl<H> Holds<H> {
         self.first.iter_mut().chain(&mut self.others)
     }
 
-    /// Returns the first result of `find`. This function avoids a chain of iterators, which would make joins slower.
+    /// Returns the first result of `find`. This function does not chain iterators, because a chain would make joins
+    /// slower.
     #[inline]
     pub(super) fn find_map<T>(&mut self, mut find: impl FnMut(&mut Entry<H>) -> Option<T>) -> Option<T> {
         let found = self.first.as_mut().and_then(&mut find);

@@ -1,7 +1,7 @@
-//! Specification of a lock on a server. Every script does what this module does.
+//! Specification of a lock on a server. Every script must behave as this module does.
 //!
-//! The module has no clock: the server's time is an argument. So the oracle can pass the times that a real server
-//! reported, and compare the answers one by one.
+//! This module reads no clock, because the server's time is an argument. So a test can pass the times that a real
+//! server reported, and compare each answer of the script with the answer of this module.
 
 mod operate;
 mod queue;
@@ -29,15 +29,16 @@ use crate::store::{
 
 /// Time for which a record without holders and waiters keeps its last token, as on a server.
 pub(super) const RETENTION_MS: u64 = 60_000;
-/// Largest number of records that one operation counts. An operation also touches a few that are not counted: its own,
-/// the neighbours of that one, and the first of the queue. Together these are at most a hundred.
+/// Largest number of counted records that one operation touches. The operation also touches a few records that are not
+/// counted: its own record, the neighbours of that record, and the first record of the queue. All of these together are
+/// at most a hundred records.
 const MAX_RECORDS: usize = 96;
 
 /// Limits of the work of one operation. They keep the server responsive, however many holders and waiters a lock has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RecordLimits {
-    /// Largest number of records of readers and waiters, live or dead, that one operation removes, admits or shows.
-    /// Later operations handle the rest.
+    /// Largest number of records of readers and waiters that one operation removes, admits or shows. Dead records count
+    /// too. Later operations handle the other records.
     pub(crate) records: usize,
 }
 
@@ -71,41 +72,41 @@ impl ServerStep {
 
 /// Record of one lock.
 ///
-/// A dead record stays until an operation comes across it, as on a server. Readers and waiting readers are in arrays
-/// from which operations take the last element. Waiting writers are in a list from which operations take the first.
+/// A dead record stays until an operation finds it, as on a server. Readers and waiting readers are in arrays from
+/// which operations take the last element. Waiting writers are in a list from which operations take the first element.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Record {
     pub(super) limits: RecordLimits,
     /// Last token that was granted or reserved, or 0 if none is remembered.
     pub(super) token: u64,
-    /// First token since which the record is complete. An earlier grant may have been lost with an earlier record. Or a
-    /// foreign client was inside together with its hold.
+    /// First token since which the record is complete. Earlier grants may have been lost with an earlier record, or a
+    /// foreign client was inside together with such a grant.
     pub(super) first_token: u64,
-    /// Last token that an operator has ended. If it equals `token`, all recorded holds are over, since all have the
-    /// last token.
+    /// Last token that an operator has ended. If this token equals `token`, all recorded holds are over, because all of
+    /// them have the last token.
     pub(super) forced: u64,
-    /// Highest token of holds on other masters that an operator has ended. Such a hold counts as over here, even if
-    /// this record never had it.
+    /// Highest token that an operator has ended at any master. A hold with such a token does not come back here, even
+    /// if this record never had the hold.
     pub(super) barred: u64,
     pub(super) writer: Option<WriterRecord>,
     pub(super) readers: Vec<ReaderRecord>,
     /// Waiting writers, in the order of their arrival.
     pub(super) waiting_writers: VecDeque<WaiterRecord>,
-    /// Readers that waited when a writer left. They are the next phase: no writer enters before all of them have
+    /// Readers that were waiting when a writer left. They are the next phase: no writer enters before all of them have
     /// entered.
     pub(super) batch_readers: Vec<WaiterRecord>,
     /// Waiting readers that came after the readers of `batch_readers`.
     pub(super) waiting_readers: Vec<WaiterRecord>,
     /// Latest deadline of any waiter since the queue was last empty.
     pub(super) waiters_until_ms: u64,
-    /// Recallable flag: a process may cache a hold without a guard. The flag counts only while its token is the last
-    /// one.
+    /// Recallable flag: a process may cache a hold without a guard. The flag counts only while its token equals
+    /// `token`.
     pub(super) recallable: Option<RecallableFlag>,
     /// Recall that is to be sent.
     pub(super) pending_recall: Option<PendingRecall>,
     /// Grants to waiters since the last [`Record::take_notifications`].
     pub(super) notifications: Vec<GrantNotification>,
-    /// Next reader of a phase that had too many readers for the last operation.
+    /// Next reader to notify, if the phase had more readers than the last operation could admit.
     pub(super) next_to_ask: Option<AcquisitionId>,
     /// Time after which the record may be forgotten.
     pub(super) forget_ms: u64,
@@ -154,7 +155,7 @@ pub(super) struct WaiterRecord {
     /// Last request of the waiter.
     pub(super) request: AcquireRequest,
     pub(super) since_ms: u64,
-    /// Time from which the waiter counts as dead, unless it repeats its request.
+    /// Time from which the waiter counts as dead, unless it repeats its request before.
     pub(super) until_ms: u64,
 }
 
@@ -170,9 +171,9 @@ pub(super) fn millis(d: Duration) -> u64 {
 }
 
 impl Record {
-    /// Computes the first and the last token of a grant. The tokens are never ahead of the clock. So the tokens of the
-    /// next grant are higher even if this record is lost. A new record does not know the earlier tokens, so its first
-    /// grant has a single token.
+    /// Computes the first and the last token of a grant. No token is ahead of the clock. So the next grant has higher
+    /// tokens even if the server loses this record. A new record does not know the earlier tokens, so its first grant
+    /// has only one token.
     fn tokens(&self, now_us: u64, max_tokens: u64) -> (u64, u64) {
         let last = now_us.max(self.token + 1);
         if self.token == 0 {
@@ -199,8 +200,8 @@ impl Record {
         self.writer.as_ref().filter(|writer| self.is_live(&writer.hold, now_ms))
     }
 
-    /// Expires dead records and admits waiters. An operation that takes something begins with this step. An operation
-    /// that gives something up ends with it.
+    /// Removes dead records and admits waiters. An operation that acquires or converts begins with this step. An
+    /// operation that releases a hold ends with this step.
     fn expire_dead(&mut self, step: &mut ServerStep) {
         self.next_to_ask = None;
         if self.live_writer(step.now_ms).is_none() {
@@ -212,7 +213,8 @@ impl Record {
         }
     }
 
-    /// Records a new reader at the end, or at `place`. The reader that was at `place` moves to the end.
+    /// Records a new reader at the end of the array, or at `place`. In the second case, the reader that was at `place`
+    /// moves to the end.
     pub(super) fn begin_read(&mut self, now_us: u64, id: &AcquisitionId, lease: Duration, place: Option<usize>) {
         if self.readers.is_empty() {
             self.take_tokens(now_us, 1);
@@ -296,7 +298,7 @@ impl Record {
         Acquired::Granted(self.answer_granted(&mut step, request))
     }
 
-    /// Acquires with a lower bound for the last token. If the bound raises the token, the grant has a single token.
+    /// Acquires with a lower bound for the last token. If the bound raises the token, the grant has only one token.
     pub(crate) fn acquire_above(
         &mut self,
         now: ServerTime,
@@ -311,7 +313,8 @@ impl Record {
             && token.as_u64() <= self.forced.max(self.barred)
             && self.live_hold_of(now_ms, &request.id).is_none()
         {
-            // An operator has ended this token here, so the hold of other masters must not come back.
+            // An operator has ended this token here by force, so a hold that other masters still have must not come
+            // back.
             return Acquired::Contended { retry_in: Duration::from_millis(1) };
         }
         let acquired = self.acquire(now, not_after_ms, request);
@@ -353,8 +356,8 @@ impl Record {
         }
     }
 
-    /// Records a hold for this request, and returns true, if nothing prevents it. All waiters that can enter have
-    /// entered before.
+    /// Records a hold for this request if no hold and no waiter prevents it. Returns true if it has recorded the hold.
+    /// All waiters that can enter have entered before this call.
     fn enter(&mut self, step: &mut ServerStep, request: &AcquireRequest) -> bool {
         if self.writer.is_some() || self.client_write_until(step.now_ms).is_some() || self.has_waiting_writer(step) {
             return false;
@@ -366,16 +369,16 @@ impl Record {
         match request.mode {
             Mode::Read if look == LiveReaders::Crowded || self.is_waiting_reader(&request.id) => return false,
             Mode::Read => match self.reader(&request.id) {
-                // A dead record of the same id may be left below a live reader. It is used again for a hold that begins
-                // now.
+                // A dead record of the same id may be left before a live reader. A hold that begins now reuses this
+                // record.
                 Some(reader) => {
                     let hold = GrantedRecord::new(step.now_ms, request.lease);
                     self.show_reader(step.now_us, hold.deadline_ms);
                     self.readers[reader].hold = hold;
                     self.remember(hold.deadline_ms);
                 }
-                // Any place will do. The reader of that place moves to the end, so each dead reader gets to the end
-                // sooner or later.
+                // The choice of the place does not matter. The reader of that place moves to the end, so each dead
+                // reader reaches the end sooner or later and is removed there.
                 None => {
                     let count = u64::try_from(self.readers.len()).expect("a small number");
                     let place = step.now_us.checked_rem(count).and_then(|place| usize::try_from(place).ok());
@@ -388,11 +391,12 @@ impl Record {
         true
     }
 
-    /// Ends an acquisition and then admits waiters. In this order a release never admits the acquisition that it ends.
+    /// Ends an acquisition and then admits waiters. Because of this order, a release never admits the acquisition that
+    /// it ends.
     pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
         let mut step = ServerStep::new(now, self.limits);
         let live = self.is_sound(step.now_ms, id);
-        // A foreign client was inside together with the hold, so the tokens prove nothing about the hold.
+        // A foreign client was inside together with the hold, so the tokens do not show how the hold ended.
         let intruded = !live && self.live_hold_of(step.now_ms, id).is_some();
         self.note_intruder(step.now_ms, id);
         self.end(id);
@@ -420,8 +424,8 @@ impl Record {
         }
     }
 
-    /// Renews a hold. A renewal expires and admits no one: while the hold is live, no waiter can enter. Only readers
-    /// behind a writer that died in the queue could, and these ask for themselves.
+    /// Renews a hold. A renewal removes no dead record and admits no waiter, because no waiter can enter while the hold
+    /// is live. The only exception are readers behind a writer that died in the queue, and these repeat their requests.
     pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
         let now_ms = now.as_micros() / 1000;
         let forced = self.forced_token();
@@ -508,8 +512,8 @@ impl Record {
         std::mem::take(&mut self.notifications)
     }
 
-    /// Takes the waiter that has to ask again. Its phase had too many readers for the last operation. Its request
-    /// admits it and more of them.
+    /// Takes the waiter that has to repeat its request. Its phase had more readers than the last operation could admit.
+    /// The repeated request admits this waiter and more readers of the phase.
     pub(crate) fn take_next_to_ask(&mut self) -> Option<AcquisitionId> {
         self.next_to_ask.take()
     }

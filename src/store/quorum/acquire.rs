@@ -1,4 +1,4 @@
-//! Acquisition by a majority of the masters. Without a majority it is given back.
+//! Acquisition at a majority of the masters. Without a majority, the manager releases the acquisition.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,13 @@ use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed};
 
-/// Largest delay of a request with which its proposed token is still above the clocks of all masters.
+/// Time by which a proposed token is ahead of the latest clock. While a request takes no longer than this to arrive,
+/// its proposed token is above the clocks of all masters.
 const HEADROOM: Duration = Duration::from_millis(10);
 
 impl Quorum {
-    /// Sends a request for a hold to a master, or a request to raise the token of a granted hold. `copy` counts as sent
-    /// before the first poll. So it counts also if the future is dropped.
+    /// Sends one master a request for a hold, or a request to raise the token of a granted hold. `copy` records the
+    /// request as sent before the first poll. So the request counts as sent even if the future is dropped.
     pub(super) fn send(
         &self,
         place: usize,
@@ -40,7 +41,8 @@ impl Quorum {
                 Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Some(false),
                 Acquired::Late => None,
             });
-            // The master may have refused the request because of an earlier one of this manager.
+            // The master may have refused this request only because it still has an earlier acquisition of this
+            // manager.
             let attempt = if has_leftover { attempt.map(without_refusal) } else { attempt };
             (place, attempt)
         })
@@ -67,19 +69,19 @@ impl Quorum {
         }
     }
 
-    /// Returns a yes for a missing answer. This fault is planted: the program `torture` has to find it.
+    /// Returns a yes for a missing answer. This fault is intentional: the program `torture` has to find it.
     #[cfg(redis_rwlock_plant)]
     fn late_yes(&self) -> Vote {
         const SECOND_US: u64 = 1_000_000;
         let (now, lease) = (self.clock.now(), self.longest_lease.load(std::sync::atomic::Ordering::Relaxed));
-        // All masters without an answer get the same token. With different tokens, the ballot would ask masters to
-        // raise theirs.
+        // All masters without an answer get the same token. With different tokens, the ballot would ask some masters to
+        // raise their token.
         let proposed = u64::from(self.proposed_token()) / SECOND_US * SECOND_US;
         let token = FencingToken::from_wire(proposed + SECOND_US).unwrap_or(NO_TOKEN);
         Vote::Yes(Yes { sent: now, until: now.after(Duration::from_nanos(lease)), token })
     }
 
-    /// Returns the vote for a new grant: a yes if its master may vote.
+    /// Returns the vote of a master for its grant: a yes if the master may vote, and silent otherwise.
     pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, summary: &mut AnswerSummary) -> Vote {
         if summary.voters == Voters::Remembering && !self.may_vote(place) {
             summary.restarted += 1;
@@ -94,8 +96,8 @@ impl Quorum {
         let key = Arc::new(key.clone());
         let request =
             Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
-        // Recorded before any request is sent. If this future is dropped, the release then reaches all masters that may
-        // have it.
+        // The acquisition is recorded before any request is sent. If this future is dropped, the release then reaches
+        // all masters that may have granted it.
         self.outstanding.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut summary) = (self.ballot(), AnswerSummary::default());
         let mut asked = self.ask_for(&mut ballot, &key, &request);
@@ -105,7 +107,7 @@ impl Quorum {
             finish(asked);
             return Ok(majority_answer(won, Acquired::Granted(majority_grant(won))));
         }
-        // The in-doubt requests stay recorded, so a grant that arrives late is released at its master too.
+        // The in-doubt requests stay recorded. So a grant that arrives late is released at its master too.
         self.outstanding.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
@@ -114,7 +116,7 @@ impl Quorum {
             }
             return Err(summary.failure(self.masters.len()));
         }
-        // Other holders have the lock, or each of several acquisitions got a minority of the masters.
+        // Other holders have the lock, or several acquisitions have a minority of the masters each.
         let retry_in = summary.retry_in.unwrap_or(Duration::from_millis(1));
         Ok(answer_of(self.clock.now(), summary.server, Acquired::Contended { retry_in }))
     }
@@ -137,27 +139,27 @@ impl Quorum {
         asked
     }
 
-    /// Returns a token that no right clock has reached and that is above all stored tokens, as far as they are known.
-    /// All masters then grant this token, and no second round has to raise one.
+    /// Returns the token that a new acquisition proposes. It is above the time of each right clock, and so normally
+    /// above all stored tokens. If all masters grant this token, no second round has to raise a lower one.
     fn proposed_token(&self) -> FencingToken {
         let proposed = self.latest_clock().map_or(0, |latest| latest.after(HEADROOM).as_micros());
         FencingToken::from_wire(proposed).unwrap_or(NO_TOKEN)
     }
 
-    /// Returns the highest token that can come from a right clock, proposals of all managers included.
+    /// Returns the highest token that can come from a right clock. The proposals of other managers count too.
     pub(super) fn reached_token(&self) -> Option<FencingToken> {
         let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.max_clock_skew);
         FencingToken::from_wire(reached.as_micros())
     }
 
-    /// Returns the latest time that a right clock of a master shows now.
+    /// Returns the latest time that a right clock of a master shows now. The clock of a minority may be wrong.
     fn latest_clock(&self) -> Option<ServerTime> {
         let now = self.clock.now();
         let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
         latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.max_clock_skew)
     }
 
-    /// Counts votes until a majority has stored the token. Returns `None` if no majority is possible.
+    /// Counts votes until a majority has stored the token. Returns `None` if no majority can do so any more.
     async fn count(
         &self,
         ballot: &mut Ballot,
@@ -188,7 +190,8 @@ impl Quorum {
         }
     }
 
-    /// Asks by a renewal whether a granted hold is still there, and for how long. A renewal re-creates no hold.
+    /// Sends a renewal to ask whether a granted hold still exists, and for how long. A renewal never creates a hold
+    /// again.
     pub(super) async fn confirm(&self, key: &Key, request: &AcquireRequest, token: FencingToken) -> Attempt<Acquired> {
         let renewal = RenewalRequest {
             key: Arc::new(key.clone()),
@@ -215,7 +218,7 @@ impl Quorum {
     }
 }
 
-/// Turns a refusal into an answer that decides nothing.
+/// Turns a refusal into `Late`, which decides nothing.
 fn without_refusal(answer: Answered<Acquired>) -> Answered<Acquired> {
     let value = match answer.value {
         Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Acquired::Late,
@@ -225,11 +228,11 @@ fn without_refusal(answer: Answered<Acquired>) -> Answered<Acquired> {
 }
 
 /// Returns the latest of these clocks that is right. Right clocks differ by at most `max_skew`, and at most `minority`
-/// of all clocks are ahead. So the clock with exactly `minority` later ones is not ahead. A clock counts as right if it
-/// is at most `max_skew` later than that clock.
+/// of all clocks are ahead of the right ones. So the clock with exactly `minority` later clocks is not ahead. Each
+/// clock counts as right that is at most `max_skew` later than that clock.
 fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration) -> Option<ServerTime> {
     clocks.sort_unstable();
-    // If this clock were ahead, the later ones would be ahead too. Together these would be more than a minority.
+    // If this clock were ahead, all later clocks would be ahead too. Together they would be more than a minority.
     let not_ahead = clocks.len().checked_sub(minority + 1)?;
     let limit = clocks[not_ahead].after(max_skew);
     clocks.into_iter().rfind(|clock| *clock <= limit)

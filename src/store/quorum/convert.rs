@@ -1,10 +1,10 @@
-//! Conversion of a hold of one side into a hold of the other side, at a majority of the masters.
+//! Conversion of a read hold into a write hold or back, at a majority of the masters.
 //!
 //! Each master converts in one step, but not all masters convert at the same moment. If a majority has converted, the
-//! new hold counts, and the old hold is released where it still exists. Without a majority, the manager undoes the
-//! conversion where it was done. If a majority then has the old hold, the old hold counts. Otherwise the hold is lost,
-//! and both are released. The manager does not repeat an undone conversion under its id, since a release of this id may
-//! be on its way.
+//! new hold counts, and the manager releases the old hold where it still exists. If no majority has converted, the
+//! manager undoes the conversion at the masters that have done it. If a majority then has the old hold, the old hold
+//! counts. Otherwise the hold is lost, and the manager releases both holds. The manager does not repeat an undone
+//! conversion under the same id, because a release of this id may be on its way.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ enum ConversionState {
     Lost,
 }
 
-/// Conversion that is under way at the masters.
+/// Conversion that is under way at the masters, with the state at each master.
 struct QuorumConversion {
     key: Arc<Key>,
     old: AcquisitionId,
@@ -165,7 +165,8 @@ impl Quorum {
         let (masters, now) = (self.masters.len(), self.clock.now());
         let (done, unconverted) =
             (conversion.count(ConversionState::Converted), conversion.count(ConversionState::Unconverted));
-        // A master without a vote has converted, but its hold may conflict with a hold that it has forgotten.
+        // A restarted master without a vote has converted, but its new hold may conflict with a hold that it has
+        // forgotten. So its answer counts as a refusal here.
         let is_refused = unconverted > 0 || conversion.summary.restarted > 0;
         if conversion.request.mode == Mode::Write && is_refused && unconverted + done >= majority(masters) {
             return Ok(self.undo(conversion, asked).await);
@@ -182,7 +183,7 @@ impl Quorum {
         Err(if may_be_done { into_unknown(failure, now.after(self.margins.max_delay)) } else { failure })
     }
 
-    /// Converts back at each master that has converted or will still do so.
+    /// Undoes the conversion at each master that has converted or will still do so.
     async fn undo(
         &self,
         conversion: QuorumConversion,
@@ -198,8 +199,8 @@ impl Quorum {
             key: Arc::clone(&key),
             new: request.id.clone(),
             back: back.clone(),
-            // The request counts from now on. If the old hold is released meanwhile, a hold that comes back is released
-            // too.
+            // The request to convert back is recorded from now on. If the old hold is released meanwhile, a master that
+            // gets the old hold back has to release it too.
             in_flight: self.outstanding.begin_request(&old, place),
             outstanding: Arc::clone(&self.outstanding),
         };
@@ -228,8 +229,9 @@ impl Quorum {
     }
 }
 
-/// Returns the rule for the vote. A write hold excludes all others already, and still does when it becomes a read hold.
-/// A read hold may exist next to read holds that a restarted master has forgotten.
+/// Returns the rule that decides which masters may vote. A write hold excludes all other holders, also when it becomes
+/// a read hold. A read hold is different, because a restarted master may have forgotten other read holds. So only
+/// masters that remember their grants may vote when a read hold becomes a write hold.
 fn voters(wanted: Mode) -> Voters {
     match wanted {
         Mode::Read => Voters::Holding,
@@ -249,7 +251,7 @@ struct ConversionUndo {
 }
 
 impl ConversionUndo {
-    /// Converts back. Returns true if the master has the old hold again.
+    /// Asks the master to convert back. Returns true if the master has the old hold again.
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
         let back = attempt.as_ref().ok().filter(|answer| matches!(answer.value, Converted::Granted(_)));
@@ -261,14 +263,14 @@ impl ConversionUndo {
         sent.is_some()
     }
 
-    /// Notes that the master has not converted, so there is nothing to undo.
+    /// Notes that the master has not converted, so that it has nothing to undo.
     fn cancel(self) {
         self.in_flight.resolve::<()>(&Err(Failure::NotDone { source: None }), |()| None);
     }
 }
 
-/// Releases the new hold of a refused conversion when this value is dropped. The task that waits for the last answers
-/// owns this value.
+/// Value that releases the new hold of a refused conversion when it is dropped. Its owner is the task that waits for
+/// the last answers.
 struct GiveBackOnDrop {
     outstanding: Arc<Outstanding>,
     id: AcquisitionId,

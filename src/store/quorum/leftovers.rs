@@ -1,8 +1,9 @@
-//! Failed acquisitions of this manager that a master may still have, or may still grant.
+//! Failed acquisitions of this manager that a master may still have, or that it may still grant.
 //!
-//! A quorum gives a failed acquisition back, and does not wait for that. Until a master has done so, it refuses the next
-//! acquisition of this manager because of the failed one. Such a refusal does not show that anybody holds the lock. So
-//! it counts as no answer, and the next attempt asks again.
+//! A quorum releases a failed acquisition and does not wait for the answers. Until a master has carried out this
+//! release, the master refuses the next acquisition of this manager because of the failed one. Such a refusal does not
+//! show that another process holds the lock. So the refusal counts as no answer, and the next attempt asks the master
+//! again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,14 +12,14 @@ use parking_lot::Mutex;
 
 use crate::base::key::Key;
 
-/// Number of failed acquisitions that a master may have of a lock, by the hash of the lock's name and the index of the
-/// master. Two names with the same hash only cost an attempt.
+/// Number of failed acquisitions that each master may have of each lock. The key is the hash of the lock's name, with
+/// the index of the master. If two names have the same hash, the only consequence is a needless attempt.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     counts: Mutex<HashMap<(u64, usize), u32>>,
 }
 
-/// Failed acquisition that one master may have. It counts until the last copy is dropped.
+/// Failed acquisition that one master may have. It counts until the last clone of this value is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Leftover {
     _counted: Arc<CountedLeftover>,

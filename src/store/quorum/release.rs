@@ -1,4 +1,4 @@
-//! Releases at all masters that may have a hold. Each master gets several releases in one pipeline.
+//! Releases at all masters that may have a hold. Each master gets the releases of a batch in one pipeline.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::store::{Absence, ReleaseReply, ReleaseRequest, Scheme};
 /// Votes and answers for one release.
 type ReleaseCount = (Ballot, AnswerSummary);
 
-/// Answer of one master to one release. `of` is the index of the release in the batch. `was_held` says whether the hold
-/// was live until the release, if the answer shows that.
+/// Answer of one master to one release. `of` is the index of the release in the batch. `was_held` tells whether the
+/// hold was live until the release. It is `None` if the answer does not show that.
 struct MasterReleaseAnswer {
     of: usize,
     was_held: Option<bool>,
@@ -26,13 +26,13 @@ struct MasterReleaseAnswer {
 #[derive(Default)]
 struct MasterReleases {
     batch: Vec<ReleaseRequest>,
-    /// Index of each release in the whole batch, and the record that it is in flight.
+    /// Index of each release in the whole batch, and the record of the release as in flight.
     in_flight: Vec<(usize, ReleaseInFlight)>,
 }
 
 impl Quorum {
-    /// Releases holds at all masters that may have them. Waits until a majority has decided each release, and returns
-    /// one answer for each, in order.
+    /// Releases holds at all masters that may have them. Waits until a majority of the masters has decided each
+    /// release. Returns one answer for each release, in order.
     pub(super) async fn release_everywhere(&self, batch: &[ReleaseRequest]) -> Vec<Attempt<ReleaseReply>> {
         let mut counts: Vec<ReleaseCount> = batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect();
         let mut asked: PendingAnswers<(usize, Vec<MasterReleaseAnswer>)> = FuturesUnordered::new();
@@ -54,11 +54,11 @@ impl Quorum {
         batch.iter().zip(counts).map(|(request, count)| self.reply(request, count)).collect()
     }
 
-    /// Sorts the releases by master. Skips a master whose answer to a release is known already.
+    /// Sorts the releases by master. Omits a release at a master if the answer of that master is known already.
     fn releases_by_master(&self, batch: &[ReleaseRequest], counts: &mut [ReleaseCount]) -> Vec<MasterReleases> {
         let mut all: Vec<_> = self.masters.iter().map(|_| MasterReleases::default()).collect();
         for (of, (request, (ballot, _))) in batch.iter().zip(counts).enumerate() {
-            // The hold has no record here, so any master may have it.
+            // If this manager has no record of the hold, any master may have the hold.
             let states = self.outstanding.begin_release(&request.id);
             let states = states.unwrap_or_else(|| vec![ReleaseState::MayHold; self.masters.len()]);
             for (place, state) in states.into_iter().enumerate() {
@@ -95,7 +95,7 @@ impl Quorum {
     }
 }
 
-/// Sends the releases to one master. A single release goes ahead of acquisitions, as a pipeline does.
+/// Sends the releases to one master. A single release overtakes acquisitions on the connection, as a pipeline does.
 fn send_releases(
     place: usize,
     scheme: Arc<dyn Scheme>,

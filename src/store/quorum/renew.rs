@@ -1,14 +1,14 @@
-//! Renewal by a majority of the masters, and repair of masters that lack the hold.
+//! Renewal at a majority of the masters, and repair of masters that lack the hold.
 //!
-//! A master may lack a hold for three reasons. A release was on its way to it, it was unreachable, or it came back
-//! without its data. When a majority has just renewed a hold, this manager acquires the hold anew at such a master. The
-//! answer of that master does not count for the same renewal. The repair saves no lost hold: a hold that a majority has
-//! lost is repaired at no master. A master without a vote is repaired too. The majority that has the hold refuses each
-//! conflicting one.
+//! A master may lack a hold for three reasons. An earlier release was on its way to the master, the master was
+//! unreachable, or it came back without its data. When a majority has just renewed a hold, this manager acquires the
+//! hold again at each master that lacks it. The answer to such an acquisition does not count for the renewal. A repair
+//! does not save a lost hold: if a majority has lost the hold, no master is repaired. A master without a vote is
+//! repaired too. This is safe, because the majority that has the hold refuses each conflicting hold.
 //!
-//! An operator may end a hold at a single master. The hold is then over: the renewal that learns of the force reports
-//! the loss, and no master is repaired any more. The master refuses a repair that is already on its way. It remembers
-//! the force even if it had no hold to end.
+//! An operator may end a hold by force at a single master. The hold is then over: the renewal that learns of the force
+//! reports the loss, and no master is repaired any more. A repair may already be on its way to that master. The master
+//! refuses it, because it remembers the force even if it had no hold to end.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const FORCE_REMEMBERED: Duration = Duration::from_secs(60);
 /// Index of a master, and its answers: one for each renewal.
 type RenewalAnswers = (usize, Vec<Attempt<Renewed>>);
 
-/// Index of a master, and the indexes in the batch of the holds that it lacks.
+/// Index of a master, and the indexes of the renewals in the batch whose holds the master lacks.
 type LackingHolds = (usize, Vec<usize>);
 
 impl Quorum {
@@ -120,7 +120,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote 
     }
 }
 
-/// Returns the end of a renewed hold, until which a majority keeps it.
+/// Returns the end of a renewed hold. A majority keeps the hold until then.
 fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
         Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
@@ -128,7 +128,7 @@ fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     }
 }
 
-/// Notes the holds that this master lacks and returns their indexes in the batch.
+/// Notes the holds that this master lacks, and returns the indexes of their renewals in the batch.
 fn lacking_holds(
     outstanding: &Outstanding,
     batch: &[RenewalRequest],
@@ -149,21 +149,22 @@ fn lacking_holds(
 struct Heal {
     outstanding: Arc<Outstanding>,
     batch: Arc<[RenewalRequest]>,
-    /// Latest moment at which each hold may be brought to a master, if a majority has renewed it. Until this moment the
-    /// majority keeps the hold. Masters also remember each force since the renewal.
+    /// Latest moment at which each hold may be acquired again at a master. `None` for a hold that no majority has
+    /// renewed. Until this moment the majority keeps the hold, and each master remembers a force since the renewal.
     held_until: Vec<Option<Moment>>,
 }
 
 impl Heal {
-    /// Waits for the remaining answers and repairs the masters that lack holds. All masters are repaired at the same
-    /// time.
+    /// Waits for the remaining answers, and repairs the masters that lack holds. The repairs of different masters run
+    /// at the same time.
     async fn run(self, lacking: Vec<LackingHolds>, asked: PendingAnswers<RenewalAnswers>) {
         let late = asked.filter_map(|answers| ready(lacking_holds(&self.outstanding, &self.batch, &answers)));
         let all = stream::iter(lacking).chain(late);
         all.for_each_concurrent(None, |(place, lacking)| self.heal(place, lacking)).await;
     }
 
-    /// Brings the holds to a master one after the other. A master that came back without its data lacks all of them.
+    /// Acquires the lacking holds at a master, one after the other. A master that came back without its data lacks all
+    /// of them.
     async fn heal(&self, place: usize, lacking: Vec<usize>) {
         for of in lacking {
             if let Some(until) = self.held_until[of]
@@ -174,7 +175,7 @@ impl Heal {
         }
     }
 
-    /// Brings a hold to a master, if that is still allowed. Returns false if the master did not answer.
+    /// Acquires a hold again at a master, if this is still allowed. Returns false if the master did not answer.
     async fn bring(&self, place: usize, RenewalRequest { key, id, lease, .. }: &RenewalRequest, until: Moment) -> bool {
         let Some((copy, mode, token)) = self.outstanding.begin_heal(id, place, *lease, until) else {
             return true;
@@ -188,8 +189,8 @@ impl Heal {
             caches: false,
         };
         let attempt = self.outstanding.master(place).acquire_above(key, &request, Floor::Any(token)).await;
-        // A refusal is no proof that the master lacks the hold: an undone conversion may have brought it back
-        // meanwhile.
+        // A refusal does not show that the master lacks the hold, because an undone conversion may have brought the
+        // hold back meanwhile.
         copy.resolve(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));
         attempt.is_ok()
     }

@@ -1,4 +1,5 @@
-//! Views and forces of operators over several masters. This module merges answers and has no I/O.
+//! Views of locks, and forces of operators, over several masters. This module merges the answers of the masters and
+//! does no I/O.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -9,7 +10,7 @@ use crate::base::attempt::Answered;
 use crate::base::lease::ServerTime;
 use crate::store::{Forced, Holder, View};
 
-/// Merges the views of the masters into one view. A hold that less than a majority has recorded does not count.
+/// Merges the views of the masters into one view. A hold counts only if a majority of the masters has recorded it.
 pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (ServerTime, View) {
     let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
     let mut view = View { tokens: vec![None; masters], ..View::default() };
@@ -19,7 +20,7 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
         view.tokens[place] = seen.token;
         view.token = view.token.max(seen.token);
         view.more_holders = view.more_holders.max(seen.more_holders);
-        // The clocks of the masters differ. All times in the merged view follow the clock that is ahead.
+        // The clocks of the masters differ. All times in the merged view follow the clock that is furthest ahead.
         let behind_ms = (server.as_micros() - answer.server.as_micros()) / 1000;
         for holder in seen.holders {
             let since_ms = holder.since_ms + behind_ms;
@@ -30,7 +31,8 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
     (server, view)
 }
 
-/// Returns the hold, if a majority has it. It begins with its first record and ends when less than a majority keeps it.
+/// Returns the hold, if a majority has it. The hold begins with its earliest record, and it ends when no majority keeps
+/// it any more.
 fn held_by_majority(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     let mut remaining: Vec<Duration> = rows.iter().map(|row| row.remaining).collect();
     remaining.sort_unstable();
@@ -39,7 +41,8 @@ fn held_by_majority(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     Some(Holder { remaining, ..first })
 }
 
-/// Merges the answers to a force. An ended hold counts only if it was in the view, unless the view was incomplete.
+/// Merges the answers to a force. An ended hold counts only if it was in the view. If the view was incomplete, each
+/// ended hold counts.
 pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
     let shown: BTreeSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
     let more = answers.iter().any(|forced| forced.has_more);

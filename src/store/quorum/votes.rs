@@ -1,24 +1,27 @@
-//! Votes of the masters, and the verdict on them. This module has no I/O and no clock.
+//! Votes of the masters, and the verdict on them. This module does no I/O and reads no clock.
 //!
-//! A majority decides, and any two majorities share a master. That is enough for holds, but not for tokens. Each master
-//! counts its own tokens, and the shared master may be the one with the lowest token. So a token counts only when a
-//! majority has *stored* this token or a higher one.
+//! A majority decides, and any two majorities share a master. This is enough to exclude conflicting holds, but it is
+//! not enough for tokens. Each master counts its own tokens, and the shared master may be the one with the lowest
+//! token. So a token counts only when a majority has *stored* this token or a higher one.
 //!
-//! The ballot takes the least token that is not below the answers of some majority. That majority shares a master with
-//! the majority of each earlier grant. So the token is above the token of each earlier grant. The manager then asks
-//! masters with a lower token to raise it. When a majority has stored the token, each later grant has a higher one.
+//! The ballot sorts the tokens of the masters that say yes. It takes the lowest token for which a majority of the
+//! masters has granted this token or a lower one. That majority shares a master with the majority of each earlier
+//! grant. So the token is above the token of each earlier grant. The manager then asks masters with a lower token to
+//! raise it. When a majority has stored the token, each later grant has a higher one.
 //!
 //! The proof: let `m` be the size of the largest minority, and `T` the token of an earlier grant. All masters except at
 //! most `m` have stored `T` or more, and each of these grants a new token above `T`. So at most `m` of the masters that
-//! say yes grant a token up to `T`. The (`m` + 1)-th lowest of the tokens is therefore above `T`, however many masters
-//! answer. Since `m` + 1 is a majority, this is the token that the ballot takes.
+//! say yes grant a token that is not above `T`. The (`m` + 1)-th lowest of the tokens is therefore above `T`, however
+//! many masters answer. Since `m` + 1 is a majority, this is the token that the ballot takes.
 //!
 //! A clock that is years ahead does not break this proof, but it produces tokens that are just as far ahead. Suppose
-//! that a majority stored such a token. Once the records and that master are gone, the next tokens would be lower.
+//! that a majority stored such a token, and that the masters lost their records and the wrong clock later. The next
+//! tokens would then be lower than this token.
 //!
-//! At most a minority of clocks is wrong. So the (`m` + 1)-th lowest of *all* tokens never comes from a wrong clock
-//! alone. The ballot therefore delays its verdict while its token is above all right clocks and missing answers can
-//! lower it. If these answers do not come, the token counts all the same, since it may be the only token above `T`.
+//! At most a minority of the clocks is wrong. So at least one right clock has produced a token that is not below the
+//! (`m` + 1)-th lowest of *all* tokens. The ballot therefore delays its verdict while its token is above all right
+//! clocks and missing answers can still lower the token. If these answers do not come, the token counts nevertheless,
+//! because it may be the only token above `T`.
 //!
 //! Source: Gifford, "Weighted Voting for Replicated Data" (1979), for the version numbers; the Redlock page for the
 //! validity.
@@ -40,22 +43,22 @@ pub(super) struct Yes {
 pub(super) enum Vote {
     Yes(Yes),
     No,
-    /// The master has not answered and will not answer, or it may not vote.
+    /// The master will not answer, or it may not vote.
     Silent,
 }
 
 /// Verdict on the votes so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// Missing answers decide the result.
+    /// The missing answers can still decide the result.
     Open,
     /// A majority says yes, but the masters in `at` have stored a lower token than `to`.
     Raise { to: FencingToken, at: Vec<usize> },
     /// A majority says yes and has stored the token.
     Won(Yes),
-    /// More masters than a minority say no, so no majority can say yes.
+    /// No majority can say yes any more, because more than a minority of the masters says no.
     Lost,
-    /// No majority can say yes any more, but too few masters say no for `Lost`.
+    /// No majority can say yes any more, but too few masters say no for the verdict `Lost`.
     Undecided,
 }
 
@@ -107,12 +110,12 @@ impl Ballot {
         self.votes.iter().enumerate().filter_map(yes)
     }
 
-    /// Returns true if so many masters are silent that the others cannot form a majority.
+    /// Returns true if so many masters are silent that the others are no majority.
     pub(super) fn is_silent(&self) -> bool {
         self.count(|vote| vote == Some(Vote::Silent)) > self.votes.len() - majority(self.votes.len())
     }
 
-    /// Returns true if missing answers can still lead to a majority of yes or to the verdict `Lost`.
+    /// Returns true if missing answers can still lead to a majority that says yes, or to the verdict `Lost`.
     pub(super) fn is_open(&mut self) -> bool {
         match self.verdict() {
             Verdict::Open => true,
@@ -124,12 +127,12 @@ impl Ballot {
         }
     }
 
-    /// Returns true if missing answers should be awaited. The token of these votes is then above all right clocks, and
-    /// missing answers can still lower it below one.
+    /// Returns true if the ballot should wait for missing answers. The token of the votes is then above all right
+    /// clocks. Missing answers can still lower it to the time of a right clock.
     fn must_wait_for_clocks(&self, sorted: &[FencingToken]) -> bool {
         let Some(reached) = self.reached else { return false };
         let (last, missing) = (majority(self.votes.len()) - 1, self.count(|vote| vote.is_none()));
-        // At least a majority has said yes, so `missing` is at most `last`.
+        // A majority has said yes, so at most a minority is missing, and `missing` is at most `last`.
         sorted[last] > reached && sorted[last - missing] <= reached
     }
 
@@ -149,7 +152,8 @@ impl Ballot {
         if self.token.is_none() && self.must_wait_for_clocks(&tokens) {
             return Verdict::Open;
         }
-        // The token stays once it is chosen, since requests to raise other masters to it may be under way.
+        // The token does not change once it is chosen, because requests that raise the tokens of other masters to it
+        // may be under way.
         let token = *self.token.get_or_insert(tokens[needed - 1]);
         let (stored, below): (Vec<_>, Vec<_>) = self.yes().partition(|(_, yes)| yes.token >= token);
         if stored.len() < needed {

@@ -1,4 +1,4 @@
-//! Views and forces of operators.
+//! Functions for operators: the view of a lock, and the force that ends its holds.
 
 use super::{GrantedRecord, Record, ServerStep, WaiterRecord};
 use crate::base::lease::{FencingToken, ServerTime};
@@ -6,7 +6,8 @@ use crate::store::{AcquisitionId, Forced, Holder, Mode, QueuedWaiter, View};
 
 impl Record {
     /// Returns a view of the lock and changes nothing. The view omits dead holders and waiters. `inspect` reads at most
-    /// as many records as an operation may touch. At least half of them are records of waiters, if there are so many.
+    /// as many records as an operation may touch. If there are enough waiters, at least half of these records are
+    /// records of waiters.
     pub(crate) fn inspect(&self, now: ServerTime) -> View {
         let now_ms = now.as_micros() / 1000;
         let most = self.limits.records;
@@ -49,13 +50,14 @@ impl Record {
         self.force_seen(now, &View { token: seen, ..View::default() })
     }
 
-    /// Ends all holds in the view `seen`. If the last token is newer than in the view, other holds are there by now,
-    /// and this copy of the request is late.
+    /// Ends all holds in the view `seen`. If the last token is newer than the token in the view, other holds have
+    /// replaced them. Then this copy of the request is late and does nothing.
     ///
-    /// All holds end at once, but one operation removes a limited number of records. Until all are removed, no request
-    /// enters, and the caller repeats the force. Then the next waiters enter.
+    /// All holds end at once, but one operation removes only a limited number of records. Until all records are
+    /// removed, no request enters, and the caller repeats the force. Then the next waiters enter.
     pub(crate) fn force_seen(&mut self, now: ServerTime, seen: &View) -> Forced {
-        // A renewal may have brought the writer new tokens since the view, so the id of the writer counts too.
+        // A renewal may have brought the writer new tokens since the view. So a writer whose id is in the view also
+        // counts as seen.
         let is_seen = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
         let is_there = self.writer.as_ref().is_some_and(|writer| is_seen(&writer.id));
         if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
@@ -80,8 +82,8 @@ impl Record {
         Forced { ids, has_more: self.forced == self.token && !self.readers.is_empty() }
     }
 
-    /// Ends the holds that several servers have shown. A hold ends here also if it came after the view, or if its token
-    /// was raised. Other masters cannot bring it back here.
+    /// Ends the holds that several servers have shown. A hold in the view ends here even if it came to this server
+    /// after the view, or if its token was raised since. Other masters cannot bring such a hold back here.
     pub(crate) fn force_shown(&mut self, now: ServerTime, token: Option<FencingToken>, seen: &View) -> Forced {
         let now_ms = now.as_micros() / 1000;
         self.barred = self.barred.max(seen.token.map_or(0, FencingToken::as_u64));
@@ -89,7 +91,7 @@ impl Record {
         let is_shown = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
         let is_there = self.live_writer(now_ms).is_some_and(|writer| is_shown(&writer.id))
             || self.readers.iter().any(|reader| is_shown(&reader.id) && self.is_live(&reader.hold, now_ms));
-        // If the last force left records, `force_seen` must go on to remove them.
+        // If an earlier force left records here, `force_seen` must go on to remove them.
         let is_over = self.forced == self.token;
         let token = if is_there || is_over { FencingToken::from_wire(self.token) } else { token };
         self.force_seen(now, &View { token, ..View::default() })

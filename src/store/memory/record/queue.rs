@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{GrantNotification, Record, ServerStep, WaiterRecord, millis};
 use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode};
 
-/// Result of a search for a live reader. The search removes dead readers that it finds.
+/// Result of a search for a live reader. The search removes the dead readers that it finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LiveReaders {
     Nobody,
@@ -19,16 +19,16 @@ fn position(waiting: &[WaiterRecord], id: &AcquisitionId) -> Option<usize> {
 }
 
 impl Record {
-    /// Begins the phase of the readers that wait now. If readers of the last phase still wait, it does nothing: they
-    /// enter before any writer.
+    /// Begins the phase of the readers that wait now. Does nothing if readers of the last phase still wait, because
+    /// these enter before any writer.
     pub(super) fn begin_batch(&mut self) {
         if self.batch_readers.is_empty() {
             std::mem::swap(&mut self.batch_readers, &mut self.waiting_readers);
         }
     }
 
-    /// Begins the next phase if the lock is free. After a writer all waiting readers enter, after readers the first
-    /// waiting writer. If no writer waits, waiting readers join the readers inside.
+    /// Begins the next phase if the lock is free. After a writer, all waiting readers enter. After readers, the first
+    /// waiting writer enters. If no writer waits, the waiting readers join the readers inside.
     pub(super) fn admit(&mut self, step: &mut ServerStep) {
         if self.client_write_until(step.now_ms).is_some() {
             return;
@@ -68,7 +68,7 @@ impl Record {
         }
     }
 
-    /// Admits the readers of the phase, the last array element first.
+    /// Admits the readers of the phase, from the last array element to the first.
     pub(super) fn admit_readers(&mut self, step: &mut ServerStep) {
         if self.expire_readers(step) == LiveReaders::Crowded {
             return;
@@ -94,8 +94,8 @@ impl Record {
         }
     }
 
-    /// Returns true if a writer waits. Removes dead writers at the head of the queue. If the limit ends the search, the
-    /// next writer counts as live.
+    /// Returns true if a writer waits. Removes dead writers at the head of the queue. If the operation reaches its
+    /// limit of records, the next writer counts as live.
     pub(super) fn has_waiting_writer(&mut self, step: &mut ServerStep) -> bool {
         while self.waiting_writers.front().is_some_and(|head| head.until_ms <= step.now_ms) && step.touch() {
             self.waiting_writers.pop_front();
@@ -103,7 +103,7 @@ impl Record {
         !self.waiting_writers.is_empty()
     }
 
-    /// Grants the lock to a waiter and adds a notification for the waiter.
+    /// Grants the lock to a waiter, and adds a notification of the grant.
     pub(in crate::store::memory) fn grant_to_waiter(&mut self, step: &mut ServerStep, request: &AcquireRequest) {
         match request.mode {
             // Readers are recorded in the order in which they leave the queue.
@@ -129,7 +129,7 @@ impl Record {
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
         let is_kept = self.may_be_cached_for(now_ms, request.mode);
         match request.if_taken {
-            // An id that holds the lock on the other side must not wait for itself.
+            // An acquisition that holds the lock on the other side must not wait for its own hold.
             IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl }
                 if self.live_hold_of(now_ms, &request.id).is_none()
                     && (is_kept || self.may_wait_without_recall(now_ms, request)) =>
@@ -145,15 +145,16 @@ impl Record {
         }
     }
 
-    /// Returns true if the request may wait although it recalls no hold. A try then gets no new place in the queue, but
-    /// keeps a place that it has.
+    /// Returns true if the request may wait although it recalls no hold. A try may do so only if it has a place in the
+    /// queue already.
     fn may_wait_without_recall(&self, now_ms: u64, request: &AcquireRequest) -> bool {
         let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
         let mut live = waiting.filter(|place| place.until_ms > now_ms);
         !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
     }
 
-    /// Adds the request to the queue, or extends its live place there. A place that has died begins anew at the end.
+    /// Adds the request to the queue. A live waiter with this id keeps its place and lives longer. A dead waiter with
+    /// this id gets a new place at the end.
     pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, waiter_ttl: Duration) {
         let until_ms = now_ms + millis(waiter_ttl);
         self.remember(until_ms);
@@ -171,8 +172,8 @@ impl Record {
         let waiting = WaiterRecord { request: request.clone(), since_ms: now_ms, until_ms };
         match request.mode {
             Mode::Read => {
-                // A dead record of the same id must be gone before the reader enters, or the id would be recorded
-                // twice.
+                // A dead record of the same id must be gone before the reader enters. Otherwise the id would be
+                // recorded twice.
                 if let Some(reader) = self.reader(&request.id) {
                     self.readers.swap_remove(reader);
                 }

@@ -9,8 +9,8 @@ use crate::store::{AcquireRequest, AcquisitionId, Converted, IfTaken, Mode, Rene
 /// Shortest time between two recalls of a hold by waiters, in milliseconds.
 pub(in crate::store::memory) const RECALL_INTERVAL_MS: u64 = 500;
 
-/// Recallable flag, set for a process that may cache its hold. The next phase has another token, so no operation has to
-/// remove the flag.
+/// Recallable flag, which a request sets if its process may cache its hold. The flag counts only for its token. The
+/// next phase has another token, so no operation has to remove the flag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::store::memory) struct RecallableFlag {
     pub(in crate::store::memory) token: u64,
@@ -18,7 +18,7 @@ pub(in crate::store::memory) struct RecallableFlag {
     pub(in crate::store::memory) recalled_ms: Option<u64>,
 }
 
-/// Recall of a hold that a waiter wants and that may be cached.
+/// Recall of a hold that may be cached. A waiter wants this hold to be released.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PendingRecall {
     pub(crate) token: FencingToken,
@@ -31,22 +31,23 @@ impl Record {
         self.recallable.is_some_and(|recallable| recallable.token == self.token)
     }
 
-    /// Sets the recallable flag. If the lock is waited for, a present flag keeps the time of its last recall.
+    /// Sets the recallable flag for the last token. If a waiter waits and the flag is set already, the flag keeps the
+    /// time of its last recall.
     pub(super) fn set_recallable(&mut self, is_waited_for: bool) {
         if !is_waited_for || !self.is_recallable() {
             self.recallable = Some(RecallableFlag { token: self.token, recalled_ms: None });
         }
     }
 
-    /// Returns true if the recorded hold excludes a waiter. A read hold excludes a waiting writer, a write hold any
-    /// waiter.
+    /// Returns true if the recorded hold excludes a waiter. A read hold excludes a waiting writer, and a write hold
+    /// excludes each waiter.
     pub(super) fn is_waited_for(&mut self, step: &mut ServerStep) -> bool {
         let readers_wait = !(self.batch_readers.is_empty() && self.waiting_readers.is_empty());
         self.has_waiting_writer(step) || self.writer.is_some() && readers_wait && self.waiters_until_ms > step.now_ms
     }
 
-    /// Returns true if the hold may exclude a waiter. A renewal uses this function: it does not check single waiters,
-    /// so a dead waiter may count as live.
+    /// Returns true if the hold may exclude a waiter. A renewal uses this function, which does not check each waiter.
+    /// So a dead waiter may count as live.
     fn may_be_waited_for(&self, now_ms: u64) -> bool {
         let somebody_waits = match self.writer {
             Some(_) => self.has_waiters(),
@@ -61,20 +62,21 @@ impl Record {
         !self.waiting_writers.is_empty() || queues.into_iter().any(|queue| !queue.is_empty())
     }
 
-    /// Resets the latest deadline of waiters when no waiter is recorded.
+    /// Resets the latest deadline of the waiters if no waiter is recorded.
     pub(super) fn forget_waiters(&mut self) {
         if !self.has_waiters() {
             self.waiters_until_ms = 0;
         }
     }
 
-    /// Returns true if the hold that excludes this mode may be cached. A reader that only a waiting writer excludes
-    /// recalls no hold.
+    /// Returns true if the hold that excludes this mode may be cached. A reader that is excluded only by a waiting
+    /// writer recalls no hold.
     pub(super) fn may_be_cached_for(&self, now_ms: u64, mode: Mode) -> bool {
         self.is_recallable() && (mode == Mode::Write || self.live_writer(now_ms).is_some())
     }
 
-    /// Recalls the hold for a waiter, unless it was recalled a short time ago. A try always recalls, and adds its id.
+    /// Recalls the hold for a waiter, unless a waiter recalled it a short time ago. A try always recalls the hold, and
+    /// the recall has the id of the try.
     pub(super) fn recall(&mut self, now_ms: u64, request: &AcquireRequest) {
         let id = matches!(request.if_taken, IfTaken::Try { .. }).then(|| request.id.clone());
         let Some(recallable) = self.recallable.as_mut() else { return };
@@ -88,7 +90,7 @@ impl Record {
         self.pending_recall = Some(PendingRecall { token: self.last_token(), id });
     }
 
-    /// Refuses an upgrade. If the other holds may be cached, it recalls them as a try does.
+    /// Refuses an upgrade. If other holds may be cached, the refusal recalls them, as a try would.
     pub(super) fn refuse_upgrade(&mut self, id: &AcquisitionId) -> Converted {
         if !self.is_recallable() {
             return Converted::Refused;
@@ -97,7 +99,8 @@ impl Record {
         Converted::Cached
     }
 
-    /// Recalls a hold that an operator ends by force. So the process that caches the hold learns of its end.
+    /// Recalls a hold that an operator ends by force. By this recall, the process that caches the hold learns that the
+    /// hold has ended.
     pub(super) fn recall_forced(&mut self) {
         self.pending_recall = self.is_recallable().then(|| PendingRecall { token: self.last_token(), id: None });
     }
@@ -106,8 +109,9 @@ impl Record {
         FencingToken::from_wire(self.token).expect("server time is below 2^53")
     }
 
-    /// Renews a hold for a process that may cache it. A writer gets up to `max_tokens` more tokens, at least one. As in
-    /// a grant, they are never ahead of the clock, and the last one becomes the token of the record.
+    /// Renews a hold for a process that may cache it. A writer that requests tokens gets up to `max_tokens` new tokens,
+    /// at least one. As in a grant, the new tokens are never ahead of the clock, and the last one becomes the token of
+    /// the record.
     pub(crate) fn renew_cached(
         &mut self,
         now: ServerTime,
@@ -122,14 +126,16 @@ impl Record {
         let was_recallable = self.is_recallable();
         let tokens = (max_tokens > 0).then(|| self.add_tokens(now.as_micros(), max_tokens)).flatten();
         if let Some(recallable) = self.recallable.as_mut().filter(|_| was_recallable) {
-            // New tokens do not begin a new phase. The flag stays valid, with the time of its last recall.
+            // New tokens do not begin a new phase. So the flag stays valid for the new token, and keeps the time of its
+            // last recall.
             recallable.token = self.token;
         }
         self.set_recallable(is_waited_for);
         Renewed::Renewed { remaining, is_waited_for, tokens }
     }
 
-    /// Replaces the tokens of the writer, if a writer holds the lock, by new ones.
+    /// Replaces the tokens of the writer by new ones. Returns the first new token and their number, or `None` if no
+    /// writer holds the lock.
     fn add_tokens(&mut self, now_us: u64, max_tokens: u64) -> Option<(FencingToken, u64)> {
         self.writer.as_ref()?;
         let first = self.take_tokens(now_us, max_tokens);

@@ -1,15 +1,15 @@
-//! Timestamps by which this crate and clients of the timestamp scheme see each other's holds.
+//! Timestamps of the timestamp scheme. With them, this crate and the clients of that scheme see each other's holds.
 //!
-//! The clients know two fields of a lock, `read` and `write`. Each is a time of day in milliseconds. A client writes
-//! the time of its grant: this is a *foreign* timestamp. This crate writes the deadline of the hold. `lua/README.md`
-//! has the rules and the reasons, in its section on this scheme.
+//! The clients know two fields of a lock, `read` and `write`. Each field is a time of day in milliseconds. A client
+//! writes the time of its grant, which is called a *foreign* timestamp here. This crate writes the deadline of the
+//! hold. `lua/README.md` has the rules and the reasons, in its section on this scheme.
 
 use super::{GrantedRecord, Record, WriterRecord};
 #[cfg(all(test, feature = "_testing"))]
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
 
-/// Timestamps of one lock, and the foreign one that this crate's `read` hides.
+/// Timestamps of one lock. They include the foreign `read` that the `read` of this crate has replaced.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(in crate::store::memory) struct Stamps {
     limits: TimestampClientsMs,
@@ -17,26 +17,27 @@ pub(in crate::store::memory) struct Stamps {
     read: Option<u64>,
     /// True if this crate wrote `read`. The number alone does not show this, since a foreign timestamp may be equal.
     is_ours: bool,
-    /// Last value of `read` that this crate wrote, while readers are recorded.
+    /// Last value of `read` that this crate wrote. Present only while readers are recorded.
     ours: Option<u64>,
-    /// Newest foreign `read` that this crate's value hides, while readers are recorded.
+    /// Newest foreign `read` that a value of this crate has replaced. It still counts, and it is present only while
+    /// readers are recorded.
     covered: Option<u64>,
 }
 
-/// Time for which a foreign timestamp counts, for each field.
+/// Times for which a foreign `read` and a foreign `write` count.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct TimestampClientsMs {
     pub(crate) read_ms: u64,
     pub(crate) write_ms: u64,
 }
 
-/// Returns the timestamp, unless no clock shows this number in milliseconds. Such a number excludes no client.
+/// Returns the timestamp if it is a possible time in milliseconds. A larger number excludes no client.
 fn time(stamp: Option<u64>) -> Option<u64> {
     stamp.filter(|&stamp| stamp <= 9_007_199_254_740_000)
 }
 
 impl Stamps {
-    /// Returns `write` if it is foreign: not the deadline of the recorded writer.
+    /// Returns `write` if it is foreign, which means that it is not the deadline of the recorded writer.
     fn client_write(&self, writer: Option<&GrantedRecord>) -> Option<u64> {
         self.write.filter(|&write| writer.is_none_or(|hold| hold.deadline_ms != write))
     }
@@ -46,8 +47,8 @@ impl Stamps {
         self.read.filter(|_| !self.is_ours)
     }
 
-    /// Writes the timestamp for a reader that enters or extends its hold. `joins` says that other readers are recorded.
-    /// A present `write` is dead by now.
+    /// Writes `read` for a reader that enters or extends its hold. `joins` is true if other readers are recorded. A
+    /// `write` that is present here does not count any more.
     fn show_reader(&mut self, now_ms: u64, deadline_ms: u64, joins: bool) {
         self.write = None;
         let foreign = time(self.client_read()).filter(|read| read + self.limits.read_ms >= now_ms);
@@ -55,27 +56,27 @@ impl Stamps {
         self.write_read_stamp(self.ours.filter(|_| joins), deadline_ms);
     }
 
-    /// Writes the timestamp for a reader whose hold was renewed.
+    /// Writes `read` for a reader whose hold was renewed.
     fn renew_reader(&mut self, deadline_ms: u64) {
         self.covered = time(self.client_read()).max(self.covered);
         self.write_read_stamp(self.ours, deadline_ms);
     }
 
-    /// Writes the longest deadline of the readers, but no time before a hidden foreign timestamp. So the new value also
-    /// excludes each writer that the hidden one excludes.
+    /// Writes the latest deadline of the readers to `read`, but no time before the foreign timestamp that it replaces.
+    /// So the new value excludes each writer that the replaced timestamp excludes.
     fn write_read_stamp(&mut self, before: Option<u64>, deadline_ms: u64) {
         self.ours = before.max(Some(deadline_ms)).max(self.covered);
         (self.read, self.is_ours) = (self.ours, true);
     }
 
-    /// Removes this crate's `read` when the last record of a reader is gone, and restores the hidden foreign one. The
-    /// client of the hidden timestamp may still be inside.
+    /// Removes the `read` of this crate when the last record of a reader is gone. Restores the foreign `read` that was
+    /// replaced, because its client may still be inside.
     fn hide_readers(&mut self) {
         self.read = self.client_read().or(self.covered);
         (self.is_ours, self.ours, self.covered) = (false, None, None);
     }
 
-    /// Removes the foreign timestamps that are in the view of an operator. Newer ones stay.
+    /// Removes the foreign timestamps that are in the view of an operator. Newer foreign timestamps stay.
     fn hide_seen(&mut self, writer: Option<&GrantedRecord>, seen: &View) {
         let client_write = self.client_write(writer);
         self.write = client_write.filter(|_| time(client_write) != seen.client_write_ms);
@@ -90,8 +91,8 @@ impl Stamps {
 /// Operations of a timestamp client, as its scripts do them.
 #[cfg(all(test, feature = "_testing"))]
 impl Stamps {
-    /// Locks as the client's script does. `their_ms` is the time of the client's clock. At its limit a timestamp still
-    /// counts.
+    /// Locks as the script of a client does. `their_ms` is the time of the client's clock. A timestamp still counts in
+    /// the millisecond in which it reaches its limit.
     fn lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         let TimestampClientsMs { read_ms, write_ms } = self.limits;
         let is_over = |stamp: Option<u64>, limit_ms| stamp.is_none_or(|stamp| stamp + limit_ms < their_ms);
@@ -120,7 +121,7 @@ impl Stamps {
 /// Operations for tests only.
 #[cfg(all(test, feature = "_testing"))]
 impl Record {
-    /// Makes this a lock that timestamp clients use as well.
+    /// Makes this record a lock that timestamp clients use too.
     pub(crate) fn beside_timestamp_clients(self, limits: TimestampClientsMs) -> Self {
         Self { stamps: Some(Box::new(Stamps { limits, ..Stamps::default() })), ..self }
     }
@@ -130,13 +131,13 @@ impl Record {
         Self { limits: super::RecordLimits { records }, ..Self::default() }
     }
 
-    /// Forgets everything, as a server does that loses the key.
+    /// Forgets all data, as a server does that loses the key.
     pub(crate) fn forget(&mut self) {
         let stamps = self.stamps.as_ref().map(|stamps| Box::new(Stamps { limits: stamps.limits, ..Stamps::default() }));
         *self = Self { limits: self.limits, stamps, ..Self::default() };
     }
 
-    /// Tries to lock as a timestamp client. `their_ms` is the time of its clock, which becomes its timestamp.
+    /// Tries to lock as a timestamp client. `their_ms` is the time of the client's clock, and becomes the timestamp.
     pub(crate) fn client_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         self.stamps.as_mut().is_some_and(|stamps| stamps.lock(mode, their_ms))
     }
@@ -147,7 +148,7 @@ impl Record {
         }
     }
 
-    /// Removes all dead holds at once. In the two-key scheme a script or the server may do so.
+    /// Removes all dead holds at once. In the two-key scheme, a script or the expiry of a key may do this.
     pub(crate) fn sweep(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.readers.retain(|reader| reader.hold.deadline_ms > now_ms);
@@ -155,7 +156,7 @@ impl Record {
     }
 }
 
-/// Timestamps together with the recorded holds.
+/// Functions that use both the timestamps and the recorded holds.
 impl Record {
     fn writer_hold(&self) -> Option<&GrantedRecord> {
         self.writer.as_ref().map(|writer| &writer.hold)
@@ -168,15 +169,15 @@ impl Record {
         self.live_writer(now_ms).filter(|writer| is_shown(&writer.hold))
     }
 
-    /// Returns the hold of a live reader, unless a foreign writer is or was inside together with it.
+    /// Returns the hold of a live reader, unless a foreign writer is, or was, inside together with the reader.
     pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&GrantedRecord> {
         let hold = &self.readers[self.reader(id)?].hold;
         let is_sound = self.is_live(hold, now_ms) && !hold.is_overrun && self.client_write().is_none();
         is_sound.then_some(hold)
     }
 
-    /// Returns true if `id` holds the lock, and if no foreign client was inside together with this hold, as far as
-    /// timestamps show.
+    /// Returns true if `id` holds the lock and the timestamps show no foreign client that was inside together with this
+    /// hold.
     pub(super) fn is_sound(&self, now_ms: u64, id: &AcquisitionId) -> bool {
         self.sound_writer(now_ms).is_some_and(|writer| writer.id == *id) || self.sound_reader(now_ms, id).is_some()
     }
@@ -190,35 +191,35 @@ impl Record {
         self.stamps.as_ref()?.client_write(self.writer_hold())
     }
 
-    /// Returns the foreign `read`, or else the hidden one, for the view of an operator.
+    /// Returns the foreign `read` for the view of an operator, or else the foreign `read` that was replaced.
     pub(super) fn shown_read(&self) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         time(stamps.client_read().or(stamps.covered))
     }
 
-    /// Returns the time from which the foreign `write` excludes no client, if it still counts. At its limit it still
-    /// counts, as it does for timestamp clients.
+    /// Returns the first time at which the foreign `write` excludes no client any more, if it still counts. In the
+    /// millisecond in which it reaches its limit it still counts, as for timestamp clients.
     pub(super) fn client_write_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         let last_ms = time(stamps.client_write(self.writer_hold()))? + stamps.limits.write_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
-    /// Returns the time from which foreign `read`s exclude no writer, if one still counts.
+    /// Returns the first time at which foreign `read`s exclude no writer any more, if one of them still counts.
     pub(super) fn client_read_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         let last_ms = time(stamps.client_read()).max(stamps.covered)? + stamps.limits.read_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
-    /// Writes the timestamp for a writer that enters. All other timestamps are dead by now.
+    /// Writes `write` for a writer that enters. No other timestamp counts at this time.
     pub(super) fn show_new_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             **stamps = Stamps { limits: stamps.limits, write: Some(deadline_ms), ..Stamps::default() };
         }
     }
 
-    /// Writes the timestamp for a writer that extends its hold.
+    /// Writes `write` for a writer that extends its hold.
     pub(super) fn show_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.write = Some(deadline_ms);
@@ -227,9 +228,9 @@ impl Record {
 
     /// Writes the timestamp for a reader that enters or extends its hold.
     ///
-    /// If readers are recorded, a foreign `write` shows that a foreign writer was inside together with these readers.
-    /// That writer is dead by now, but the readers have lost their holds and their token. Readers that entered in the
-    /// same millisecond are not marked, since the order is unknown.
+    /// If readers are recorded, a foreign `write` shows that a foreign writer was inside together with them. The
+    /// timestamp of that writer does not count any more, but these readers have lost their holds and their token.
+    /// Readers that entered in this millisecond are not marked, because it is unknown who entered first.
     pub(super) fn show_reader(&mut self, now_us: u64, deadline_ms: u64) {
         let now_ms = now_us / 1000;
         if self.client_write().is_some() && !self.readers.is_empty() {
@@ -253,14 +254,14 @@ impl Record {
         }
     }
 
-    /// Removes the timestamp of the recorded writer. A foreign one stays.
+    /// Removes `write` if it is the timestamp of the recorded writer. A foreign `write` stays.
     pub(super) fn hide_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.write.take_if(|write| *write == deadline_ms);
         }
     }
 
-    /// Removes this crate's `read` if no reader is recorded any more, live or dead.
+    /// Removes the `read` of this crate if no reader is recorded any more, live or dead.
     pub(super) fn uncover(&mut self) {
         if let Some(stamps) = self.stamps.as_mut().filter(|stamps| self.readers.is_empty() && stamps.ours.is_some()) {
             stamps.hide_readers();
@@ -274,8 +275,8 @@ impl Record {
         }
     }
 
-    /// Removes the hold of a repeated acquisition if a foreign client was inside together with it. The acquisition is
-    /// then a new one.
+    /// Removes the hold of a repeated acquisition if a foreign client was inside together with the hold. The
+    /// acquisition then counts as a new one.
     pub(super) fn drop_unsound(&mut self, now_us: u64, request: &AcquireRequest) {
         let now_ms = now_us / 1000;
         if self.is_sound(now_ms, &request.id) {
@@ -290,22 +291,21 @@ impl Record {
         if let Some(reader) = self.reader(&request.id).filter(|&at| self.is_live(&self.readers[at].hold, now_ms)) {
             if self.client_write().is_some() {
                 self.disown();
-                // The reader must not come back with the old token, even if others still read.
+                // The reader must not get the old token again, even if other readers still have it.
                 (_, self.token) = self.tokens(now_us, 1);
             }
             self.readers.swap_remove(reader);
         }
     }
 
-    /// Notes that a foreign client was inside together with a hold. The answer to this request removes the evidence. So
-    /// the tokens up to now count as unknown. Otherwise a later copy of the request could take the end of the hold for
-    /// a release.
+    /// Notes that a foreign client was inside together with a hold. The answer to this request removes the timestamps
+    /// that show it. So the tokens up to now count as unknown. Otherwise a later copy of the request could conclude
+    /// that the hold was released.
     fn disown(&mut self) {
         self.first_token = self.token + 1;
     }
 
-    /// Notes a foreign client if one is inside together with this hold now. Foreign clients of earlier times are noted
-    /// already.
+    /// Notes a foreign client that is inside together with this hold now. Earlier foreign clients are noted already.
     pub(super) fn note_intruder(&mut self, now_ms: u64, id: &AcquisitionId) {
         let is_beside = self.writer.is_some() || self.client_write().is_some();
         if is_beside && !self.is_sound(now_ms, id) && self.live_hold_of(now_ms, id).is_some() {
@@ -313,7 +313,8 @@ impl Record {
         }
     }
 
-    /// Makes a lost hold dead, whatever the clock does later. An operation removes it as it removes any dead hold.
+    /// Makes a lost hold dead, even if the clock is set back later. An operation removes the hold as it removes any
+    /// dead hold.
     pub(super) fn expire_hold(&mut self, id: &AcquisitionId) {
         if let Some(writer) = self.writer.as_mut().filter(|writer| writer.id == *id) {
             let deadline_ms = std::mem::take(&mut writer.hold.deadline_ms);
