@@ -3,24 +3,14 @@
 //!
 //! Knows `base` only. Must not know the meaning of a script.
 
-use std::fmt;
-use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use futures_util::stream::BoxStream;
 use redis::Value;
 
-use crate::base::attempt::{Answered, BoxFuture, Failure, Notification, Route, ServerContact, Subscription};
-use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::clock::Clock;
+use crate::base::attempt::Notification;
 use crate::base::digits::Digits;
-use crate::base::error::Result;
-use crate::base::health::{NodeHealth, Traffic};
-use crate::base::lease::{ClockSample, Moment, ServerTime};
-use crate::base::options::Options;
-use crate::base::recalls::Recalls;
-use crate::base::topology::{Tls, Topology};
-use crate::net::secrets::Secrets;
+use crate::base::lease::{ClockSample, ServerTime};
+pub(crate) use crate::net::router::Router;
 
 mod address;
 mod announced;
@@ -179,86 +169,6 @@ impl Call {
 /// Function that turns a published message into a notification. `clock_sample` compares this process's clock with the
 /// clock of the node that published the message. It is `None` if there is no sample that can be trusted.
 pub(crate) type ReadNotification = fn(message: &[u8], clock_sample: Option<ClockSample>) -> Notification;
-
-/// Sends script calls to servers. A call may be sent more than once; the returned answer always belongs to the last
-/// copy.
-pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
-    fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends a call that overtakes the waiting calls that acquire locks.
-    fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends a call on a connection that carries no other call at that time. For calls that may take long.
-    fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
-    fn call_all<'a>(
-        &'a self,
-        route: &'a Route,
-        calls: Vec<Call>,
-    ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>>;
-    fn route(&self, slot: u16) -> Route;
-    /// Yields an item when routes may have changed. Returns `None` if routes never change.
-    fn changes(&self) -> Option<BoxStream<'static, ()>>;
-    /// Returns true if this runtime has a connection that can send a call for `slot` at once.
-    fn can_send_inline(&self, slot: u16) -> bool;
-    /// Returns the last contact with the owner of `slot`, or the default value if the owner is not known.
-    fn server_contact(&self, slot: u16) -> ServerContact;
-    /// Returns the newest clock sample of this runtime's connection. Returns `None` if there are several servers.
-    fn clock_sample(&self) -> Option<ClockSample>;
-    /// Returns a moment at which the present server process was already running or was just being started. Returns
-    /// `None` with several servers, or if no connection asked for the server's uptime.
-    fn up_since(&self) -> Option<Moment>;
-    /// Succeeds as soon as a server has answered and this library can work with that server.
-    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// Subscribes to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a channel
-    /// must pass the same function.
-    ///
-    /// The first notification is [`Notification::AskAgain`]. It comes as soon as the server has confirmed the
-    /// subscription, because no later notification is missed from then on. Another `AskAgain` comes whenever
-    /// notifications may have been missed.
-    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription>;
-    /// Subscribes only if the server has confirmed the channel already, so that no notification is missed. In this case
-    /// no [`Notification::AskAgain`] comes first. Never waits.
-    fn subscribe_if_live(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription>;
-    /// Passes the recalls of a channel to `calls` until the last owner of `calls` drops it. Also reports to `calls`
-    /// when the subscription becomes live or breaks. The background runtime does this work. Never waits. Returns
-    /// `false` if there is no background runtime.
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool;
-    /// Returns true if this process subscribes to any channel. If not, a caller can skip the work of building a channel
-    /// name.
-    fn is_subscribing(&self) -> bool;
-    /// Searches every primary for keys that match `pattern`, and passes each of them to `found`. A key may be passed
-    /// twice.
-    fn scan<'a>(
-        &'a self,
-        pattern: &'a str,
-        found: &'a mut (dyn FnMut(&str) + Send),
-    ) -> BoxFuture<'a, Result<(), Failure>>;
-    /// Asks each server for its health. Ends within a time limit, even if servers do not answer.
-    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
-    /// Returns the load on this transport.
-    fn traffic(&self) -> Traffic;
-    fn clock(&self) -> Clock;
-}
-
-/// Opens a transport to the servers of a topology. The transport connects when it is first used.
-pub(crate) fn open(
-    topology: &Topology,
-    options: &Options,
-    background_runtime: &BackgroundRuntime,
-) -> Result<Arc<dyn Transport>> {
-    Ok(Arc::new(router::Router::new(topology, options, background_runtime)?))
-}
-
-/// Opens one transport for each of several independent servers.
-pub(crate) fn open_voters(
-    urls: &[String],
-    tls: &Tls,
-    password_file: Option<&Path>,
-    options: &Options,
-    background_runtime: &BackgroundRuntime,
-) -> Result<Vec<Arc<dyn Transport>>> {
-    let voters = router::Router::voters(urls, Secrets::new(tls, password_file)?, options, background_runtime)?;
-    Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())
-}
 
 /// Reader for words with one blank between them.
 pub(crate) struct Words<'a>(Option<&'a [u8]>);

@@ -37,7 +37,7 @@ use tokio::runtime::Builder;
 
 use crate::base::options::{Options, TimestampClients};
 use crate::base::topology::Topology;
-use crate::net::{self, Script, Transport};
+use crate::net::{Router, Script};
 use crate::store::lua::{LuaScheme, Scripts};
 use crate::store::memory::{Record, TimestampClientsMs};
 use crate::store::{hash, scripts, two_key};
@@ -171,14 +171,14 @@ impl<'a> Setting<'a> {
         Self { limited: true, changes: TWO_RECORDS.to_vec(), ..self }
     }
 
-    fn scheme(&self, transport: Arc<dyn Transport>) -> LuaScheme {
+    fn scheme(&self, router: Arc<Router>) -> LuaScheme {
         let TimestampClientsMs { read_ms, write_ms } = PUBLISHED;
         let [read, write] = [read_ms, write_ms].map(Duration::from_millis);
         let limits = TimestampClients::new(read, write);
         match self.face {
-            Face::Hash if self.changes.is_empty() => hash::scheme(transport, limits),
-            Face::Hash => hash::scheme_of(altered(&self.changes), transport, limits),
-            Face::TwoKey => two_key::scheme(transport),
+            Face::Hash if self.changes.is_empty() => hash::scheme(router, limits),
+            Face::Hash => hash::scheme_of(altered(&self.changes), router, limits),
+            Face::TwoKey => two_key::scheme(router),
         }
     }
 
@@ -395,8 +395,8 @@ impl Setting<'_> {
         // A busy machine must not turn a slow answer into a failure.
         let options = Options { response_timeout: Duration::from_secs(20), ..Options::default() };
         let home = options.background_runtime(crate::base::clock::Clock::System);
-        let transport = net::open(&self.topology, &options, &home).expect("a valid topology");
-        let scheme = self.scheme(transport);
+        let router = Router::new(&self.topology, &options, &home).expect("a valid topology");
+        let scheme = self.scheme(Arc::new(router));
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let seen = RefCell::new(BTreeSet::new());
         let config = Config { cases: self.cases, failure_persistence: None, max_shrink_iters, ..Config::default() };

@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::face::acquire::Acquire;
 use crate::face::guard::{Guard, ReadGuard, WriteGuard};
-use crate::net;
+use crate::net::Router;
 use crate::store::memory::{MemoryConnection, MemoryScheme, Store};
 use crate::store::view::{HolderView, LockView};
 use crate::store::{BoxFuture, Scheme, hash, two_key};
@@ -798,8 +798,8 @@ impl FromDeployment for RedisManager {
     #[allow(private_interfaces)]
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         let background_runtime = options.background_runtime(Clock::System);
-        let transport = net::open(&place.servers(), &options, &background_runtime)?;
-        let scheme = hash::scheme(transport, options.timestamp_clients);
+        let router = Router::new(&place.servers(), &options, &background_runtime)?;
+        let scheme = hash::scheme(Arc::new(router), options.timestamp_clients);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }
@@ -813,8 +813,8 @@ impl FromDeployment for TwoKeyManager {
             "`TwoKeyManager` has no recalls, so its holders do not learn of waiters: use `RedisManager`",
         )?;
         let background_runtime = options.background_runtime(Clock::System);
-        let transport = net::open(&topology, &options, &background_runtime)?;
-        let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(transport));
+        let router = Router::new(&topology, &options, &background_runtime)?;
+        let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(Arc::new(router)));
         Ok(Self { handles: Handles::new(scheme, options) })
     }
 }

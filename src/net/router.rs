@@ -9,6 +9,7 @@
 //! Source: the redirection rules of the Redis cluster specification.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use futures_util::stream::{self, BoxStream};
 use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
-use crate::base::attempt::{Answered, BoxFuture, Failure, Route, ServerContact, Subscription};
+use crate::base::attempt::{Answered, Failure, Route, ServerContact, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
 use crate::base::durability::Durability;
@@ -27,7 +28,7 @@ use crate::base::health::{NodeHealth, Traffic};
 use crate::base::lease::{self, ClockSample, Moment};
 use crate::base::options::Options;
 use crate::base::recalls::Recalls;
-use crate::base::topology::{AddressSource, Kind, Topology};
+use crate::base::topology::{AddressSource, Kind, Tls, Topology};
 use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
@@ -40,7 +41,7 @@ use crate::net::secrets::Secrets;
 use crate::net::slot_owners::SlotOwners;
 use crate::net::slots::SlotMap;
 use crate::net::survey;
-use crate::net::{Call, ReadNotification, Transport};
+use crate::net::{Call, ReadNotification};
 
 /// Pause before a call is sent again.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
@@ -63,7 +64,8 @@ impl fmt::Debug for Router {
 }
 
 impl Router {
-    pub(super) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
+    /// Creates a router to the servers of a topology. The router connects when it is first used.
+    pub(crate) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
         let clock = Clock::System;
         let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
         let tls = &secrets.certificates();
@@ -118,13 +120,14 @@ impl Router {
     }
 
     /// Creates one router for each of several independent servers.
-    pub(super) fn voters(
+    pub(crate) fn voters(
         urls: &[String],
-        secrets: Secrets,
+        tls: &Tls,
+        password_file: Option<&Path>,
         options: &Options,
         background_runtime: &BackgroundRuntime,
     ) -> Result<Vec<Self>> {
-        let secrets = Arc::new(secrets);
+        let secrets = Arc::new(Secrets::new(tls, password_file)?);
         let tls = &secrets.certificates();
         let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
         secrets.check(&infos)?;
@@ -439,40 +442,32 @@ enum CallRoute {
     Dedicated,
 }
 
-impl Transport for Router {
-    fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
-        Box::pin(async move {
-            let _in_flight = InFlight::new(&self.in_flight, 1);
-            self.carry(call, CallRoute::Shared).await
-        })
+/// Requests of the schemes. A call may be sent more than once. The returned answer always belongs to the last copy.
+impl Router {
+    pub(crate) async fn call(&self, call: Call) -> Result<Answered<Value>, Failure> {
+        let _in_flight = InFlight::new(&self.in_flight, 1);
+        self.carry(call, CallRoute::Shared).await
     }
 
-    fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
-        Box::pin(async move {
-            let _in_flight = InFlight::new(&self.in_flight, 1);
-            self.carry(call, CallRoute::Ahead).await
-        })
+    /// Sends a call that overtakes the waiting calls that acquire locks.
+    pub(crate) async fn call_ahead(&self, call: Call) -> Result<Answered<Value>, Failure> {
+        let _in_flight = InFlight::new(&self.in_flight, 1);
+        self.carry(call, CallRoute::Ahead).await
     }
 
-    fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
-        Box::pin(async move {
-            let _in_flight = InFlight::new(&self.in_flight, 1);
-            self.carry(call, CallRoute::Dedicated).await
-        })
+    /// Sends a call on a connection that carries no other call at that time. For calls that may take long.
+    pub(crate) async fn call_apart(&self, call: Call) -> Result<Answered<Value>, Failure> {
+        let _in_flight = InFlight::new(&self.in_flight, 1);
+        self.carry(call, CallRoute::Dedicated).await
     }
 
-    fn call_all<'a>(
-        &'a self,
-        route: &'a Route,
-        calls: Vec<Call>,
-    ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>> {
-        Box::pin(async move {
-            let _in_flight = InFlight::new(&self.in_flight, calls.len());
-            self.carry_all(route, calls).await
-        })
+    /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
+    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
+        let _in_flight = InFlight::new(&self.in_flight, calls.len());
+        self.carry_all(route, calls).await
     }
 
-    fn route(&self, slot: u16) -> Route {
+    pub(crate) fn route(&self, slot: u16) -> Route {
         match &self.slot_owners {
             SlotOwners::Single { node } => node.route(),
             SlotOwners::Many(fleet) if fleet.is_migrating(slot) => Route(Arc::default()),
@@ -480,83 +475,101 @@ impl Transport for Router {
         }
     }
 
-    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+    /// Yields an item when routes may have changed. Returns `None` if routes never change.
+    pub(crate) fn changes(&self) -> Option<BoxStream<'static, ()>> {
         let maps = self.slot_owners.changes()?;
         let next = async |mut maps: watch::Receiver<SlotMap>| maps.changed().await.ok().map(|()| ((), maps));
         Some(Box::pin(stream::unfold(maps, next)))
     }
 
-    fn can_send_inline(&self, slot: u16) -> bool {
+    /// Returns true if this runtime has a connection that can send a call for `slot` at once.
+    pub(crate) fn can_send_inline(&self, slot: u16) -> bool {
         self.slot_owners.known_owner(slot).is_some_and(|node| node.can_send_inline())
     }
 
-    fn server_contact(&self, slot: u16) -> ServerContact {
+    /// Returns the last contact with the owner of `slot`, or the default value if the owner is not known.
+    pub(crate) fn server_contact(&self, slot: u16) -> ServerContact {
         self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.server_contact())
     }
 
-    fn clock_sample(&self) -> Option<ClockSample> {
+    /// Returns the newest clock sample of this runtime's connection. Returns `None` if there are several servers.
+    pub(crate) fn clock_sample(&self) -> Option<ClockSample> {
         match &self.slot_owners {
             SlotOwners::Single { node } => node.clock_sample().map(|(_, clock_sample)| clock_sample),
             SlotOwners::Many(_) => None,
         }
     }
 
-    fn up_since(&self) -> Option<Moment> {
+    /// Returns a moment at which the present server process was already running or was just being started. Returns
+    /// `None` with several servers, or if no connection asked for the server's uptime.
+    pub(crate) fn up_since(&self) -> Option<Moment> {
         match &self.slot_owners {
             SlotOwners::Single { node } => node.up_since(),
             SlotOwners::Many(_) => None,
         }
     }
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(async move {
-            match &self.slot_owners {
-                SlotOwners::Single { node } => {
-                    node.ready().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
-                }
-                SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
+    /// Succeeds as soon as a server has answered and this library can work with that server.
+    pub(crate) async fn ready(&self) -> Result<(), Failure> {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => {
+                node.ready().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
             }
-            match self.limits.durability {
-                Durability::Primary => Ok(()),
-                Durability::Replicated { replicas, .. } => self.slot_owners.check_replicas(replicas.get()).await,
-            }
-        })
+            SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
+        }
+        match self.limits.durability {
+            Durability::Primary => Ok(()),
+            Durability::Replicated { replicas, .. } => self.slot_owners.check_replicas(replicas.get()).await,
+        }
     }
 
-    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Option<Subscription> {
-        Some(self.push.subscribe(slot, channel, read))
+    /// Subscribes to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a channel
+    /// must pass the same function.
+    ///
+    /// The first notification is [`Notification::AskAgain`]. It comes as soon as the server has confirmed the
+    /// subscription, because no later notification is missed from then on. Another `AskAgain` comes whenever
+    /// notifications may have been missed.
+    pub(crate) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
+        self.push.subscribe(slot, channel, read)
     }
 
-    fn subscribe_if_live(&self, _: u16, channel: &str, _: ReadNotification) -> Option<Subscription> {
+    /// Subscribes only if the server has confirmed the channel already, so that no notification is missed. In this case
+    /// no [`Notification::AskAgain`] comes first. Never waits.
+    pub(crate) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
         self.push.subscribe_if_live(channel)
     }
 
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
+    /// Passes the recalls of a channel to `calls` until the last owner of `calls` drops it. Also reports to `calls`
+    /// when the subscription becomes live or breaks. The background runtime does this work. Never waits. Returns
+    /// `false` if there is no background runtime.
+    pub(crate) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
         self.push.listen(slot, channel, read, calls)
     }
 
-    fn is_subscribing(&self) -> bool {
+    /// Returns true if this process subscribes to any channel. If not, a caller can skip the work of building a channel
+    /// name.
+    pub(crate) fn is_subscribing(&self) -> bool {
         self.push.is_in_use()
     }
 
-    fn scan<'a>(
-        &'a self,
-        pattern: &'a str,
-        found: &'a mut (dyn FnMut(&str) + Send),
-    ) -> BoxFuture<'a, Result<(), Failure>> {
-        Box::pin(async move { self.slot_owners.scan(pattern, found).await.map_err(Fault::into_failure) })
+    /// Searches every primary for keys that match `pattern`, and passes each of them to `found`. A key may be passed
+    /// twice.
+    pub(crate) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Failure> {
+        self.slot_owners.scan(pattern, found).await.map_err(Fault::into_failure)
     }
 
-    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
-        Box::pin(survey::health(&self.slot_owners, self.limits.response_timeout))
+    /// Asks each server for its health. Ends within a time limit, even if servers do not answer.
+    pub(crate) async fn health(&self) -> Vec<NodeHealth> {
+        survey::health(&self.slot_owners, self.limits.response_timeout).await
     }
 
-    fn traffic(&self) -> Traffic {
+    /// Returns the load on this router.
+    pub(crate) fn traffic(&self) -> Traffic {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         Traffic { in_flight, ..self.slot_owners.traffic() }
     }
 
-    fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> Clock {
         self.clock
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::base::options::TimestampClients;
-use crate::net::{Script, Transport};
+use crate::net::{Router, Script};
 use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
 use crate::store::scripts::hash;
 
@@ -19,16 +19,12 @@ static SCRIPTS: Scripts = Scripts {
     key_parts: &["lock"],
 };
 
-pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: TimestampClients) -> LuaScheme {
-    scheme_of(&SCRIPTS, transport, limits)
+pub(crate) fn scheme(router: Arc<Router>, limits: TimestampClients) -> LuaScheme {
+    scheme_of(&SCRIPTS, router, limits)
 }
 
 /// Builds the scheme with these scripts.
-pub(crate) fn scheme_of(
-    scripts: &'static Scripts,
-    transport: Arc<dyn Transport>,
-    limits: TimestampClients,
-) -> LuaScheme {
+pub(crate) fn scheme_of(scripts: &'static Scripts, router: Arc<Router>, limits: TimestampClients) -> LuaScheme {
     let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
-    LuaScheme::new(scripts, transport, ScriptQueue::InTheLock { limits })
+    LuaScheme::new(scripts, router, ScriptQueue::InTheLock { limits })
 }

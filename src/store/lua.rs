@@ -2,7 +2,7 @@
 //!
 //! A reply is one text of words. It may also be an array: the first element is such a text, and the other elements are
 //! rows. The first words are a code, the id in the request, and the server's time as two words. Numbers follow. The
-//! transport has already compared the id with the request. A reply in another form comes from a foreign script. The
+//! router has already compared the id with the request. A reply in another form comes from a foreign script. The
 //! result of the request then counts as unknown, because that script may have changed the lock.
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::base::recalls::Recalls;
-use crate::net::{Call, Expiry, NO_ID, Script, Transport, Words};
+use crate::net::{Call, Expiry, NO_ID, Router, Script, Words};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Holder, IfTaken, Mode, Notification, QueuedWaiter, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed,
@@ -57,19 +57,19 @@ pub(crate) enum ScriptQueue {
 /// Scheme that sends each attempt as a Lua script.
 pub(crate) struct LuaScheme {
     scripts: &'static Scripts,
-    transport: Arc<dyn Transport>,
+    router: Arc<Router>,
     queue: ScriptQueue,
 }
 
 impl fmt::Debug for LuaScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LuaScheme").field("transport", &self.transport).finish_non_exhaustive()
+        f.debug_struct("LuaScheme").field("router", &self.router).finish_non_exhaustive()
     }
 }
 
 impl LuaScheme {
-    pub(crate) fn new(scripts: &'static Scripts, transport: Arc<dyn Transport>, waiting: ScriptQueue) -> Self {
-        Self { scripts, transport, queue: waiting }
+    pub(crate) fn new(scripts: &'static Scripts, router: Arc<Router>, waiting: ScriptQueue) -> Self {
+        Self { scripts, router, queue: waiting }
     }
 
     /// Returns the commands of the server that the scheme needs.
@@ -249,7 +249,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.acquire, key);
         call.number(not_after_ms);
         self.acquire_args(&mut call, request);
-        read_reply(self.transport.call(call).await?, request.id.as_str(), parse_acquired)
+        read_reply(self.router.call(call).await?, request.id.as_str(), parse_acquired)
     }
 
     /// Converts with a time limit that the caller chooses.
@@ -264,7 +264,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.convert, key);
         call.number(not_after_ms);
         self.convert_args(&mut call, old, request);
-        read_reply(self.transport.call(call).await?, request.id.as_str(), parse_converted)
+        read_reply(self.router.call(call).await?, request.id.as_str(), parse_converted)
     }
 }
 
@@ -309,7 +309,7 @@ fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
 impl Scheme for LuaScheme {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.transport.call(self.acquire_call(key, request)).await?;
+            let reply = self.router.call(self.acquire_call(key, request)).await?;
             read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
@@ -321,7 +321,7 @@ impl Scheme for LuaScheme {
         floor: Floor,
     ) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.transport.call(self.acquire_above_call(key, request, floor)).await?;
+            let reply = self.router.call(self.acquire_above_call(key, request, floor)).await?;
             read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
@@ -330,13 +330,13 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that the
             // release frees.
-            let reply = self.transport.call_ahead(self.release_call(key, id)).await?;
+            let reply = self.router.call_ahead(self.release_call(key, id)).await?;
             read_reply(reply, id.as_str(), parse_released)
         })
     }
 
     fn can_send_inline(&self, leave: &ReleaseRequest) -> bool {
-        self.transport.can_send_inline(leave.key.slot())
+        self.router.can_send_inline(leave.key.slot())
     }
 
     fn release_all<'a>(
@@ -346,7 +346,7 @@ impl Scheme for LuaScheme {
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(async move {
             let calls = batch.iter().map(|leave| self.release_call(&leave.key, &leave.id)).collect();
-            let replies = self.transport.call_all(route, calls).await;
+            let replies = self.router.call_all(route, calls).await;
             let pairs = replies.into_iter().zip(batch);
             pairs.map(|(reply, leave)| read_reply(reply?, leave.id.as_str(), parse_released)).collect()
         })
@@ -359,7 +359,7 @@ impl Scheme for LuaScheme {
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>> {
         Box::pin(async move {
-            let reply = self.transport.call(self.convert_call(key, old, request)).await?;
+            let reply = self.router.call(self.convert_call(key, old, request)).await?;
             read_reply(reply, request.id.as_str(), parse_converted)
         })
     }
@@ -367,32 +367,32 @@ impl Scheme for LuaScheme {
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         Box::pin(async move {
             let calls = batch.iter().map(|renewal| self.renew_call(renewal)).collect();
-            let replies = self.transport.call_all(route, calls).await;
+            let replies = self.router.call_all(route, calls).await;
             let pairs = replies.into_iter().zip(batch);
             pairs.map(|(reply, renewal)| read_reply(reply?, renewal.id.as_str(), parse_renewed)).collect()
         })
     }
 
     fn route(&self, key: &Key) -> Route {
-        self.transport.route(key.slot())
+        self.router.route(key.slot())
     }
 
     fn changes(&self) -> Option<BoxStream<'static, ()>> {
-        self.transport.changes()
+        self.router.changes()
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
             // An `inspect` has a connection of its own, because it may take long and other requests would wait behind
             // it.
-            let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key)).await?;
+            let reply = self.router.call_apart(self.call(&self.scripts.inspect, key)).await?;
             read_reply(reply, "", parse_view)
         })
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let reply = self.transport.call_apart(self.force_call(key, seen)).await?;
+            let reply = self.router.call_apart(self.force_call(key, seen)).await?;
             read_reply(reply, "", parse_forced)
         })
     }
@@ -404,35 +404,35 @@ impl Scheme for LuaScheme {
         seen: &'a View,
     ) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let reply = self.transport.call_apart(self.force_shown_call(key, token, seen)).await?;
+            let reply = self.router.call_apart(self.force_shown_call(key, token, seen)).await?;
             read_reply(reply, "", parse_forced)
         })
     }
 
     fn contact(&self, key: &Key) -> ServerContact {
-        self.transport.server_contact(key.slot())
+        self.router.server_contact(key.slot())
     }
 
     fn clock_sample(&self) -> Option<ClockSample> {
-        self.transport.clock_sample()
+        self.router.clock_sample()
     }
 
     fn up_since(&self) -> Option<Moment> {
-        self.transport.up_since()
+        self.router.up_since()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        self.transport.ready()
+        Box::pin(self.router.ready())
     }
 
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let reply = self.transport.call_ahead(self.rights_call(key, more)).await?;
+            let reply = self.router.call_ahead(self.rights_call(key, more)).await?;
             let refused = refused_commands(&reply.value).unwrap_or_default();
             if refused.is_empty() {
                 return Ok(());
             }
-            let node = self.transport.route(key.slot()).0;
+            let node = self.router.route(key.slot()).0;
             let message = format!("the user may not run {} on the keys of locks", refused.join(", "));
             let node = (!node.is_empty()).then_some(node);
             Err(Failure::Refused { refusal: Refusal::Forbidden, node, message })
@@ -440,18 +440,18 @@ impl Scheme for LuaScheme {
     }
 
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        self.transport.subscribe(key.slot(), &self.channel(key, manager), read_notification)
+        Some(self.router.subscribe(key.slot(), &self.channel(key, manager), read_notification))
     }
 
     fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        if !self.transport.is_subscribing() {
+        if !self.router.is_subscribing() {
             return None;
         }
-        self.transport.subscribe_if_live(key.slot(), &self.channel(key, manager), read_notification)
+        self.router.subscribe_if_live(&self.channel(key, manager))
     }
 
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.has_recalls() && self.transport.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
+        self.has_recalls() && self.router.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
     }
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
@@ -460,7 +460,7 @@ impl Scheme for LuaScheme {
             if !AcquisitionId::is_one(id) {
                 return Err(refused_failure("this is no id"));
             }
-            let reply = self.transport.call_ahead(self.in_use_call(script, key, id)).await?;
+            let reply = self.router.call_ahead(self.in_use_call(script, key, id)).await?;
             read_reply(reply, id, |code, _| (code == "told").then_some(()))
         })
     }
@@ -470,21 +470,21 @@ impl Scheme for LuaScheme {
             let mut names = BTreeSet::new();
             let parts = self.scripts.key_parts;
             let mut found = |key: &str| names.extend(listing.name_of(key, parts));
-            self.transport.scan(&listing.pattern(), &mut found).await?;
+            self.router.scan(&listing.pattern(), &mut found).await?;
             Ok(names)
         })
     }
 
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
-        self.transport.health()
+        Box::pin(self.router.health())
     }
 
     fn traffic(&self) -> Traffic {
-        self.transport.traffic()
+        self.router.traffic()
     }
 
     fn clock(&self) -> Clock {
-        self.transport.clock()
+        self.router.clock()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::net::{Script, Transport};
+use crate::net::{Router, Script};
 use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
 use crate::store::scripts::two_key;
 
@@ -17,6 +17,6 @@ static SCRIPTS: Scripts = Scripts {
     key_parts: &["read", "write"],
 };
 
-pub(crate) fn scheme(transport: Arc<dyn Transport>) -> LuaScheme {
-    LuaScheme::new(&SCRIPTS, transport, ScriptQueue::Beside)
+pub(crate) fn scheme(router: Arc<Router>) -> LuaScheme {
+    LuaScheme::new(&SCRIPTS, router, ScriptQueue::Beside)
 }

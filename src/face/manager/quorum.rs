@@ -14,7 +14,7 @@ use crate::base::options::Options;
 use crate::base::topology::{Tls, all_without_secrets};
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
-use crate::net;
+use crate::net::Router;
 use crate::store::quorum::{Margins, Quorum, Restarts};
 use crate::store::{Scheme, two_key};
 
@@ -210,14 +210,15 @@ impl FromDeployment for QuorumManager {
             "a quorum has no recalls, so its holders do not learn of waiters: use `RedisManager`, or keep a guard",
         )?;
         let background_runtime = options.background_runtime(Clock::System);
-        let voters = net::open_voters(
+        let routers = Router::voters(
             &masters.urls,
             &masters.tls,
             masters.password_file.as_deref(),
             &options,
             &background_runtime,
         )?;
-        let schemes = voters.into_iter().map(|voter| Arc::new(two_key::scheme(voter)) as Arc<dyn Scheme>).collect();
+        let scheme = |router| Arc::new(two_key::scheme(Arc::new(router))) as Arc<dyn Scheme>;
+        let schemes = routers.into_iter().map(scheme).collect();
         let margins = Margins {
             max_clock_skew: options.max_clock_skew,
             max_delay: lease::max_delay(options.response_timeout, options.max_clock_skew),
