@@ -73,15 +73,21 @@ fn two_key_on_valkey() {
 }
 
 #[test]
-fn hash_beside_published_clients_on_redis() {
+fn hash_with_timestamp_clients_on_redis() {
     let node = Node::start(Server::Redis70).expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).beside_published(&node).agrees();
+    Setting::new(Topology::node(node.url()), Face::Hash, 256)
+        .told_by(vec![&node])
+        .with_timestamp_clients(&node)
+        .agrees();
 }
 
 #[test]
-fn hash_beside_published_clients_on_valkey() {
+fn hash_with_timestamp_clients_on_valkey() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).beside_published(&node).agrees();
+    Setting::new(Topology::node(node.url()), Face::Hash, 256)
+        .told_by(vec![&node])
+        .with_timestamp_clients(&node)
+        .agrees();
 }
 
 #[test]
@@ -115,10 +121,10 @@ fn hash_with_limits_of_two_on_redis() {
 }
 
 #[test]
-fn hash_with_limits_of_two_beside_published_clients_on_valkey() {
+fn hash_with_limits_of_two_and_timestamp_clients_on_valkey() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let setting = Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]);
-    setting.limited_to_two().beside_published(&node).agrees();
+    setting.limited_to_two().with_timestamp_clients(&node).agrees();
 }
 
 /// Scheme and topology to compare, and the faults during the comparison.
@@ -127,9 +133,9 @@ struct Setting<'a> {
     face: Face,
     cases: u32,
     /// Nodes on which published messages are received.
-    hears: Vec<&'a Node>,
+    listening_at: Vec<&'a Node>,
     /// Node on which clients of the timestamp scheme use the locks too.
-    published: Option<&'a Node>,
+    timestamp_clients: Option<&'a Node>,
     /// Node whose clock steps forwards and backwards, and whose keys are lost.
     steps: Option<&'a Node>,
     /// True if one operation touches two records at most.
@@ -139,7 +145,7 @@ struct Setting<'a> {
 }
 
 /// Limits of the timestamp clients. They are so short that they pass within a few operations.
-const PUBLISHED: TimestampClientsMs = TimestampClientsMs { read_ms: 4, write_ms: 7 };
+const TIMESTAMP_CLIENTS: TimestampClientsMs = TimestampClientsMs { read_ms: 4, write_ms: 7 };
 
 impl<'a> Setting<'a> {
     fn new(topology: Topology, face: Face, cases: u32) -> Self {
@@ -147,20 +153,20 @@ impl<'a> Setting<'a> {
             topology,
             face,
             cases,
-            hears: Vec::new(),
-            published: None,
+            listening_at: Vec::new(),
+            timestamp_clients: None,
             steps: None,
             limited: false,
             changes: Vec::new(),
         }
     }
 
-    fn told_by(self, hears: Vec<&'a Node>) -> Self {
-        Self { hears, ..self }
+    fn told_by(self, listening_at: Vec<&'a Node>) -> Self {
+        Self { listening_at, ..self }
     }
 
-    fn beside_published(self, node: &'a Node) -> Self {
-        Self { published: Some(node), ..self }
+    fn with_timestamp_clients(self, node: &'a Node) -> Self {
+        Self { timestamp_clients: Some(node), ..self }
     }
 
     fn with_steps(self, node: &'a Node) -> Self {
@@ -172,7 +178,7 @@ impl<'a> Setting<'a> {
     }
 
     fn scheme(&self, router: Arc<Router>) -> LuaScheme {
-        let TimestampClientsMs { read_ms, write_ms } = PUBLISHED;
+        let TimestampClientsMs { read_ms, write_ms } = TIMESTAMP_CLIENTS;
         let [read, write] = [read_ms, write_ms].map(Duration::from_millis);
         let limits = TimestampClients::new(read, write);
         match self.face {
@@ -184,12 +190,12 @@ impl<'a> Setting<'a> {
 
     fn record(&self) -> Record {
         let record = if self.limited { Record::with_limit(2) } else { Record::default() };
-        if self.published.is_some() { record.beside_timestamp_clients(PUBLISHED) } else { record }
+        if self.timestamp_clients.is_some() { record.beside_timestamp_clients(TIMESTAMP_CLIENTS) } else { record }
     }
 
     /// Returns the kinds of answers and events that must all occur in the long run.
     fn kinds(&self) -> BTreeSet<&'static str> {
-        let published = [
+        let theirs = [
             "their read",
             "their read refused",
             "their write",
@@ -199,15 +205,15 @@ impl<'a> Setting<'a> {
         ];
         let steps = ["key lost", "key expired"];
         let limited = ["a turn goes on", "view of some", "forced some"];
-        let published = published.into_iter().filter(|_| self.published.is_some());
+        let theirs = theirs.into_iter().filter(|_| self.timestamp_clients.is_some());
         let steps = steps.into_iter().filter(|_| self.steps.is_some());
         let limited = limited.into_iter().filter(|_| self.limited);
-        self.face.kinds().into_iter().chain(published).chain(steps).chain(limited).collect()
+        self.face.kinds().into_iter().chain(theirs).chain(steps).chain(limited).collect()
     }
 
     fn operations(&self) -> impl Strategy<Value = Vec<Operation>> + use<> {
         let mut kinds = vec![(48, operation().boxed())];
-        kinds.extend(self.published.map(|_| (24, their_operation().boxed())));
+        kinds.extend(self.timestamp_clients.map(|_| (24, their_operation().boxed())));
         kinds.extend(self.steps.map(|_| (8, mishap().boxed())));
         vec(Union::new_weighted(kinds), 1..60)
     }
@@ -231,7 +237,7 @@ const TWO_RECORDS: [(&str, &str); 2] = [("MOST_RECORDS = 96", "MOST_RECORDS = 2"
 
 /// Asserts that the oracle finds a difference between scripts with this change and the specification. The rarest change
 /// shows within a thousand histories on average. So a change that 20,000 histories do not show is not found at all.
-fn notices<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
+fn assert_noticed<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
     let mut changes = setting.changes.clone();
     changes.push((from, to));
     let changed = Setting { changes, cases: 20_000, ..setting };
@@ -277,8 +283,8 @@ fn broken_stamps_are_noticed() {
         ("number <= 9007199254740000 and math.floor(number) or 0", "math.floor(number) or 0"),
     ];
     for (from, to) in changes {
-        let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).beside_published(&node);
-        notices(setting, from, to);
+        let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).with_timestamp_clients(&node);
+        assert_noticed(setting, from, to);
     }
 }
 
@@ -330,7 +336,7 @@ fn broken_marks_are_noticed() {
         ("== last and 1 or 0\nreturn", "== last and 0 or 0\nreturn"),
     ];
     for (from, to) in changes {
-        notices(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
+        assert_noticed(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
     }
 }
 
@@ -352,7 +358,7 @@ fn broken_limits_are_noticed() {
     ];
     for (from, to) in changes {
         let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);
-        notices(setting.limited_to_two(), from, to);
+        assert_noticed(setting.limited_to_two(), from, to);
     }
 }
 
@@ -371,7 +377,7 @@ fn what_breaks_with_the_clock_is_noticed() {
     ];
     for (from, to) in changes {
         let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);
-        notices(setting.with_steps(&node), from, to);
+        assert_noticed(setting.with_steps(&node), from, to);
     }
 }
 
@@ -394,8 +400,8 @@ impl Setting<'_> {
     fn disagreement(&self, max_shrink_iters: u32) -> Option<String> {
         // A busy machine must not turn a slow answer into a failure.
         let options = Options { response_timeout: Duration::from_secs(20), ..Options::default() };
-        let home = options.background_runtime(crate::base::clock::Clock::System);
-        let router = Router::new(&self.topology, &options, &home).expect("a valid topology");
+        let background = options.background_runtime(crate::base::clock::Clock::System);
+        let router = Router::new(&self.topology, &options, &background).expect("a valid topology");
         let scheme = self.scheme(Arc::new(router));
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let seen = RefCell::new(BTreeSet::new());
@@ -407,12 +413,12 @@ impl Setting<'_> {
                     node.clock().set_right();
                 }
                 let mut pair = Pair::new(self, &scheme, &format!("lock {}", LOCKS.fetch_add(1, Ordering::Relaxed)));
-                let listener = Listener::new(&self.hears, &pair.key);
-                assert_eq!(listener.is_none(), self.hears.is_empty());
+                let listener = Listener::new(&self.listening_at, &pair.key);
+                assert_eq!(listener.is_none(), self.listening_at.is_empty());
                 let agreed = pair.apply_all(&runtime, operations);
                 seen.borrow_mut().extend(pair.seen_kinds.iter());
                 agreed?;
-                pair.compare_news(listener)
+                pair.compare_notifications(listener)
             });
             match outcome {
                 Ok(()) if *seen.borrow() == self.kinds() => return None,

@@ -5,10 +5,10 @@
 //! `history` records the events, `checkers` compare them with the promises, and `mutants` show that the checkers notice
 //! faults.
 
+mod cached;
 mod checkers;
 mod gate;
 mod history;
-mod kept;
 mod known;
 mod link;
 mod machine;
@@ -39,7 +39,7 @@ use world::{Down, World};
 const TROUBLE: Duration = Duration::from_secs(12);
 /// Time after the last fault within which every waiter is served. A waiter may have to wait for several leaked holds,
 /// one after the other.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Time that is longer than every lease, limit and retention.
 const AFTERMATH: Duration = Duration::from_secs(75);
 /// Number of runs with several runtimes.
@@ -59,7 +59,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
     let history = runtime.block_on(async {
         let world = World::new(seed, profile, mutant);
         if profile.records.is_some() {
-            world.record(What::Crowded);
+            world.record(What::SmallBatches);
         }
         if profile.wait_ms > 0 {
             world.record(What::Replicated);
@@ -103,7 +103,7 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
         }
     };
     // If a waiter is not served by then, the history shows it.
-    tokio::time::timeout(PATIENCE, all).await.ok();
+    tokio::time::timeout(TIME_LIMIT, all).await.ok();
     tokio::time::sleep(AFTERMATH).await;
     for machine in cast.machines.iter().chain(&cast.gone) {
         let process = machine.address.process;
@@ -219,8 +219,8 @@ fn profile_band(world: &World) -> i64 {
 
 /// Takes the server away for longer than clocks can differ. Another server may come in its place.
 async fn outage(world: &Arc<World>, change: impl FnOnce(&World)) {
-    let silent = world.draw(|rng| rng.bool());
-    world.goes_down(if silent { Down::Silent } else { Down::Refusing });
+    let is_silent = world.draw(|rng| rng.bool());
+    world.goes_down(if is_silent { Down::Silent } else { Down::Refusing });
     let long = world.draw(|rng| rng.u32(0..4) == 0);
     let for_ms = world.draw(|rng| if long { rng.u64(2_000..8_000) } else { rng.u64(120..1_500) });
     tokio::time::sleep(Duration::from_millis(for_ms)).await;
@@ -249,8 +249,8 @@ async fn split(world: &Arc<World>) {
     let mut steps = vec![(wakes, Step::Wake), (wakes + awake, Step::Demote)];
     for process in world.behind() {
         // The old primary refuses a process that still asks it later, and the process looks for another primary.
-        let hears = world.draw(|rng| rng.u64(0..wakes + awake + 100));
-        steps.push((hears, Step::Reroute(process)));
+        let learns_after = world.draw(|rng| rng.u64(0..wakes + awake + 100));
+        steps.push((learns_after, Step::Reroute(process)));
     }
     steps.sort_by_key(|(at, _)| *at);
     let began = world.now() / 1000;
@@ -355,18 +355,18 @@ fn same_seed_same_history() {
 
 /// Returns the variety of a run: the first word of each event, and of the answers and ends in it.
 fn kinds(history: &History) -> BTreeSet<String> {
-    let words = |what: &What| match what {
-        What::Applied { op, reply, .. } => format!("{} {}", first_word(op), first_word(reply)),
+    let labels = |what: &What| match what {
+        What::Applied { op, reply, .. } => format!("{} {}", first_token_of(op), first_token_of(reply)),
         What::Failed { end, .. } => format!("Failed {end:?}"),
         What::LossSeen { reason, .. } => format!("LossSeen {reason:?}"),
         What::Released { how, .. } => format!("Released {how:?}"),
         What::LetGo { how, .. } => format!("LetGo {how:?}"),
-        other => first_word(other),
+        other => first_token_of(other),
     };
-    history.events.iter().map(|event| words(&event.what)).collect()
+    history.events.iter().map(|event| labels(&event.what)).collect()
 }
 
-fn first_word(of: &impl std::fmt::Debug) -> String {
+fn first_token_of(of: &impl std::fmt::Debug) -> String {
     let text = format!("{of:?}");
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
 }
@@ -619,8 +619,8 @@ mutants! {
     newest_first: NewestFirst is caught by "6 queue";
     cancelled_stays: CancelledStays is caught by "5 ghosts";
     full_lease_unclaimed: FullLeaseUnclaimed is caught by "5 dead waiters";
-    notice_to_another: NoticeToAnother is caught by "1 validity";
-    stale_notice: StaleNotice is caught by "1 validity";
+    notification_to_another: NotificationToAnother is caught by "1 validity";
+    stale_notification: StaleNotification is caught by "1 validity";
     downgrade_lets_writer_in: DowngradeLetsWriterIn is caught by "1 exclusion";
     upgrade_beside_readers: UpgradeBesideReaders is caught by "1 exclusion";
     leaves_once: LeavesOnce is caught by "5 ghosts";
@@ -632,7 +632,7 @@ mutants! {
     force_not_told: ForceNotTold is caught by "3 forced";
     repeat_extends_nothing: RepeatExtendsNothing is caught by "3 ends of holds";
     renewal_extends_nothing: RenewalExtendsNothing is caught by "3 ends of holds";
-    deaf_to_notices: DeafToNotices is caught by "7 hand-over";
+    ignores_notifications: IgnoresNotifications is caught by "7 hand-over";
     never_subscribes: NeverSubscribes is caught by "7 subscription";
     looks_at_half: LooksAtHalf is caught by "inspect";
     no_pause: NoPause is caught by "10 asks";

@@ -59,7 +59,7 @@ pub(crate) struct Staged {
     /// Number of requested acquisitions, including those whose connection was cut.
     asked: Mutex<Vec<AcquireRequest>>,
     /// Signals for which answers to renewals wait.
-    words: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    renewal_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Signals at which renewals are carried out.
     starts: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Number of further renewals whose answers are lost.
@@ -84,7 +84,7 @@ impl Staged {
             leaves: Mutex::default(),
             connection: Arc::default(),
             asked: Mutex::default(),
-            words: Mutex::default(),
+            renewal_signals: Mutex::default(),
             chunks: Mutex::default(),
             scripts: AtomicUsize::new(0),
             serves: AtomicBool::new(false),
@@ -127,13 +127,13 @@ impl Staged {
     }
 
     /// Carries the next renewals out, and delays their answers until the signal.
-    pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
-        self.words.lock().push_back(word);
+    pub(crate) fn next_renewals(&self, signal: oneshot::Receiver<()>) {
+        self.renewal_signals.lock().push_back(signal);
     }
 
     /// Delays the next renewals until the signal.
-    pub(crate) fn next_renewals_come_late(&self, word: oneshot::Receiver<()>) {
-        self.starts.lock().push_back(word);
+    pub(crate) fn next_renewals_come_late(&self, signal: oneshot::Receiver<()>) {
+        self.starts.lock().push_back(signal);
     }
 
     /// Carries the next renewals out and loses their answers, `times` times.
@@ -167,18 +167,18 @@ impl Staged {
                 drop(act.await);
                 Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
             }
-            Some(Fate::Silent(word)) => {
-                drop(word.await);
+            Some(Fate::Silent(signal)) => {
+                drop(signal.await);
                 Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
             }
-            Some(Fate::Answered(word)) => {
+            Some(Fate::Answered(signal)) => {
                 let answer = act.await;
-                drop(word.await);
+                drop(signal.await);
                 answer
             }
-            Some(Fate::Unreplicated(word)) => {
+            Some(Fate::Unreplicated(signal)) => {
                 drop(act.await);
-                drop(word.await);
+                drop(signal.await);
                 Err(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None })
             }
             Some(Fate::NotDone | Fate::Says(_) | Fate::OnItsWay(_)) => Err(Failure::NotDone { source: None }),
@@ -186,11 +186,11 @@ impl Staged {
     }
 
     /// Sends a request that goes on without its sender.
-    async fn send(&self, key: &Key, request: &AcquireRequest, word: oneshot::Receiver<()>) -> Attempt<Acquired> {
+    async fn send(&self, key: &Key, request: &AcquireRequest, signal: oneshot::Receiver<()>) -> Attempt<Acquired> {
         let connection = Arc::clone(&self.connection).lock_owned().await;
         let (memory, key, request) = (self.memory.clone(), key.clone(), request.clone());
         let carried_out = tokio::spawn(async move {
-            drop(word.await);
+            drop(signal.await);
             let answer = memory.acquire(&key, &request).await;
             drop(connection);
             answer
@@ -215,8 +215,8 @@ impl Scheme for Staged {
             let (sent, server) = (self.memory.clock().now(), ServerTime::default());
             return Box::pin(std::future::ready(Ok(Answered { sent, server, node: NodeId::default(), value })));
         }
-        if let Some(Fate::OnItsWay(word)) = fate {
-            return Box::pin(self.send(key, request, word));
+        if let Some(Fate::OnItsWay(signal)) = fate {
+            return Box::pin(self.send(key, request, signal));
         }
         Box::pin(self.meet(fate, self.memory.acquire(key, request)))
     }
@@ -258,7 +258,7 @@ impl Scheme for Staged {
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
         assert!(!self.panics.swap(false, Ordering::SeqCst), "as the test wants it");
-        let (start, word) = (self.starts.lock().pop_front(), self.words.lock().pop_front());
+        let (start, signal) = (self.starts.lock().pop_front(), self.renewal_signals.lock().pop_front());
         let is_unheard = self.unheard.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         Box::pin(async move {
             if let Some(start) = start {
@@ -270,8 +270,8 @@ impl Scheme for Staged {
                 let arrives_until = self.memory.clock().now();
                 return answers.iter().map(|_| Err(Failure::Unknown { arrives_until, source: None })).collect();
             }
-            if let Some(word) = word {
-                drop(word.await);
+            if let Some(signal) = signal {
+                drop(signal.await);
             }
             answers
         })

@@ -4,7 +4,7 @@
 //! * `server` is a [`Record`](super::Record), and `world` has its clients and the faults of messages.
 //! * `watch` is a second, independent model, which judges the answers.
 //! * `search` visits all states, and `words` describes a path in text.
-//! * `keeping` has the scenes with cached holds.
+//! * `caching` has the scenes with cached holds.
 //!
 //! Some runs have planted faults of the server or of clients. They show which invariant finds each fault.
 //!
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use super::RecordLimits;
 
-mod keeping;
+mod caching;
 mod search;
 mod server;
 mod small;
@@ -67,8 +67,8 @@ impl Scene {
         Self { records: Some(records), ..self }
     }
 
-    const fn keeping(self, keeping: Caching) -> Self {
-        Self { caching: keeping, ..self }
+    const fn caching(self, caching: Caching) -> Self {
+        Self { caching, ..self }
     }
 
     const fn mute(self) -> Self {
@@ -176,15 +176,15 @@ fn each_fault_of_the_server_is_found() {
         let (scene, invariant, steps) = match fault {
             Fault::WriterBesideReaders => (scene(2, 1, NOTHING), Invariant::Exclusion, 2),
             Fault::ReaderPassesWaitingWriter => (scene(3, 1, NOTHING), Invariant::WriterPassed, 3),
-            Fault::WriterTurnForgotten => (scene(3, 1, NOTHING), Invariant::WriterPassed, 4),
-            Fault::LastWriterForgotten => (scene(3, 1, NOTHING), Invariant::ReadersTurn, 4),
-            Fault::TurnForgotten => (scene(4, 1, NOTHING).limited(1), Invariant::ReadersTurn, 6),
+            Fault::WriterPhaseForgotten => (scene(3, 1, NOTHING), Invariant::WriterPassed, 4),
+            Fault::LastWriterForgotten => (scene(3, 1, NOTHING), Invariant::ReadersBatch, 4),
+            Fault::BatchForgotten => (scene(4, 1, NOTHING).limited(1), Invariant::ReadersBatch, 6),
             Fault::NewestWriterFirst => (scene(3, 1, NOTHING), Invariant::WritersInOrder, 4),
             Fault::HeartbeatLosesPlace => (scene(3, 1, NOTHING), Invariant::WriterPassed, 5),
             Fault::LateIsCarriedOut => (scene(2, 1, COPY), Invariant::Limit, 4),
             Fault::ReleaseByLock => (scene(2, 1, NOTHING), Invariant::HoldStands, 4),
             Fault::CancelLeavesPlace => (scene(2, 1, NOTHING), Invariant::Leftovers, 3),
-            Fault::NoticeForAnother => (scene(3, 1, NOTHING), Invariant::WritersInOrder, 4),
+            Fault::NotificationForAnother => (scene(3, 1, NOTHING), Invariant::WritersInOrder, 4),
             Fault::WritersWaitingUntold => (scene(3, 1, NOTHING), Invariant::WaitedFor, 4),
             Fault::TokensAhead => (scene(2, 2, WIPE), Invariant::Tokens, 3),
             Fault::TokensReused => (scene(2, 2, WIPE), Invariant::Tokens, 3),

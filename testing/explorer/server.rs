@@ -66,7 +66,7 @@ pub(super) struct Shelf {
     writer: Option<WriterShelf>,
     readers: List<Until, IDS>,
     waiting_writers: List<Until, IDS>,
-    turn_readers: List<Until, IDS>,
+    batch_readers: List<Until, IDS>,
     waiting_readers: List<Until, IDS>,
     /// Recallable flag, if it is set. True if a waiter has recalled in this tick.
     mark: Option<bool>,
@@ -76,7 +76,7 @@ impl Shelf {
     pub(super) fn tick(&mut self) {
         self.mark = self.mark.map(|_| false);
         self.token = self.token.map(|_| -TOKEN_GAP);
-        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
+        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
         let untils = lists.into_iter().flat_map(List::as_mut_slice);
         for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
             until.ticks = until.ticks.saturating_sub(1);
@@ -85,7 +85,7 @@ impl Shelf {
 
     /// Gives the acquisitions other numbers.
     pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
-        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
+        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
         let untils = lists.into_iter().flat_map(List::as_mut_slice);
         for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
             until.id = name(until.id);
@@ -94,14 +94,14 @@ impl Shelf {
 
     /// Returns the live holds and waiters.
     pub(super) fn live(&self) -> impl Iterator<Item = Id> {
-        let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
+        let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
     /// Returns true if the acquisition is recorded, live or dead.
     pub(super) fn knows(&self, id: Id) -> bool {
-        let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
+        let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.into_iter().any(|until| until.id == id)
     }
@@ -222,7 +222,7 @@ pub(super) enum Reply {
 
 pub(super) struct Outcome {
     pub(super) reply: Reply,
-    /// Notices. Each has a grant, or `None` as the order to ask again.
+    /// Notifications. Each has a grant, or `None` as the order to ask again.
     pub(super) news: Vec<(Id, Option<Grant>)>,
     pub(super) call: Option<ServerRecall>,
     /// True if the record is kept for long enough.
@@ -239,12 +239,12 @@ pub(super) enum Fault {
     /// A reader enters while other readers hold the lock and a writer waits.
     ReaderPassesWaitingWriter,
     /// Waiting readers enter while other readers hold the lock and a writer waits.
-    WriterTurnForgotten,
+    WriterPhaseForgotten,
     /// A writer leaves, and the record forgets that the last holder was a writer. The next writer enters before the
     /// readers.
     LastWriterForgotten,
     /// Readers of a phase too long for one operation wait like any others.
-    TurnForgotten,
+    BatchForgotten,
     NewestWriterFirst,
     /// A heartbeat moves the waiter to the end of the queue.
     HeartbeatLosesPlace,
@@ -252,8 +252,8 @@ pub(super) enum Fault {
     /// The release of an acquisition without a hold ends the hold of another writer.
     ReleaseByLock,
     CancelLeavesPlace,
-    /// The notice of a grant goes to another waiter.
-    NoticeForAnother,
+    /// The notification of a grant goes to another waiter.
+    NotificationForAnother,
     WritersWaitingUntold,
     /// A block begins at the clock's time.
     TokensAhead,
@@ -270,17 +270,17 @@ pub(super) enum Fault {
     /// The key lives for the last lease that was given, not for the longest.
     KeyForgotten,
     /// The recallable flag passes to later phases.
-    MarkOutlives,
+    FlagOutlives,
     /// A new flag has the token before.
-    MarkTooLate,
+    FlagTooLate,
     /// No waiter recalls.
-    NobodyCalls,
+    NobodyRecalls,
     /// A heartbeat does not recall.
-    CallsOnce,
+    RecallsOnce,
     /// A recall has the token of the phase before.
-    CallsByOlderToken,
+    RecallsByOlderToken,
     /// A try recalls as waiters do, without its id.
-    TriesCallUnnamed,
+    TriesRecallUnnamed,
     /// A try stays outside the queue where it could recall.
     TriesAreRefused,
     /// A renewal does not report waiters.
@@ -292,26 +292,26 @@ pub(super) enum Fault {
     /// A force finds newer tokens and ends nothing.
     ForceMissesNewBlock,
     /// The holder whose hold is forced is not recalled.
-    ForceCallsNobody,
+    ForceRecallsNobody,
     /// A conversion forgets that the hold may be cached.
-    ConversionUnmarks,
+    ConversionClearsFlag,
     /// The holder in the way of a conversion is not recalled.
-    ConversionCallsNobody,
+    ConversionRecallsNobody,
 }
 
 impl Fault {
     pub(super) const ALL: [Self; 21] = [
         Self::WriterBesideReaders,
         Self::ReaderPassesWaitingWriter,
-        Self::WriterTurnForgotten,
+        Self::WriterPhaseForgotten,
         Self::LastWriterForgotten,
-        Self::TurnForgotten,
+        Self::BatchForgotten,
         Self::NewestWriterFirst,
         Self::HeartbeatLosesPlace,
         Self::LateIsCarriedOut,
         Self::ReleaseByLock,
         Self::CancelLeavesPlace,
-        Self::NoticeForAnother,
+        Self::NotificationForAnother,
         Self::WritersWaitingUntold,
         Self::TokensAhead,
         Self::TokensReused,
@@ -324,21 +324,21 @@ impl Fault {
         Self::KeyForgotten,
     ];
     /// Faults that concern cached holds.
-    pub(super) const KEEPING: [Self; 14] = [
-        Self::MarkOutlives,
-        Self::MarkTooLate,
-        Self::NobodyCalls,
-        Self::CallsOnce,
-        Self::CallsByOlderToken,
-        Self::TriesCallUnnamed,
+    pub(super) const CACHING: [Self; 14] = [
+        Self::FlagOutlives,
+        Self::FlagTooLate,
+        Self::NobodyRecalls,
+        Self::RecallsOnce,
+        Self::RecallsByOlderToken,
+        Self::TriesRecallUnnamed,
         Self::TriesAreRefused,
         Self::RenewalTellsNothing,
         Self::RenewalBringsOldTokens,
         Self::RenewedTokensAhead,
         Self::ForceMissesNewBlock,
-        Self::ForceCallsNobody,
-        Self::ConversionUnmarks,
-        Self::ConversionCallsNobody,
+        Self::ForceRecallsNobody,
+        Self::ConversionClearsFlag,
+        Self::ConversionRecallsNobody,
     ];
 }
 
@@ -393,7 +393,7 @@ impl Server {
                 until_ms: deadline_ms(until),
             }
         };
-        let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+        let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
         let waiters = lists[1..].iter().copied().flat_map(List::iter);
         // The key lives no longer than necessary, so that the exploration finds a key that expires too early.
@@ -417,11 +417,11 @@ impl Server {
                 .map(|until| ReaderRecord { id: self.id(until.id), hold: hold(until) })
                 .collect(),
             waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
-            batch_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
+            batch_readers: shelf.batch_readers.iter().map(waiting(Side::Read)).collect(),
             waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
             // This time is as early as possible.
             waiters_until_ms: waiters.map(deadline_ms).max().unwrap_or(0),
-            recallable: shelf.mark.map(|called| RecallableFlag { token, recalled_ms: called.then_some(NOW_MS) }),
+            recallable: shelf.mark.map(|recalled| RecallableFlag { token, recalled_ms: recalled.then_some(NOW_MS) }),
             pending_recall: None,
             notifications: Vec::new(),
             next_to_ask: None,
@@ -442,7 +442,7 @@ impl Server {
             writer,
             readers,
             waiting_writers,
-            batch_readers: turn_readers,
+            batch_readers,
             waiting_readers,
             waiters_until_ms: _,
             recallable: mark,
@@ -469,7 +469,7 @@ impl Server {
             }),
             readers: readers.iter().map(|reader| hold(&reader.id, &reader.hold)).collect(),
             waiting_writers: waiting_writers.iter().map(place).collect(),
-            turn_readers: turn_readers.iter().map(place).collect(),
+            batch_readers: batch_readers.iter().map(place).collect(),
             waiting_readers: waiting_readers.iter().map(place).collect(),
             // A flag of an earlier phase has no effect.
             mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.recalled_ms == Some(NOW_MS)),
@@ -493,10 +493,10 @@ impl Server {
         let granted = record
             .take_notifications()
             .into_iter()
-            .map(|news| (news.id, Some(grant(news.granted))))
+            .map(|notification| (notification.id, Some(grant(notification.granted))))
             .collect::<Vec<_>>();
-        let called = record.take_next_to_ask().map(|id| (id, None));
-        let told = granted.into_iter().chain(called);
+        let next = record.take_next_to_ask().map(|id| (id, None));
+        let told = granted.into_iter().chain(next);
         let call = record.take_recall().map(|call| ServerRecall {
             token: relative(call.token.as_u64(), at_us),
             tries: call.id.as_ref().map(Self::number),
@@ -507,7 +507,7 @@ impl Server {
         let longest = shelf_longest(shelf);
         let remembered =
             longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
-        let queues = [&shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+        let queues = [&shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
         let anybody_recorded = queues.iter().any(|queue| !queue.is_empty());
         Outcome { reply, news, call, remembered, anybody_recorded }
     }
@@ -586,7 +586,7 @@ fn relative(token: u64, at_us: u64) -> i8 {
 }
 
 fn shelf_longest(shelf: &Shelf) -> Option<u8> {
-    let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+    let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
     let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
     all.map(|until| until.ticks).filter(|ticks| *ticks > 0).max()
 }

@@ -1,5 +1,5 @@
 //! Second, simpler model of the lock, which records the promises that each client got. It learns only from answers and
-//! notices, and judges them.
+//! notifications, and judges them.
 
 mod cached;
 
@@ -17,7 +17,7 @@ pub(super) enum Invariant {
     WritersInOrder,
     /// After a writer has left, all readers that waited at that time enter before the next writer. So at most one
     /// writer passes each reader.
-    ReadersTurn,
+    ReadersBatch,
     /// While a writer waits, no reader enters. Exceptions are readers that waited before this writer came, or when the
     /// previous writer left.
     WriterPassed,
@@ -68,7 +68,7 @@ pub(super) struct Watch {
     readers: List<Until, IDS>,
     queue: List<Place, IDS>,
     /// Readers that were waiting when the last writer left, with one bit for each reader.
-    turn: u8,
+    batch: u8,
     /// Readers that were waiting before a writer came, with one bit for each reader.
     earlier: u8,
     /// Recallable flag of this phase, if it is set. True if a waiter has recalled in this tick.
@@ -119,13 +119,13 @@ impl Watch {
             place.until.ticks -= 1;
         }
         self.queue.retain(|place| place.until.ticks > 0);
-        self.trim_turn();
+        self.trim_batch();
     }
 
     /// Removes the acquisitions that no longer wait from the sets of readers.
-    fn trim_turn(&mut self) {
+    fn trim_batch(&mut self) {
         let waiting = self.queue.iter().fold(0, |waiting, place| waiting | 1 << place.until.id);
-        self.turn &= waiting;
+        self.batch &= waiting;
         self.earlier &= waiting;
     }
 
@@ -139,7 +139,7 @@ impl Watch {
         for place in self.queue.as_mut_slice() {
             place.until.id = name(place.until.id);
         }
-        for set in [&mut self.turn, &mut self.earlier] {
+        for set in [&mut self.batch, &mut self.earlier] {
             let before = std::mem::take(set);
             *set = (0..8).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
         }
@@ -157,7 +157,7 @@ impl Watch {
         writer.into_iter().chain(self.readers.as_mut_slice()).find(|until| until.id == id)
     }
 
-    /// Applies an operation, and judges its answer and notices. Returns the change of the highest token.
+    /// Applies an operation, and judges its answer and notifications. Returns the change of the highest token.
     pub(super) fn judge(
         &mut self,
         request: Request,
@@ -199,7 +199,7 @@ impl Watch {
             let held = self.holds(id).is_some();
             hold(self.was_wiped || outcome.reply == Reply::Left { held }, Invariant::HoldStands)?;
             self.queue.retain(|place| place.until.id != id);
-            self.trim_turn();
+            self.trim_batch();
             self.on_hold_end(id);
         }
         let downgrades = matches!(what, What::Convert { to: Side::Read }) && matches!(outcome.reply, Reply::Granted(_));
@@ -282,7 +282,7 @@ impl Watch {
     fn judge_waiter_grant(&mut self, id: Id, grant: Grant, unsure: Unsure) -> Judged {
         hold(grant.remaining == CLAIM, Invariant::Claim)?;
         let place = self.queue.iter().find(|place| place.until.id == id).copied();
-        // Only a waiter can get a grant by a notice.
+        // Only a waiter can get a grant by a notification.
         let Some(Place { side, .. }) = place else {
             return hold(self.was_wiped, Invariant::Claim);
         };
@@ -336,15 +336,15 @@ impl Watch {
         match side {
             Side::Write => {
                 hold(first_writer.is_none_or(|first| first == id), Invariant::WritersInOrder)?;
-                hold(self.turn == 0, Invariant::ReadersTurn)?;
+                hold(self.batch == 0, Invariant::ReadersBatch)?;
                 self.queue.retain(|place| place.until.id != id);
                 self.earlier = 0;
             }
             Side::Read => {
                 self.queue.retain(|place| place.until.id != id);
-                let its_turn = converts || (self.turn | self.earlier) & (1 << id) != 0;
-                hold(first_writer.is_none() || its_turn, Invariant::WriterPassed)?;
-                self.trim_turn();
+                let is_in_batch = converts || (self.batch | self.earlier) & (1 << id) != 0;
+                hold(first_writer.is_none() || is_in_batch, Invariant::WriterPassed)?;
+                self.trim_batch();
             }
         }
         Ok(())
@@ -367,7 +367,7 @@ impl Watch {
 
     fn on_writer_end(&mut self) {
         self.writer = None;
-        self.turn |= self.waiting_readers();
+        self.batch |= self.waiting_readers();
     }
 
     fn waiting_readers(&self) -> u8 {

@@ -35,12 +35,12 @@ pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIE
             let answer = next.as_ref().map(|next| answers(state, next, &name)).unwrap_or_default();
             match body {
                 Body::Request { request, .. } => format!("late: the server is told {}{answer}", asked(request, &name)),
-                _ => format!("{} hears {}", whom(body), heard(body)),
+                _ => format!("{} hears {}", whom(body), message_text(body)),
             }
         }
         Act::Lose { at } => {
             let body = state.bag.as_slice()[usize::from(at)].body;
-            format!("lost: that {} hears {}", whom(body), heard(body))
+            format!("lost: that {} hears {}", whom(body), message_text(body))
         }
         Act::GiveUp { id } => format!("{} gives its request up", name(id)),
         Act::Die { client } => format!("{} dies", char::from(b'A' + names[usize::from(client)])),
@@ -63,7 +63,7 @@ pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIE
         }
         Act::HearTwice { at } => {
             let body = state.bag.as_slice()[usize::from(at)].body;
-            format!("{} hears {}, and is to hear it again", whom(body), heard(body))
+            format!("{} hears {}, and is to hear it again", whom(body), message_text(body))
         }
     };
     (line, next)
@@ -103,7 +103,7 @@ fn asked(request: Request, name: &impl Fn(Id) -> String) -> String {
     }
 }
 
-/// Describes the answers and notices that a step has sent.
+/// Describes the answers and notifications that a step has sent.
 fn answers(state: &State, next: &State, name: &impl Fn(Id) -> String) -> String {
     let fresh = next.bag.iter().filter(|message| !state.bag.as_slice().contains(message));
     let told = fresh.filter_map(|message| match message.body {
@@ -131,7 +131,7 @@ fn replied(reply: Reply) -> String {
     }
 }
 
-fn heard(body: Body) -> String {
+fn message_text(body: Body) -> String {
     match body {
         Body::Answer { reply, .. } => format!("the answer: {}", replied(reply)),
         Body::Notice { grant: Some(ticks), .. } => format!("that it was let in, for {ticks} more ticks"),

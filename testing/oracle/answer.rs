@@ -73,9 +73,9 @@ impl Answer {
                 self == specified || ends_in(*retry_in)
             }
             (
-                Self::Acquired(Acquired::Queued { retry_in, is_cached: is_kept }),
-                Self::Acquired(Acquired::Queued { is_cached: specified_kept, .. }),
-            ) => self == specified || is_kept == specified_kept && ends_in(*retry_in),
+                Self::Acquired(Acquired::Queued { retry_in, is_cached }),
+                Self::Acquired(Acquired::Queued { is_cached: specified_cached, .. }),
+            ) => self == specified || is_cached == specified_cached && ends_in(*retry_in),
             _ => self == specified,
         }
     }

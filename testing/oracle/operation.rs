@@ -18,12 +18,12 @@ pub(super) enum Face {
 
 impl Face {
     pub(super) fn ask(self, who: usize, wish: Wish) -> AcquireRequest {
-        let Wish { lease_ms, max_tokens, patience, keeps } = wish;
+        let Wish { lease_ms, max_tokens, waiting, caches } = wish;
         let span = Duration::from_millis;
-        let (max_tokens, if_taken) = match (self, patience) {
-            (Self::Hash, Patience::Waits { ms }) => (max_tokens, IfTaken::Queue { waiter_ttl: span(ms) }),
-            (Self::Hash, Patience::Tries { ms }) => (max_tokens, IfTaken::Try { waiter_ttl: span(ms) }),
-            (Self::Hash, Patience::None) => (max_tokens, IfTaken::Leave),
+        let (max_tokens, if_taken) = match (self, waiting) {
+            (Self::Hash, Waiting::Waits { ms }) => (max_tokens, IfTaken::Queue { waiter_ttl: span(ms) }),
+            (Self::Hash, Waiting::Tries { ms }) => (max_tokens, IfTaken::Try { waiter_ttl: span(ms) }),
+            (Self::Hash, Waiting::None) => (max_tokens, IfTaken::Leave),
             (Self::TwoKey, _) => (1, IfTaken::Leave),
         };
         AcquireRequest {
@@ -32,7 +32,7 @@ impl Face {
             lease: Duration::from_millis(lease_ms),
             max_tokens,
             if_taken,
-            caches: self == Self::Hash && keeps,
+            caches: self == Self::Hash && caches,
         }
     }
 
@@ -91,13 +91,13 @@ pub(super) fn acquisition(who: usize) -> AcquisitionId {
 pub(super) struct Wish {
     pub(super) lease_ms: u64,
     pub(super) max_tokens: u64,
-    pub(super) patience: Patience,
+    pub(super) waiting: Waiting,
     /// True if the hold may be cached.
-    pub(super) keeps: bool,
+    pub(super) caches: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Patience {
+pub(super) enum Waiting {
     None,
     Waits { ms: u64 },
     Tries { ms: u64 },
@@ -109,7 +109,7 @@ pub(super) struct Renews {
     pub(super) who: usize,
     pub(super) lease_ms: u64,
     /// Number of tokens to bring, if the hold may be cached.
-    pub(super) keeps: Option<u64>,
+    pub(super) caches: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -178,26 +178,26 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
     let who = || 0..MODES.len();
     // Some leases end within the next two operations, some last for several operations, and some never end.
     let time_ms = || prop_oneof![4 => 1..=5_u64, 1 => 6..=30_u64, 3 => Just(10_000_u64)];
-    let patience = || {
+    let waiting = || {
         prop_oneof![
-            2 => Just(Patience::None),
-            5 => time_ms().prop_map(|ms| Patience::Waits { ms }),
-            1 => time_ms().prop_map(|ms| Patience::Tries { ms }),
+            2 => Just(Waiting::None),
+            5 => time_ms().prop_map(|ms| Waiting::Waits { ms }),
+            1 => time_ms().prop_map(|ms| Waiting::Tries { ms }),
         ]
     };
     let max_tokens = || prop_oneof![Just(1_u64), 2..=64_u64, Just(1000_u64)];
     let wish = || {
-        let parts = (time_ms(), max_tokens(), patience(), any::<bool>());
-        parts.prop_map(|(lease_ms, max_tokens, patience, keeps)| Wish { lease_ms, max_tokens, patience, keeps })
+        let parts = (time_ms(), max_tokens(), waiting(), any::<bool>());
+        parts.prop_map(|(lease_ms, max_tokens, waiting, caches)| Wish { lease_ms, max_tokens, waiting, caches })
     };
     let limit_ms = || -2..=3_i64;
-    let keeps = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
-    let renews = || (who(), time_ms(), keeps()).prop_map(|(who, lease_ms, keeps)| Renews { who, lease_ms, keeps });
+    let caches = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
+    let renews = || (who(), time_ms(), caches()).prop_map(|(who, lease_ms, caches)| Renews { who, lease_ms, caches });
     let of = |mode| (0..MODES.len()).prop_filter("of that mode", move |who| MODES[*who] == mode);
     let (reader, writer) = (|| of(Mode::Read), || of(Mode::Write));
     let renews_writer = || {
         let parts = (writer(), time_ms(), max_tokens());
-        parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, keeps: Some(tokens) })
+        parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, caches: Some(tokens) })
     };
     prop_oneof![
         14 => (who(), wish()).prop_map(|(who, wish)| Operation::Acquire { who, wish }),

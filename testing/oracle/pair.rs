@@ -11,8 +11,8 @@ use tokio::runtime::Runtime;
 
 use super::answer::Answer;
 use super::listener::Listener;
-use super::operation::{Face, Operation, Patience, Renews, Wish, acquisition};
-use super::{PUBLISHED, Setting};
+use super::operation::{Face, Operation, Renews, Waiting, Wish, acquisition};
+use super::{Setting, TIMESTAMP_CLIENTS};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::lua::LuaScheme;
@@ -38,7 +38,7 @@ pub(super) struct Pair<'a> {
     seen: View,
     pub(super) seen_kinds: BTreeSet<&'static str>,
     /// Messages that the server should have published.
-    news: Vec<String>,
+    notifications: Vec<String>,
     /// Operations and answers so far.
     history: String,
     /// Connection for reading state that no answer contains, if a comparison needs such state.
@@ -55,7 +55,7 @@ pub(super) struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     pub(super) fn new(setting: &Setting<'a>, real: &'a LuaScheme, name: &str) -> Self {
-        let raw = setting.published.or(setting.steps).map(|node| node.client().expect("the server answers"));
+        let raw = setting.timestamp_clients.or(setting.steps).map(|node| node.client().expect("the server answers"));
         Self {
             real,
             face: setting.face,
@@ -65,7 +65,7 @@ impl<'a> Pair<'a> {
             last: ServerTime::default(),
             seen: View::default(),
             seen_kinds: BTreeSet::new(),
-            news: Vec::new(),
+            notifications: Vec::new(),
             history: String::new(),
             raw,
             clock: setting.steps.map(Node::clock),
@@ -111,7 +111,7 @@ impl<'a> Pair<'a> {
             Operation::Conversion { old, new, wish } => {
                 let (old, request) = (acquisition(old), self.face.ask(new, wish));
                 let real = self.real.convert(&self.key, &old, &request).await;
-                let answer = |turned| Answer::Converted(request.mode, turned);
+                let answer = |converted| Answer::Converted(request.mode, converted);
                 self.compare(Some(new), real, answer, |record, now| record.convert(now, u64::MAX, &old, &request))
             }
             Operation::ConvertUntil { old, new, wish, limit_ms } => self.convert_until(old, new, wish, limit_ms).await,
@@ -157,9 +157,9 @@ impl<'a> Pair<'a> {
     }
 
     async fn upgrade_beside(&mut self, old: usize, beside: usize, new: usize, wish: Wish) -> TestCaseResult {
-        let stays = Wish { lease_ms: 10_000, max_tokens: 1, patience: Patience::None, keeps: false };
+        let acquired = Wish { lease_ms: 10_000, max_tokens: 1, waiting: Waiting::None, caches: false };
         for who in [old, beside] {
-            Box::pin(self.apply(Operation::Acquire { who, wish: stays })).await?;
+            Box::pin(self.apply(Operation::Acquire { who, wish: acquired })).await?;
         }
         Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
     }
@@ -194,7 +194,7 @@ impl<'a> Pair<'a> {
         let (old, request) = (acquisition(old), self.face.ask(new, wish));
         let not_after_ms = self.last_ms().saturating_add_signed(limit_ms);
         let real = self.real.convert_until(&self.key, &old, &request, not_after_ms).await;
-        let answer = |turned| Answer::Converted(request.mode, turned);
+        let answer = |converted| Answer::Converted(request.mode, converted);
         self.compare(Some(new), real, answer, |record, now| record.convert(now, not_after_ms, &old, &request))
     }
 
@@ -206,7 +206,7 @@ impl<'a> Pair<'a> {
             Mode::Read => include_str!("../../tests/lua/published/read_lock.lua"),
             Mode::Write => include_str!("../../tests/lua/published/write_lock.lua"),
         };
-        let TimestampClientsMs { read_ms, write_ms } = PUBLISHED;
+        let TimestampClientsMs { read_ms, write_ms } = TIMESTAMP_CLIENTS;
         let [read, write, stamp] = [read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
         let reply = self.ask_raw(&["EVAL", script, "1", &self.keys()[0], "10000", &read, &write, &stamp]);
         let real = Answer::Theirs(mode, reply == Reply::Int(1));
@@ -287,20 +287,20 @@ impl<'a> Pair<'a> {
     }
 
     async fn renew(&mut self, holds: &[Renews]) -> TestCaseResult {
-        let keeps = |keeps: Option<u64>| keeps.filter(|_| self.face == Face::Hash);
-        let renewal = |&Renews { who, lease_ms, keeps: asked }: &Renews| RenewalRequest {
+        let caches = |caches: Option<u64>| caches.filter(|_| self.face == Face::Hash);
+        let renewal = |&Renews { who, lease_ms, caches: asked }: &Renews| RenewalRequest {
             key: Arc::clone(&self.key),
             id: acquisition(who),
             lease: Duration::from_millis(lease_ms),
-            caches: keeps(asked).is_some(),
-            tokens: keeps(asked).unwrap_or(0),
+            caches: caches(asked).is_some(),
+            tokens: caches(asked).unwrap_or(0),
         };
         let batch: Vec<_> = holds.iter().map(renewal).collect();
         let answers = self.real.renew(&self.real.route(&self.key), &batch).await;
         prop_assert_eq!(answers.len(), batch.len());
-        for (real, RenewalRequest { id, lease, caches: keeps, tokens, .. }) in answers.into_iter().zip(&batch) {
+        for (real, RenewalRequest { id, lease, caches, tokens, .. }) in answers.into_iter().zip(&batch) {
             self.compare(None, real, Answer::Renewed, |record, now| {
-                if *keeps { record.renew_cached(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+                if *caches { record.renew_cached(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
             })?;
         }
         Ok(())
@@ -311,18 +311,24 @@ impl<'a> Pair<'a> {
     }
 
     /// Asserts that the published messages are those of the specification.
-    pub(super) fn compare_news(mut self, listener: Option<Listener>) -> TestCaseResult {
+    pub(super) fn compare_notifications(mut self, listener: Option<Listener>) -> TestCaseResult {
         let Some(listener) = listener else {
             return Ok(());
         };
-        self.news.sort();
-        let heard = listener.heard();
-        prop_assert!(heard == self.news, "heard {:?}, not {:?}; after:{}", heard, self.news, self.history);
+        self.notifications.sort();
+        let received = listener.received();
+        prop_assert!(
+            received == self.notifications,
+            "received {:?}, not {:?}; after:{}",
+            received,
+            self.notifications,
+            self.history
+        );
         Ok(())
     }
 
     /// Applies the operation in memory at the server's time, and compares the answers. A request that is granted gets
-    /// no notice of its own grant.
+    /// no notification of its own grant.
     fn compare<T>(
         &mut self,
         asks: Option<usize>,
@@ -338,8 +344,8 @@ impl<'a> Pair<'a> {
         }
         let real = answer(value);
         let specified = answer(operation(&mut self.record, server));
-        let news = self.record.take_notifications();
-        for GrantNotification { granted, .. } in &news {
+        let taken = self.record.take_notifications();
+        for GrantNotification { granted, .. } in &taken {
             self.outgrows(granted.token, granted.tokens)?;
         }
         if let Answer::Acquired(Acquired::Granted(granted)) | Answer::Converted(_, Converted::Granted(granted)) = &real
@@ -350,16 +356,16 @@ impl<'a> Pair<'a> {
             self.outgrows(*first, *count)?;
         }
         let is_other = |id: &AcquisitionId| asks.is_none_or(|who| *id != acquisition(who));
-        let others = news.into_iter().filter(|news| is_other(&news.id));
-        self.news.extend(others.map(|news| message(&news, server)));
+        let others = taken.into_iter().filter(|notification| is_other(&notification.id));
+        self.notifications.extend(others.map(|notification| message(&notification, server)));
         if let Some(next) = self.record.take_next_to_ask() {
             self.seen_kinds.insert("a turn goes on");
-            self.news.extend(is_other(&next).then(|| next.as_str().to_owned()));
+            self.notifications.extend(is_other(&next).then(|| next.as_str().to_owned()));
         }
         if let Some(PendingRecall { token, id }) = self.record.take_recall() {
             self.seen_kinds.insert(if id.is_some() { "called by a try" } else { "called" });
             let by = id.map_or_else(String::new, |id| format!(" {}", id.as_str()));
-            self.news.push(format!("call {}{by}", token.as_u64()));
+            self.notifications.push(format!("call {}{by}", token.as_u64()));
         }
         self.agree(server, real, specified)
     }
@@ -400,8 +406,8 @@ impl<'a> Pair<'a> {
 }
 
 /// Returns the message in the format of `lua/README.md`.
-fn message(news: &GrantNotification, server: ServerTime) -> String {
-    let GrantNotification { id, granted } = news;
+fn message(notification: &GrantNotification, server: ServerTime) -> String {
+    let GrantNotification { id, granted } = notification;
     let deadline_ms = u128::from(server.as_micros() / 1000) + granted.remaining.as_millis();
     let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, server.as_micros());
     let waiting = u8::from(granted.is_waited_for);

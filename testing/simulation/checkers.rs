@@ -2,6 +2,7 @@
 //! assumptions, and nothing of the engine.
 
 mod answers;
+mod cached;
 mod conversions;
 mod denial;
 mod ends;
@@ -11,13 +12,12 @@ mod fairness;
 mod ghosts;
 mod handover;
 mod idempotence;
-mod kept;
 mod leftovers;
 mod load;
 mod losses;
-mod patience;
 mod queue;
 mod release;
+mod retries;
 mod runtimes;
 mod starts;
 mod tidiness;
@@ -83,8 +83,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         conversions::in_doubt,
         starts::fresh,
         starts::nested,
-        release::by_the_servers_word,
-        release::by_the_servers_word_in_doubt,
+        release::by_the_servers_answer,
+        release::by_the_servers_answer_in_doubt,
         release::by_the_local_deadline,
         idempotence::copies,
         leftovers::none,
@@ -101,9 +101,9 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         answers::looks,
         handover::at_once,
         handover::subscribed,
-        patience::heartbeat,
-        patience::unreachable,
-        patience::renewals,
+        retries::heartbeat,
+        retries::unreachable,
+        retries::renewals,
         tidiness::ttl_and_end,
         tidiness::everybody_served,
         denial::answered,
@@ -114,11 +114,11 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         load::asks,
         load::failures,
         load::losses,
-        kept::calls,
-        kept::forced,
-        kept::tokens,
-        kept::in_time,
-        kept::given_up,
+        cached::recalls,
+        cached::forced,
+        cached::tokens,
+        cached::in_time,
+        cached::given_up,
     ];
     let mut found: Vec<_> = checkers.into_iter().flat_map(|checker| checker(&facts).found).collect();
     found.sort_by_key(|violation| violation.at);

@@ -61,11 +61,11 @@ pub(super) enum Op {
         lease_ms: u64,
         not_after_ms: u64,
         /// Time for which the acquisition stays in the queue after its last request.
-        patience_ms: Option<u64>,
+        waiter_ttl_ms: Option<u64>,
         /// True if the acquisition waits for a recall reply only.
         tries: bool,
         /// True if the hold may be cached.
-        keeps: bool,
+        caches: bool,
     },
     Conversion {
         old: Id,
@@ -73,7 +73,7 @@ pub(super) enum Op {
         mode: Mode,
         lease_ms: u64,
         not_after_ms: u64,
-        keeps: bool,
+        caches: bool,
     },
     Leave {
         id: Id,
@@ -81,7 +81,7 @@ pub(super) enum Op {
     Renew {
         id: Id,
         lease_ms: u64,
-        keeps: bool,
+        caches: bool,
     },
     Inspect,
     /// Ends holds up to this token, and the writer that was seen.
@@ -143,7 +143,7 @@ pub(super) struct Shown {
 
 /// Grant to a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct News {
+pub(super) struct SentGrant {
     pub(super) id: Id,
     pub(super) token: u64,
     pub(super) tokens: u64,
@@ -153,7 +153,7 @@ pub(super) struct News {
 
 /// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Called {
+pub(super) struct Recalled {
     pub(super) token: u64,
     /// Id of the caller, if it only tries.
     pub(super) tries: Option<Id>,
@@ -161,8 +161,8 @@ pub(super) struct Called {
 
 /// Event on the recall subscription of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Heard {
-    Call(Called),
+pub(super) enum RecallEvent {
+    Recalled(Recalled),
     /// A recall was lost or takes long.
     Missed,
     /// The process has subscribed at this server.
@@ -356,16 +356,16 @@ pub(super) enum What {
         forget_ms: u64,
         before: Seen,
         after: Seen,
-        news: Vec<News>,
-        called: Option<Called>,
+        notifications: Vec<SentGrant>,
+        recalled: Option<Recalled>,
     },
-    /// A notice of a grant reached its process. The process counted from a clock sample, or had none to trust.
-    Noticed {
+    /// A notification of a grant reached its process. The process counted from a clock sample, or had none to trust.
+    Notified {
         process: Process,
         lock: Lock,
         id: Id,
-        /// Send time of the clock sample, and the remaining lease from then on by the notice, in microseconds.
-        anchor: Option<(Micros, u64)>,
+        /// Send time of the clock sample, and the remaining lease from then on by the notification, in microseconds.
+        clock_sample: Option<(Micros, u64)>,
     },
     Answered {
         request: Request,
@@ -380,14 +380,14 @@ pub(super) enum What {
         request: Request,
     },
     /// Each request touches so few records of other holders that a crowd takes several.
-    Crowded,
+    SmallBatches,
     /// Every grant that counts is on a replica, so no hold is lost with a primary.
     Replicated,
     /// An event on the subscription of a process to recalls of a lock.
-    Hears {
+    RecallEvent {
         process: Process,
         lock: Lock,
-        heard: Heard,
+        input: RecallEvent,
     },
     // Faults.
     /// The message takes long, there or back.
@@ -402,13 +402,13 @@ pub(super) enum What {
         request: Request,
         copy: u32,
     },
-    NoticeLost {
+    NotificationLost {
         process: Process,
         lock: Lock,
         /// True if the process has not subscribed.
-        unheard: bool,
+        unsubscribed: bool,
     },
-    NoticeLate {
+    NotificationLate {
         process: Process,
         lock: Lock,
         by_ms: u64,

@@ -19,7 +19,7 @@ const MENDED: [(&str, Profile, u64); 23] = [
     ("E2 a runtime that ends", Profile::of_scene(Scene::RuntimeEnds), 0),
     ("E2 a waiter behind one that nobody polls", RUNTIMES, 2),
     ("E3 an offer to nobody", Profile::of_scene(Scene::OfferToNobody), 0),
-    ("E4 silence told as a denial", Profile::of_scene(Scene::SilenceForTwo), 0),
+    ("E4 silence told as a denial", Profile::of_scene(Scene::OutageForTwo), 0),
     ("E4 a free lock denied", Profile::of_scene(Scene::TwoReadersAsk), 0),
     ("E5 close of a healthy server", DYING, 50),
     ("E6 a refused upgrade", LOSSY, 241),
@@ -36,11 +36,11 @@ const MENDED: [(&str, Profile, u64); 23] = [
     ("E6 not renewed while it is in doubt", SPLIT, 825),
     ("a hold that the server does not know, by the answer to a reader", SPLIT, 3174),
     ("P12 tokens ahead of the clock", HOT, 0),
-    ("an upgrade that waits for those who keep their holds", Profile { keeps: true, ..LOSSY }, 1117),
+    ("an upgrade that waits for those who keep their holds", Profile { caches: true, ..LOSSY }, 1117),
 ];
 
 #[test]
-fn what_was_mended_stays_mended() {
+fn mended_faults_stay_mended() {
     for (entry, profile, seed) in MENDED {
         let broken = broken(profile, seed);
         assert!(broken.is_empty(), "{entry} ({}, seed {seed}) breaks {broken:?}", profile.name);

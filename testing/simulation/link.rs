@@ -27,14 +27,14 @@ use crate::store::{
 };
 
 /// Greatest age of a clock sample, as in the transport.
-const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
+const MAX_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
 pub(super) struct Link {
     pub(super) world: Arc<World>,
     pub(super) address: Address,
     pub(super) response_timeout: Duration,
     pub(super) max_clock_skew: Duration,
-    anchor: Arc<Mutex<Option<ClockSample>>>,
+    clock_sample: Arc<Mutex<Option<ClockSample>>>,
     /// Requests in flight, as on a connection. A request over the limit waits here, and not at the server. Background
     /// requests are not limited.
     room: Semaphore,
@@ -64,15 +64,15 @@ impl Link {
         response_timeout: Duration,
         max_clock_skew: Duration,
     ) -> Self {
-        let anchor = Arc::default();
-        world.listens(&address, &anchor);
+        let clock_sample = Arc::default();
+        world.listens(&address, &clock_sample);
         let (room, room_ahead) = (Semaphore::new(world.profile.room), Semaphore::new(world.profile.room));
         Self {
             world: Arc::clone(world),
             address,
             response_timeout,
             max_clock_skew,
-            anchor,
+            clock_sample,
             room,
             room_ahead,
             asked: Arc::default(),
@@ -109,7 +109,7 @@ impl Link {
             // A process that was paused sees the reply before the timer, so the clock decides.
             Some(Delivery::Answered(answer, server)) if believes_all || now.since(sent) <= self.response_timeout => {
                 world.record(What::Answered { request, reply: answer.reply() });
-                *self.anchor.lock() = Some(ClockSample { sent, server });
+                *self.clock_sample.lock() = Some(ClockSample { sent, server });
                 let Some(answer) = self.misheard(answer) else {
                     let arrives_until = sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew));
                     return Err(Failure::Unknown { arrives_until, source: None });
@@ -134,7 +134,7 @@ impl Link {
             }
             Some(Delivery::Answered(..)) | None => {
                 world.record(What::Unanswered { request });
-                *self.anchor.lock() = None;
+                *self.clock_sample.lock() = None;
                 if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
@@ -180,11 +180,11 @@ impl Link {
             (Some(Mutant::LateIsDenial), Answer::Acquired(Acquired::Late)) => {
                 Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) })
             }
-            (Some(Mutant::DeafToCalls), Answer::Renewed(Renewed::Renewed { remaining, tokens, .. })) => {
+            (Some(Mutant::IgnoresRecalls), Answer::Renewed(Renewed::Renewed { remaining, tokens, .. })) => {
                 Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
             }
-            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_cached: is_kept, .. })) => {
-                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_cached: is_kept })
+            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_cached, .. })) => {
+                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_cached })
             }
             (_, answer) => answer,
         })
@@ -243,9 +243,9 @@ impl Link {
         loop {
             self.address.gate.pass().await;
             let now = self.world.clock.now();
-            let anchor = *self.anchor.lock();
-            if let Some(anchor) = anchor.filter(|anchor| anchor.age_at(now) <= MAX_ANCHOR_AGE) {
-                return Ok(anchor.server_time_at(now).after(self.response_timeout).as_millis_up());
+            let clock_sample = *self.clock_sample.lock();
+            if let Some(clock_sample) = clock_sample.filter(|clock_sample| clock_sample.age_at(now) <= MAX_SAMPLE_AGE) {
+                return Ok(clock_sample.server_time_at(now).after(self.response_timeout).as_millis_up());
             }
             if self.carry(key, Parcel::Time).await.is_err() {
                 // No request of the acquisition was sent.
@@ -283,13 +283,13 @@ impl Link {
             Some(Mutant::RenewsInTurn) => self.room().await,
             _ => None,
         };
-        let keeps = renewal.caches.then_some(renewal.tokens);
+        let caches = renewal.caches.then_some(renewal.tokens);
         if self.believes_renewed(renewal) {
             let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
             let value = Renewed::of(*lease);
             return Ok(Answered { sent, server: ServerTime::default(), node, value });
         }
-        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, keeps }, fates).await?;
+        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, caches }, fates).await?;
         Ok(map(answer, |answer| match answer {
             Answer::Renewed(Renewed::Renewed { remaining, is_waited_for, tokens: Some((first, count)) })
                 if self.world.mutant == Some(Mutant::TokensOfNobody) =>
@@ -303,27 +303,27 @@ impl Link {
 
     /// Returns true if a wrong process assumes that a cached hold is renewed.
     fn believes_renewed(&self, renewal: &RenewalRequest) -> bool {
-        let is_idle = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
-        self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.caches && is_idle()
+        let is_unused = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
+        self.world.mutant == Some(Mutant::CachedUnrenewed) && renewal.caches && is_unused()
     }
 
-    fn listening(&self, key: &Key, (notices, end): (mpsc::Receiver<Notification>, Unsubscribe)) -> Subscription {
-        let notices = match self.world.mutant {
-            Some(Mutant::DeafToNotices) => attempt::notifications().1,
-            Some(Mutant::StaleNotice) => self.with_stale(lock_of(key), notices),
-            _ => notices,
+    fn listening(&self, key: &Key, (notifications, end): (mpsc::Receiver<Notification>, Unsubscribe)) -> Subscription {
+        let notifications = match self.world.mutant {
+            Some(Mutant::IgnoresNotifications) => attempt::notifications().1,
+            Some(Mutant::StaleNotification) => self.with_stale(lock_of(key), notifications),
+            _ => notifications,
         };
-        Subscription { notices, _end: Box::new(end) }
+        Subscription { notices: notifications, _end: Box::new(end) }
     }
 
-    /// Repeats each notice after its time, as a notice for a later acquisition.
-    fn with_stale(&self, lock: Lock, mut notices: mpsc::Receiver<Notification>) -> mpsc::Receiver<Notification> {
+    /// Repeats each notification after its time, as a notification for a later acquisition.
+    fn with_stale(&self, lock: Lock, mut notifications: mpsc::Receiver<Notification>) -> mpsc::Receiver<Notification> {
         let (to, passed_on) = attempt::notifications();
         let asked = Arc::clone(&self.asked);
         drop(tokio::spawn(async move {
-            while let Some(notice) = notices.recv().await {
-                to.try_send(notice.clone()).ok();
-                let Notification::Granted { at, mut answer, .. } = notice else { continue };
+            while let Some(notification) = notifications.recv().await {
+                to.try_send(notification.clone()).ok();
+                let Notification::Granted { at, mut answer, .. } = notification else { continue };
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 if let Some(id) = asked.lock().get(&lock) {
                     // These values look like a grant of this moment.
@@ -341,7 +341,7 @@ impl Link {
         drop(tokio::spawn(async move {
             for _ in 0..20 {
                 tokio::time::sleep(renewal.lease / 3).await;
-                let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, keeps: None };
+                let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, caches: None };
                 let fates = world.fates(&parcel);
                 drop(world.post(process, &renewal.key, &parcel, fates));
             }
@@ -445,7 +445,7 @@ impl Scheme for Link {
         let Some(first) = batch.first() else {
             return Box::pin(std::future::ready(Vec::new()));
         };
-        let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease, keeps: None });
+        let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease, caches: None });
         Box::pin(join_all(batch.iter().map(move |renewal| self.renew_one(renewal, fates))))
     }
 
@@ -484,8 +484,8 @@ impl Scheme for Link {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.world.listen_for_calls(self.address.process, key, calls);
+    fn listen(&self, key: &Key, recalls: &Arc<Recalls>) -> bool {
+        self.world.listen_for_recalls(self.address.process, key, recalls);
         true
     }
 

@@ -66,10 +66,10 @@ pub(super) enum Mutant {
     CancelledStays,
     /// A waiter is granted a full lease before it claims the hold.
     FullLeaseUnclaimed,
-    /// A notice names another waiter.
-    NoticeToAnother,
-    /// An old notice counts as the notice of a new grant.
-    StaleNotice,
+    /// A notification names another waiter.
+    NotificationToAnother,
+    /// An old notification counts as the notification of a new grant.
+    StaleNotification,
     /// A downgrade lets the next writer in.
     DowngradeLetsWriterIn,
     /// An upgrade is granted while there are other readers.
@@ -94,9 +94,9 @@ pub(super) enum Mutant {
     RepeatExtendsNothing,
     /// A renewal is answered as done, and leaves the deadline where it is.
     RenewalExtendsNothing,
-    /// Notices arrive, and no waiter learns of them.
-    DeafToNotices,
-    /// No process receives notices.
+    /// Notifications arrive, and no waiter learns of them.
+    IgnoresNotifications,
+    /// No process receives notifications.
     NeverSubscribes,
     /// An inspection shows no waiters.
     LooksAtHalf,
@@ -147,13 +147,13 @@ pub(super) enum Mutant {
     /// The server forgets the tokens that a renewal has brought.
     ForgetsTokens,
     /// A recall takes effect only after a while.
-    JoinsAfterCall,
+    JoinsAfterRecall,
     /// Neither recalls nor renewals report waiters to a process.
-    DeafToCalls,
+    IgnoresRecalls,
     /// A subscription counts before it is confirmed, and after it breaks.
-    KeepsUnconfirmed,
+    CachesUnconfirmed,
     /// A broken subscription counts as confirmed again at once.
-    StandsAgainAtOnce,
+    LiveAgainAtOnce,
     /// A broken subscription is not reported.
     IgnoresBreak,
     /// A silent connection counts as live for ever.
@@ -163,21 +163,21 @@ pub(super) enum Mutant {
     /// A recall ends the hold though a guard is inside.
     LeavesUnderGuard,
     /// A cached hold counts as renewed without a request.
-    IdleUnrenewed,
+    CachedUnrenewed,
     /// The server does not set the recallable flag.
-    NoMark,
+    NoRecallableFlag,
     /// Only one recall is sent for each phase.
-    CallsOnce,
+    RecallsOnce,
     /// Every waiter recalls every time.
-    CallPerWaiter,
+    RecallPerWaiter,
     /// A renewal never reports waiters.
     RenewalMute,
     /// A force sends no recall.
-    ForceUncalled,
+    ForceWithoutRecall,
     /// A force does not end a writer that has got new tokens since the inspection.
     ForceMissesTokens,
     /// A try stays in the queue.
-    TryStays,
+    TryStaysQueued,
 }
 
 /// Mutants of the level where a replica has to acknowledge grants.
@@ -213,8 +213,8 @@ pub(super) const ALL: [Mutant; 61] = [
     Mutant::NewestFirst,
     Mutant::CancelledStays,
     Mutant::FullLeaseUnclaimed,
-    Mutant::NoticeToAnother,
-    Mutant::StaleNotice,
+    Mutant::NotificationToAnother,
+    Mutant::StaleNotification,
     Mutant::DowngradeLetsWriterIn,
     Mutant::UpgradeBesideReaders,
     Mutant::LeavesOnce,
@@ -227,7 +227,7 @@ pub(super) const ALL: [Mutant; 61] = [
     Mutant::ForceNotTold,
     Mutant::RepeatExtendsNothing,
     Mutant::RenewalExtendsNothing,
-    Mutant::DeafToNotices,
+    Mutant::IgnoresNotifications,
     Mutant::NeverSubscribes,
     Mutant::LooksAtHalf,
     Mutant::NoPause,
@@ -256,7 +256,7 @@ pub(super) struct Wrong {
     tokens: HashMap<String, (u64, HashMap<u64, u64>)>,
     asked: HashMap<AcquisitionId, AcquireRequest>,
     /// Last token for which a recall was sent.
-    called: HashSet<u64>,
+    recalled: HashSet<u64>,
 }
 
 impl Wrong {
@@ -265,7 +265,7 @@ impl Wrong {
         self.tokens.clear();
     }
 
-    /// Answers a request as the wrong server does, and returns its notices of grants.
+    /// Answers a request as the wrong server does, and returns its notifications of grants.
     pub(super) fn operate(
         &mut self,
         mutant: Mutant,
@@ -278,61 +278,61 @@ impl Wrong {
             self.asked.insert(request.id.clone(), request.clone());
         }
         let answer = self.answer(mutant, record, now, parcel);
-        let mut news = record.take_notifications();
+        let mut notifications = record.take_notifications();
         match mutant {
             Mutant::PlainTokens | Mutant::TokenForEachReader | Mutant::TokensAhead => {
                 let answer = self.with_wrong_token(mutant, key, answer);
-                for news in &mut news {
-                    news.granted = self.wrong_token(mutant, key, news.granted);
+                for notification in &mut notifications {
+                    notification.granted = self.wrong_token(mutant, key, notification.granted);
                 }
-                return (answer, news);
+                return (answer, notifications);
             }
             Mutant::NoWriterWaits => {
-                for news in &mut news {
-                    news.granted.is_waited_for = false;
+                for notification in &mut notifications {
+                    notification.granted.is_waited_for = false;
                 }
-                return (without_writers(answer), news);
+                return (without_writers(answer), notifications);
             }
             Mutant::LooksAtHalf => {
                 if let Answer::View(view) = answer {
-                    return (Answer::View(crate::store::View { waiters: Vec::new(), ..view }), news);
+                    return (Answer::View(crate::store::View { waiters: Vec::new(), ..view }), notifications);
                 }
             }
             Mutant::FullLeaseUnclaimed => {
-                for news in &mut news {
-                    let lease = self.asked[&news.id].lease;
-                    record.set_lease(now, &news.id, lease);
-                    news.granted.remaining = lease;
+                for notification in &mut notifications {
+                    let lease = self.asked[&notification.id].lease;
+                    record.set_lease(now, &notification.id, lease);
+                    notification.granted.remaining = lease;
                 }
             }
-            Mutant::NoticeToAnother => {
+            Mutant::NotificationToAnother => {
                 let waiting = record.live_waiters(now.as_micros() / 1000);
-                if let (Some(news), Some((id, _, _))) = (news.first_mut(), waiting.first()) {
-                    news.id = parse(id);
+                if let (Some(notification), Some((id, _, _))) = (notifications.first_mut(), waiting.first()) {
+                    notification.id = parse(id);
                 }
             }
             _ => {}
         }
-        (answer, news)
+        (answer, notifications)
     }
 
     /// Returns the recall of the wrong server.
-    pub(super) fn calls(
+    pub(super) fn recall(
         &mut self,
         mutant: Mutant,
         parcel: &Parcel,
         (answer, token): (&Answer, u64),
-        call: Option<PendingRecall>,
+        recall: Option<PendingRecall>,
     ) -> Option<PendingRecall> {
-        let is_first = call.is_none() || self.called.insert(token);
+        let is_first = recall.is_none() || self.recalled.insert(token);
         let waits = matches!(answer, Answer::Acquired(Acquired::Queued { .. }));
         match mutant {
-            Mutant::ForceUncalled if matches!(parcel, Parcel::Force { .. }) => None,
-            Mutant::CallsOnce if !is_first => None,
-            Mutant::CallPerWaiter if call.is_none() && waits && self.called.contains(&token) => {
+            Mutant::ForceWithoutRecall if matches!(parcel, Parcel::Force { .. }) => None,
+            Mutant::RecallsOnce if !is_first => None,
+            Mutant::RecallPerWaiter if recall.is_none() && waits && self.recalled.contains(&token) => {
                 Some(PendingRecall { token: FencingToken::from_wire(token)?, id: None })
             }
-            _ => call,
+            _ => recall,
         }
     }
 
@@ -432,11 +432,13 @@ impl Wrong {
                 Answer::Forced(record.force(now, FencingToken::from_wire(1 << 53)))
             }
             (Mutant::ForceMissesTokens, Parcel::Force { seen }) => Answer::Forced(record.force(now, seen.token)),
-            (Mutant::NoMark, Parcel::Acquire { request, not_after_ms }) => {
+            (Mutant::NoRecallableFlag, Parcel::Acquire { request, not_after_ms }) => {
                 let request = AcquireRequest { caches: false, ..request.clone() };
                 Answer::Acquired(record.acquire(now, *not_after_ms, &request))
             }
-            (Mutant::NoMark, Parcel::Renew { id, lease, .. }) => Answer::Renewed(record.renew(now, id, *lease)),
+            (Mutant::NoRecallableFlag, Parcel::Renew { id, lease, .. }) => {
+                Answer::Renewed(record.renew(now, id, *lease))
+            }
             (Mutant::RenewalMute, Parcel::Renew { .. }) => match operate(record, now, parcel) {
                 Answer::Renewed(Renewed::Renewed { remaining, tokens, .. }) => {
                     Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
@@ -450,7 +452,7 @@ impl Wrong {
                 record.renew(now, id, *lease);
                 answer
             }
-            (Mutant::TryStays, Parcel::Leave { id })
+            (Mutant::TryStaysQueued, Parcel::Leave { id })
                 if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str())
                     && self.asked.get(id).is_some_and(|asked| matches!(asked.if_taken, IfTaken::Try { .. })) =>
             {
@@ -468,10 +470,10 @@ impl Wrong {
                 Answer::Converted(record.convert(now, u64::MAX, old, request))
             }
             (Mutant::GrantNotRecorded, Parcel::Acquire { request, .. }) => {
-                let kept = record.clone();
+                let before_it = record.clone();
                 let answer = operate(record, now, parcel);
                 if request.mode == Mode::Read && matches!(answer, Answer::Acquired(Acquired::Granted { .. })) {
-                    *record = kept;
+                    *record = before_it;
                 }
                 answer
             }

@@ -21,8 +21,8 @@ pub(super) struct Profile {
     pub(super) slow: u32,
     /// Requests that are carried out twice, the second time later.
     pub(super) copied: u32,
-    pub(super) notice_lost: u32,
-    pub(super) notice_late: u32,
+    pub(super) notification_lost: u32,
+    pub(super) notification_late: u32,
     pub(super) pauses: u32,
     pub(super) crashes: u32,
     pub(super) closes: u32,
@@ -56,7 +56,7 @@ pub(super) struct Profile {
     /// True if messages take no time.
     pub(super) hot: bool,
     /// True if holds may be cached.
-    pub(super) keeps: bool,
+    pub(super) caches: bool,
 }
 
 const CALM: Profile = Profile {
@@ -65,8 +65,8 @@ const CALM: Profile = Profile {
     lost_reply: 0,
     slow: 0,
     copied: 0,
-    notice_lost: 0,
-    notice_late: 0,
+    notification_lost: 0,
+    notification_late: 0,
     pauses: 0,
     crashes: 0,
     closes: 0,
@@ -86,7 +86,7 @@ const CALM: Profile = Profile {
     records: None,
     story: Story::Chance,
     hot: false,
-    keeps: false,
+    caches: false,
 };
 
 pub(super) const LOSSY: Profile = Profile {
@@ -95,15 +95,15 @@ pub(super) const LOSSY: Profile = Profile {
     lost_reply: 40,
     slow: 60,
     copied: 60,
-    notice_lost: 300,
-    notice_late: 200,
+    notification_lost: 300,
+    notification_late: 200,
     ..CALM
 };
 
 pub(super) const DYING: Profile =
-    Profile { name: "dying processes", slow: 20, notice_lost: 100, pauses: 4, crashes: 3, closes: 2, ..CALM };
+    Profile { name: "dying processes", slow: 20, notification_lost: 100, pauses: 4, crashes: 3, closes: 2, ..CALM };
 
-const SERVER: Profile = Profile { name: "bad server", slow: 20, outages: 3, steps: 6, notice_lost: 100, ..CALM };
+const SERVER: Profile = Profile { name: "bad server", slow: 20, outages: 3, steps: 6, notification_lost: 100, ..CALM };
 
 pub(super) const LOSING: Profile =
     Profile { name: "lost data", lost_reply: 20, slow: 20, empties: 2, stale: 2, steps: 2, ..CALM };
@@ -134,7 +134,7 @@ pub(super) const REPLICATED: Profile = Profile {
     slow: 20,
     lost_reply: 20,
     copied: 30,
-    notice_lost: 50,
+    notification_lost: 50,
     pauses: 2,
     crashes: 1,
     outages: 1,
@@ -145,17 +145,17 @@ pub(super) const REPLICATED: Profile = Profile {
 };
 
 /// The server works at its limit. Requests wait for each other, some for longer than any process waits for an answer.
-const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notice_lost: 50, pauses: 1, ..CALM };
+const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notification_lost: 50, pauses: 1, ..CALM };
 
 /// Small batches: two waiters are a crowd.
-const CROWDED: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
+const SMALL_BATCHES: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
 
 /// Several runtimes use one manager. Some are not driven for a while or for good, some end.
 pub(super) const RUNTIMES: Profile =
-    Profile { name: "several runtimes", runtimes: 3, runtime_stops: 6, runtime_ends: 3, notice_lost: 50, ..CALM };
+    Profile { name: "several runtimes", runtimes: 3, runtime_stops: 6, runtime_ends: 3, notification_lost: 50, ..CALM };
 
 /// Profiles within the assumptions of the contract.
-pub(super) const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, ALL, SPLIT, BUSY, CROWDED];
+pub(super) const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, ALL, SPLIT, BUSY, SMALL_BATCHES];
 
 /// Tokens are taken as fast as possible, and then the data is lost.
 pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile::of_scene(Scene::HotLock) };
@@ -165,7 +165,7 @@ pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile
 pub(super) const BURST: Profile = Profile { name: "burst", service_ms: 30, room: 4, ..Profile::of_scene(Scene::Burst) };
 
 /// Operators are always at work, and messages are slow.
-pub(super) const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 250, keeps: true, ..CALM };
+pub(super) const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 250, caches: true, ..CALM };
 
 /// Server clocks differ far beyond the margin: exclusion is expected to break.
 pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
@@ -180,9 +180,9 @@ impl Profile {
     pub(super) fn chosen(seed: u64) -> Self {
         let name = std::env::var("PROFILE").unwrap_or_default();
         match name.as_str() {
-            "kept" => return Self::kept(seed),
+            "caching" => return Self::caching(seed),
             "forced" => return FORCED,
-            "kept alone" => return Self::of_kept(Scene::UsedAlone),
+            "caching alone" => return Self::caching_in(Scene::UsedAlone),
             _ => {}
         }
         let all = PROFILES.into_iter().chain([RUNTIMES, BURST, REPLICATED]);
@@ -190,13 +190,13 @@ impl Profile {
     }
 
     /// Returns the profile of a scene with cached holds.
-    pub(super) const fn of_kept(scene: Scene) -> Self {
-        Self { keeps: true, ..Self::of_scene(scene) }
+    pub(super) const fn caching_in(scene: Scene) -> Self {
+        Self { caches: true, ..Self::of_scene(scene) }
     }
 
     /// Returns the profile of the seed, with cached holds.
-    pub(super) fn kept(seed: u64) -> Self {
-        Self { keeps: true, ..Self::of_seed(seed) }
+    pub(super) fn caching(seed: u64) -> Self {
+        Self { caches: true, ..Self::of_seed(seed) }
     }
 
     pub(super) fn of_seed(seed: u64) -> Self {

@@ -1,6 +1,6 @@
 //! Short scenes, which random runs would show rarely or never. Each scene shows one fault that is known to be possible.
 
-mod kept;
+mod cached;
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -24,7 +24,7 @@ pub(super) enum Scene {
     /// A share is offered to a future that is not polled.
     OfferToNobody,
     /// Two attempts with a limit wait for a silent server.
-    SilenceForTwo,
+    OutageForTwo,
     /// Two readers ask for a free lock at once, one of them with a very short limit.
     TwoReadersAsk,
     /// A guard goes on while its renewals fail, and cannot be upgraded.
@@ -70,7 +70,7 @@ impl Player {
     fn enters(world: &Arc<World>, leaked: &Leaked, process: Process) -> Self {
         let address = Address::new(process);
         let options = Options { unreachable_after: Duration::from_secs(2), ..Options::default() };
-        let options = if world.profile.keeps {
+        let options = if world.profile.caches {
             Options { cache_for: Duration::from_secs(10), response_timeout: Duration::from_millis(200), ..options }
         } else {
             options
@@ -103,7 +103,7 @@ impl Player {
     }
 
     /// Samples a guard now and then until it is lost or the time is over.
-    async fn keeps(&self, (number, guard): &(Guard, AnyGuard), lock: Lock, for_ms: u64) {
+    async fn hold_for(&self, (number, guard): &(Guard, AnyGuard), lock: Lock, for_ms: u64) {
         let world = &self.actor.world;
         for _ in 0..for_ms / 100 {
             self.actor.sample(*number, guard, lock);
@@ -117,7 +117,7 @@ impl Player {
 
     async fn keeps_and_releases(&self, held: Option<(Guard, AnyGuard)>, lock: Lock, for_ms: u64) {
         if let Some(held) = held {
-            self.keeps(&held, lock, for_ms).await;
+            self.hold_for(&held, lock, for_ms).await;
             self.releases(held).await;
         }
     }
@@ -161,7 +161,7 @@ pub(super) async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
     match scene {
         Scene::RuntimeNotDriven | Scene::RuntimeEnds => other_runtime(world, leaked, scene).await,
         Scene::OfferToNobody => offer_to_nobody(world, leaked).await,
-        Scene::SilenceForTwo => silence_for_two(world, leaked).await,
+        Scene::OutageForTwo => outage_for_two(world, leaked).await,
         Scene::TwoReadersAsk => two_readers_ask(world, leaked).await,
         Scene::UpgradeInAnOutage => upgrade_in_an_outage(world, leaked).await,
         Scene::UpgradeUnheard => upgrade_in_doubt(world, leaked, Down::Unheard).await,
@@ -170,7 +170,7 @@ pub(super) async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
         Scene::ReleaseOfALostHold => release_of_a_lost_hold(world, leaked).await,
         Scene::Burst => burst(world, leaked).await,
         Scene::HotLock => hot_lock(world, leaked).await,
-        Scene::UsedAlone => kept::used_alone(world, leaked).await,
+        Scene::UsedAlone => cached::used_alone(world, leaked).await,
     }
 }
 
@@ -233,7 +233,7 @@ async fn offer_to_nobody(world: &Arc<World>, leaked: &Leaked) {
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
-async fn silence_for_two(world: &Arc<World>, leaked: &Leaked) {
+async fn outage_for_two(world: &Arc<World>, leaked: &Leaked) {
     let player = Player::enters(world, leaked, 0);
     world.goes_down(Down::Silent);
     let limited = Wish { wait_ms: Some(200), ..wish(b'a', Mode::Write) };
@@ -256,8 +256,8 @@ async fn upgrade_in_an_outage(world: &Arc<World>, leaked: &Leaked) {
     world.goes_down(Down::Refusing);
     // Renewals have failed by then.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let turns = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
-    let attempt = player.actor.asks(turns);
+    let conversion = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
+    let attempt = player.actor.asks(conversion);
     let converted = ActingFor::new(world, attempt, guard.turn()).await;
     let (guard, end) = converted.expect_err("nobody answers");
     world.record(What::Failed { attempt, end });
@@ -271,8 +271,8 @@ async fn upgrade_in_doubt(world: &Arc<World>, leaked: &Leaked, down: Down) {
     let long = Wish { lease_ms: 10_000, ..wish(b'a', Mode::Read) };
     let (number, guard) = player.takes(long).await.expect("the lock is free");
     world.goes_down(down);
-    let turns = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
-    let attempt = player.actor.asks(turns);
+    let conversion = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
+    let attempt = player.actor.asks(conversion);
     let converted = ActingFor::new(world, attempt, guard.turn()).await;
     let (guard, end) = converted.expect_err("nobody answers");
     world.record(What::Failed { attempt, end });

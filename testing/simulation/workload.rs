@@ -82,7 +82,7 @@ fn durability(world: &World) -> Durability {
 
 /// Returns the `cache_for` of a process. Some processes cache no holds.
 fn cache_for(world: &World) -> Duration {
-    if !world.profile.keeps {
+    if !world.profile.caches {
         return Duration::ZERO;
     }
     Duration::from_millis(world.draw(|rng| [0, 300, 3_000, 10_000][rng.usize(0..4)]))
@@ -222,7 +222,7 @@ impl Actor {
             return Ok(());
         };
         self.hold(number, &guard, lock).await;
-        let Some((number, guard)) = self.turn(number, guard, wish).await else {
+        let Some((number, guard)) = self.convert(number, guard, wish).await else {
             return Ok(());
         };
         let nests = wish.reentrant && self.rng.u32(0..10) == 0;
@@ -368,12 +368,12 @@ impl Actor {
     }
 
     /// Converts the guard to the other side, or leaves it. `None` if both holds are given up.
-    async fn turn(&mut self, number: GuardNo, guard: Hand, wish: Wish) -> Option<(GuardNo, Hand)> {
+    async fn convert(&mut self, number: GuardNo, guard: Hand, wish: Wish) -> Option<(GuardNo, Hand)> {
         if self.rng.u32(0..4) != 0 {
             return Some((number, guard));
         }
         match self.converted(number, guard, wish).await {
-            Ok(turned) => turned,
+            Ok(converted_hand) => converted_hand,
             Err(in_doubt) => {
                 self.hold(number, &in_doubt, wish.lock).await;
                 if number.is_multiple_of(2) {

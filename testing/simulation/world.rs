@@ -1,9 +1,9 @@
 //! World of a run, with one server, its network, its clock, and all faults. One seed determines all of it.
 
-mod calls;
 mod network;
-mod notices;
+mod notifications;
 mod parcel;
+mod recalls;
 mod replica;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,14 +13,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use calls::Keeper;
-pub(super) use notices::Unsubscribe;
-use notices::{Ear, Message, Subscriber};
+pub(super) use notifications::Unsubscribe;
+use notifications::{Message, ProcessLink, Subscriber};
 pub(super) use parcel::{Answer, Delivery, Fates, Parcel, operate};
+use recalls::ListeningProcess;
 
 use super::gate::Gate;
 use super::history::{
-    Attempt, Called, Event, Guard, Held, History, Id, Lock, Micros, News, Process, Request, Seen, What,
+    Attempt, Event, Guard, Held, History, Id, Lock, Micros, Process, Recalled, Request, Seen, SentGrant, What,
 };
 use super::mutants::{Mutant, Wrong};
 use super::profile::Profile;
@@ -54,9 +54,9 @@ struct State {
     subscribers: BTreeMap<u32, Subscriber>,
     /// Channels that the server has certainly subscribed.
     confirmed: BTreeSet<(Process, Lock)>,
-    ears: BTreeMap<Process, Ear>,
+    links: BTreeMap<Process, ProcessLink>,
     /// Subscribers to recalls.
-    keepers: BTreeMap<u32, Keeper>,
+    recall_listeners: BTreeMap<u32, ListeningProcess>,
     server: Server,
     live: Vec<Live>,
     /// Highest token that the fenced resource of each lock has seen.
@@ -162,8 +162,8 @@ impl World {
                 numbers: [0; 4],
                 subscribers: BTreeMap::new(),
                 confirmed: BTreeSet::new(),
-                ears: BTreeMap::new(),
-                keepers: BTreeMap::new(),
+                links: BTreeMap::new(),
+                recall_listeners: BTreeMap::new(),
                 server,
                 live: Vec::new(),
                 fences: BTreeMap::new(),
@@ -241,7 +241,7 @@ impl World {
         let now = self.time_of(&state.server);
         let now_ms = now.as_micros() / 1000;
         let wrong = &mut state.wrong;
-        let (before, answer, told, call, after, forget_ms) = store.operate(key, now, |record| {
+        let (before, answer, told, recall, after, forget_ms) = store.operate(key, now, |record| {
             if let Some(records) = self.profile.records {
                 record.set_limits(RecordLimits { records });
             }
@@ -250,13 +250,13 @@ impl World {
                 Some(mutant) => wrong.operate(mutant, key, record, now, parcel),
                 None => (operate(record, now, parcel), record.take_notifications()),
             };
-            let mut call = record.take_recall();
+            let mut recall = record.take_recall();
             if let Some(mutant) = self.mutant {
-                call = wrong.calls(mutant, parcel, (&answer, record.recallable_flag().0), call);
+                recall = wrong.recall(mutant, parcel, (&answer, record.recallable_flag().0), recall);
             }
-            (before, answer, told, call, seen(record, now_ms), record.forget_ms())
+            (before, answer, told, recall, seen(record, now_ms), record.forget_ms())
         });
-        let news = told.iter().map(|news| news_of(news, now_ms)).collect();
+        let notifications = told.iter().map(|notification| sent_grant(notification, now_ms)).collect();
         let lock = lock_of(key);
         let (op, reply, server_us) = (parcel.op(), answer.reply(), now.as_micros());
         let what = What::Applied {
@@ -271,8 +271,8 @@ impl World {
             forget_ms,
             before,
             after,
-            news,
-            called: call.as_ref().map(called_of),
+            notifications,
+            recalled: recall.as_ref().map(recalled_of),
         };
         let at = self.now();
         state.history.events.push(Event { at, what });
@@ -280,8 +280,8 @@ impl World {
         for memory::GrantNotification { id, granted } in told {
             self.publish(Message { key: Arc::clone(key), id, granted, at: now, server: number });
         }
-        if let Some(call) = call {
-            self.publish_call(lock, call, number);
+        if let Some(recall) = recall {
+            self.publish_recall(lock, recall, number);
         }
         (answer, now)
     }
@@ -348,14 +348,14 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
     Seen { held, queue, anybody_recorded: record.has_waiters(), token, forced }
 }
 
-fn called_of(call: &PendingRecall) -> Called {
-    Called { token: call.token.as_u64(), tries: call.id.as_ref().map(|id| Id::of(id.as_str())) }
+fn recalled_of(recall: &PendingRecall) -> Recalled {
+    Recalled { token: recall.token.as_u64(), tries: recall.id.as_ref().map(|id| Id::of(id.as_str())) }
 }
 
-fn news_of(news: &memory::GrantNotification, now_ms: u64) -> News {
-    let memory::GrantNotification { id, granted: Granted { token, tokens, remaining, is_waited_for } } = news;
+fn sent_grant(notification: &memory::GrantNotification, now_ms: u64) -> SentGrant {
+    let memory::GrantNotification { id, granted: Granted { token, tokens, remaining, is_waited_for } } = notification;
     let (deadline_ms, is_waited_for) = (now_ms + millis(*remaining), *is_waited_for);
-    News { id: Id::of(id.as_str()), token: token.as_u64(), tokens: *tokens, deadline_ms, is_waited_for }
+    SentGrant { id: Id::of(id.as_str()), token: token.as_u64(), tokens: *tokens, deadline_ms, is_waited_for }
 }
 
 /// Virtual process as the world knows it.

@@ -321,13 +321,13 @@ fn dropped_guard_and_manager_release_in_the_background<M: Build>(make: &dyn Fn()
 #[test]
 fn threads_exclude_each_other() {
     const THREADS: u64 = 8;
-    const TURNS: u64 = 20;
+    const ROUNDS: u64 = 20;
     let manager = MemoryManager::new().expect("a thread starts");
     let (counted, inside) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                for _ in 0..TURNS {
+                for _ in 0..ROUNDS {
                     let guard = manager.write("cfg").wait().expect("granted");
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     counted.fetch_add(1, Ordering::SeqCst);
@@ -337,7 +337,7 @@ fn threads_exclude_each_other() {
             });
         }
     });
-    assert_eq!(counted.load(Ordering::SeqCst), THREADS * TURNS);
+    assert_eq!(counted.load(Ordering::SeqCst), THREADS * ROUNDS);
 }
 
 #[test]

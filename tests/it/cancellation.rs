@@ -16,15 +16,15 @@ on_every_fixture![
     waiter_elsewhere_dropped_after_each_poll,
     waiter_here_dropped_after_each_poll,
     waiter_dropped_while_the_lock_comes_free,
-    waiter_dropped_while_it_has_the_turn_passes_it_on,
+    leader_dropped_while_it_asks_passes_the_lead_on,
     denied_try_dropped_after_each_poll,
     release_dropped_after_each_poll,
     inspect_dropped_after_each_poll,
     force_release_dropped_after_each_poll,
     close_dropped_after_each_poll,
     connect_dropped_after_each_poll,
-    word_of_a_loss_dropped_after_each_poll,
-    word_of_the_end_dropped_after_each_poll,
+    future_of_a_loss_dropped_after_each_poll,
+    future_of_the_end_dropped_after_each_poll,
     aborted_task_leaves_nothing,
 ];
 
@@ -151,7 +151,7 @@ async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
     }
 }
 
-async fn waiter_dropped_while_it_has_the_turn_passes_it_on(f: &Fixture) {
+async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) {
     let (holder, manager, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
     let guard = holder.write(&name).await.expect("granted");
     let first = tokio::spawn(manager.write(&name).into_future());
@@ -254,7 +254,7 @@ async fn connect_dropped_after_each_poll(f: &Fixture) {
     after_each_poll(|| f.connecting(patient()), async |_| f.becomes_free(&name).await).await;
 }
 
-async fn word_of_a_loss_dropped_after_each_poll(f: &Fixture) {
+async fn future_of_a_loss_dropped_after_each_poll(f: &Fixture) {
     let (manager, name) = (f.manager().await, f.name());
     let guard = manager.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
     for polls in 0..2 {
@@ -269,7 +269,7 @@ async fn word_of_a_loss_dropped_after_each_poll(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn word_of_the_end_dropped_after_each_poll(f: &Fixture) {
+async fn future_of_the_end_dropped_after_each_poll(f: &Fixture) {
     let (manager, name) = (f.manager_with(patient()).await, f.name());
     let guard = manager.write(&name).await.expect("granted");
     let watch = guard.watch();

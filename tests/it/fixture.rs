@@ -50,7 +50,7 @@ pub(crate) struct Settings {
 }
 
 /// Time that fixtures with caching keep a hold: longer than any case.
-const IDLE: Duration = Duration::from_secs(300);
+const CACHE_FOR: Duration = Duration::from_secs(300);
 
 impl Default for Settings {
     /// The crate's own defaults, but for a margin that suits servers on one machine.
@@ -115,7 +115,7 @@ impl Settings {
 
 /// Store of the locks.
 #[derive(Clone)]
-enum Home {
+enum Backend {
     Memory(MemoryManager),
     TwoKey(Topology),
     Hash(Topology),
@@ -131,7 +131,7 @@ enum Connects {
     AtFirstUse,
 }
 
-impl Home {
+impl Backend {
     async fn manager(&self, prefix: &str, settings: Settings, connects: Connects) -> Result<Manager, Error> {
         async fn finish<M: Build>(builder: Builder<M>, connects: Connects) -> Result<Manager, Error> {
             Ok(match connects {
@@ -141,8 +141,8 @@ impl Home {
         }
         match self {
             Self::Memory(store) => {
-                let idle = settings.cache_for;
-                finish(settings.apply(store.peer_builder()).cache_for(idle).key_prefix(prefix), connects).await
+                let cache_for = settings.cache_for;
+                finish(settings.apply(store.peer_builder()).cache_for(cache_for).key_prefix(prefix), connects).await
             }
             Self::TwoKey(topology) => {
                 let builder = TwoKeyManager::builder(topology.clone()).durability(settings.durability);
@@ -181,7 +181,7 @@ pub(crate) fn on_one_replica(timeout: Duration) -> Durability {
 
 /// A place for locks that the case has to itself: managers made here see the same locks, those of other cases do not.
 pub(crate) struct Fixture {
-    home: Home,
+    backend: Backend,
     prefix: String,
     names: AtomicU64,
     /// Least time that managers cache a hold. A case can set a longer one.
@@ -190,27 +190,27 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn memory() -> Self {
-        Self::at(Home::Memory(MemoryManager::new()))
+        Self::at(Backend::Memory(MemoryManager::new()))
     }
 
     /// A fixture in memory, with caching.
-    pub(crate) fn kept_in_memory() -> Self {
-        Self { cache_for: IDLE, ..Self::memory() }
+    pub(crate) fn cached_in_memory() -> Self {
+        Self { cache_for: CACHE_FOR, ..Self::memory() }
     }
 
     /// The hash scheme on servers of the case's own.
     pub(crate) fn hash(topology: Topology) -> Self {
-        Self::at(Home::Hash(topology))
+        Self::at(Backend::Hash(topology))
     }
 
     /// The two-key scheme on servers of the case's own.
     pub(crate) fn two_key(topology: Topology) -> Self {
-        Self::at(Home::TwoKey(topology))
+        Self::at(Backend::TwoKey(topology))
     }
 
     /// A primary and a replica, which has to acknowledge each grant. Other cases use them at the same time.
     pub(crate) fn replicated() -> Self {
-        Self::at(Home::Replicated(Topology::node(Pair::shared().primary.url())))
+        Self::at(Backend::Replicated(Topology::node(Pair::shared().primary.url())))
     }
 
     /// A quorum of five masters that other cases use at the same time.
@@ -220,13 +220,13 @@ impl Fixture {
 
     /// A quorum of masters of the case's own.
     pub(crate) fn quorum_of(masters: Vec<String>) -> Self {
-        Self::at(Home::Quorum(masters))
+        Self::at(Backend::Quorum(masters))
     }
 
-    fn at(home: Home) -> Self {
+    fn at(backend: Backend) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("case{}", CASES.fetch_add(1, Ordering::Relaxed));
-        Self { home, prefix, names: AtomicU64::new(0), cache_for: Duration::ZERO }
+        Self { backend, prefix, names: AtomicU64::new(0), cache_for: Duration::ZERO }
     }
 
     /// A name that no other lock has.
@@ -265,23 +265,23 @@ impl Fixture {
 
     pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
         let settings = self.with_cache_for(settings);
-        self.home.manager(&self.prefix, settings, Connects::Now).await
+        self.backend.manager(&self.prefix, settings, Connects::Now).await
     }
 
     /// Manager of the locks of this fixture that connects to another topology. For the two schemes on servers.
     pub(crate) async fn manager_elsewhere(&self, topology: Topology) -> Manager {
-        let home = match &self.home {
-            Home::TwoKey(_) => Home::TwoKey(topology),
-            Home::Hash(_) => Home::Hash(topology),
-            Home::Memory(_) | Home::Replicated(_) | Home::Quorum(_) => panic!("it has its own servers"),
+        let backend = match &self.backend {
+            Backend::TwoKey(_) => Backend::TwoKey(topology),
+            Backend::Hash(_) => Backend::Hash(topology),
+            Backend::Memory(_) | Backend::Replicated(_) | Backend::Quorum(_) => panic!("it has its own servers"),
         };
-        home.manager(&self.prefix, Settings::default(), Connects::Now).await.expect("the manager connects")
+        backend.manager(&self.prefix, Settings::default(), Connects::Now).await.expect("the manager connects")
     }
 
     /// A manager that has not connected yet.
     pub(crate) async fn lazy_manager(&self, settings: Settings) -> Manager {
         let settings = self.with_cache_for(settings);
-        self.home.manager(&self.prefix, settings, Connects::AtFirstUse).await.expect("the manager is built")
+        self.backend.manager(&self.prefix, settings, Connects::AtFirstUse).await.expect("the manager is built")
     }
 
     /// The future of [`Fixture::connect`], on its own.
@@ -289,8 +289,8 @@ impl Fixture {
         &self,
         settings: Settings,
     ) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
-        let (home, prefix, settings) = (self.home.clone(), self.prefix.clone(), self.with_cache_for(settings));
-        async move { home.manager(&prefix, settings, Connects::Now).await }
+        let (backend, prefix, settings) = (self.backend.clone(), self.prefix.clone(), self.with_cache_for(settings));
+        async move { backend.manager(&prefix, settings, Connects::Now).await }
     }
 
     /// A manager with a runtime of its own, on which all of its work runs: it can die alone.
@@ -320,7 +320,7 @@ impl Fixture {
     }
 
     pub(crate) fn is_quorum(&self) -> bool {
-        matches!(self.home, Home::Quorum(_))
+        matches!(self.backend, Backend::Quorum(_))
     }
 
     /// View of the lock that another manager gets.
@@ -423,9 +423,9 @@ impl ServerFixture {
     }
 
     /// A fixture on servers that other cases use at the same time, with caching.
-    pub(crate) fn kept(kind: Kind, server: Server) -> Self {
+    pub(crate) fn caching(kind: Kind, server: Server) -> Self {
         let shared = Self::shared(kind, server);
-        Self { fixture: Fixture { cache_for: IDLE, ..shared.fixture }, ..shared }
+        Self { fixture: Fixture { cache_for: CACHE_FOR, ..shared.fixture }, ..shared }
     }
 
     /// A fixture on servers behind proxies, which other cases use at the same time.
@@ -455,11 +455,11 @@ impl ServerFixture {
             Some(cluster) => Topology::cluster(cluster.urls()),
             None => Topology::node(servers.primaries()[0].url()),
         };
-        let home = match kind {
-            Kind::TwoKey => Home::TwoKey(topology),
-            Kind::HashNode | Kind::HashCluster => Home::Hash(topology),
+        let backend = match kind {
+            Kind::TwoKey => Backend::TwoKey(topology),
+            Kind::HashNode | Kind::HashCluster => Backend::Hash(topology),
         };
-        Self { fixture: Fixture::at(home), kind, servers }
+        Self { fixture: Fixture::at(backend), kind, servers }
     }
 
     /// The names of a lock's keys, as documented.
@@ -591,12 +591,12 @@ macro_rules! on_every_fixture {
             $crate::fixture::on_six!($case, shared);
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn kept_in_memory() {
-                let fixture = $crate::fixture::Fixture::kept_in_memory();
+            async fn cached_in_memory() {
+                let fixture = $crate::fixture::Fixture::cached_in_memory();
                 $crate::wait::bounded(super::$case(&fixture)).await;
             }
 
-            $crate::fixture::on_one!($case, kept_on_valkey_9_1, HashNode, Valkey91, kept);
+            $crate::fixture::on_one!($case, cached_on_valkey_9_1, HashNode, Valkey91, caching);
         }
     )+};
 }

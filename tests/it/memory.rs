@@ -60,7 +60,7 @@ async fn reconnected_hold_is_held_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_hears_nothing_while_it_is_cut_off_and_is_let_in_after() {
+async fn waiter_gets_no_notification_while_it_is_cut_off_and_is_let_in_after() {
     let here = MemoryManager::new();
     let there = here.peer();
     let guard = there.write("cfg").await.expect("granted");

@@ -137,8 +137,8 @@ fn delete(f: &ServerFixture, name: &str) {
 async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) {
     let (manager, name) = (f.manager().await, f.name());
     let mut last = None;
-    for turn in 0..6 {
-        let token = if turn % 2 == 0 {
+    for round in 0..6 {
+        let token = if round % 2 == 0 {
             let guard = manager.write(&name).await.expect("granted");
             let token = guard.fencing_token();
             guard.release().await.expect("released");
@@ -198,24 +198,24 @@ fn reset_counts(f: &ServerFixture) {
 }
 
 async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) {
-    const TURNS: i64 = 50;
+    const ROUNDS: i64 = 50;
     // A busy machine answers late; what is asked again then would be counted too.
     let settings = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
     let (manager, name) = (f.manager_with(settings).await, f.name());
     // The first request of each kind loads its script.
     manager.write(&name).await.expect("granted").release().await.expect("released");
     reset_counts(f);
-    for turn in 0..TURNS {
-        if turn % 2 == 0 {
+    for round in 0..ROUNDS {
+        if round % 2 == 0 {
             manager.write(&name).await.expect("granted").release().await.expect("released");
         } else {
             manager.read(&name).await.expect("granted").release().await.expect("released");
         }
     }
-    assert_eq!((f.calls_of("evalsha"), f.calls_of("eval"), f.calls_of("ping")), (2 * TURNS, 0, 0));
+    assert_eq!((f.calls_of("evalsha"), f.calls_of("eval"), f.calls_of("ping")), (2 * ROUNDS, 0, 0));
     reset_counts(f);
     let outer = manager.write(&name).reentrant().await.expect("granted");
-    for _ in 0..TURNS {
+    for _ in 0..ROUNDS {
         manager.read(&name).reentrant().await.expect("nested").release().await.expect("only counts");
     }
     outer.release().await.expect("released");
@@ -309,25 +309,25 @@ hash_on_every_server![hand_over_to_another_process_costs_one_script];
 async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
     let f = ServerFixture::alone(f.kind, f.servers.primaries()[0].server()).await;
     let (here, there, name) = (f.manager().await, f.manager().await, f.name());
-    for turn in 0..5 {
+    for round in 0..5 {
         let guard = here.write(&name).await.expect("granted");
         let waits_since = Instant::now();
         let waiting = tokio::spawn(there.write(&name).into_future());
         until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
         // At the first wait it subscribes, and repeats its request when the subscription is confirmed.
-        let settled = async || {
+        let is_settled = async || {
             let before = f.calls_of("evalsha");
             tokio::time::sleep(Duration::from_millis(50)).await;
             f.calls_of("evalsha") == before
         };
-        until("it has nothing more to ask", settled).await;
+        until("it has nothing more to ask", is_settled).await;
         reset_counts(&f);
         guard.release().await.expect("ours to the end");
         let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
         let scripts = f.calls_of("evalsha");
         // A machine that stalls adds more: a heartbeat is due, or a renewal, which loads its script first.
         let stalls = i64::try_from(waits_since.elapsed().as_millis() / 800).expect("a short time");
-        assert!((1..=1 + 3 * stalls).contains(&scripts), "turn {turn}: {scripts}");
+        assert!((1..=1 + 3 * stalls).contains(&scripts), "round {round}: {scripts}");
         guard.release().await.expect("ours to the end");
     }
 }

@@ -15,7 +15,7 @@ mod tls;
 mod urls;
 
 /// Time that a manager tries where it is to find no server.
-const PATIENCE: Duration = Duration::from_millis(1200);
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(1200);
 /// Allowance beyond the patience, for a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(5);
 /// Time that a manager tries where it is to find a server. Longer than any case waits, so a refusal does not come from
@@ -27,7 +27,7 @@ fn patient<M: Build>(builder: Builder<M>) -> Builder<M> {
 }
 
 fn impatient<M: Build>(builder: Builder<M>) -> Builder<M> {
-    patient(builder).unreachable_after(PATIENCE)
+    patient(builder).unreachable_after(UNREACHABLE_AFTER)
 }
 
 /// Error of a manager that connects. It comes before the patience ends.
@@ -43,7 +43,11 @@ async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
     let now = soon("the end of connecting", impatient(builder()).connect()).await.expect_err("nobody");
     let manager = impatient(builder()).build().expect("built");
     let later = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("nobody");
-    assert!((2 * PATIENCE..2 * (PATIENCE + LATE)).contains(&asked.elapsed()), "{:?}", asked.elapsed());
+    assert!(
+        (2 * UNREACHABLE_AFTER..2 * (UNREACHABLE_AFTER + LATE)).contains(&asked.elapsed()),
+        "{:?}",
+        asked.elapsed()
+    );
     for error in [now, later] {
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     }

@@ -8,13 +8,13 @@ use futures_util::future::join_all;
 use crate::fixture::{Kind, Manager, ServerFixture, Settings};
 
 /// Result of independent writers on one lock: the time, the scripts, and the grants of each writer.
-struct Crowd {
+struct ManyWriters {
     span: Duration,
     scripts: i64,
     served: Vec<u64>,
 }
 
-impl Crowd {
+impl ManyWriters {
     async fn run(f: &ServerFixture, writers: &[Manager], span: Duration) -> Self {
         let name = f.name();
         let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
@@ -84,10 +84,10 @@ async fn managers(f: &ServerFixture, count: usize) -> Vec<Manager> {
 }
 
 async fn release_wakes_who_is_next(f: &ServerFixture) {
-    let crowd = Crowd::run(f, &managers(f, 60).await, Duration::from_secs(3)).await;
-    crowd.tell(f.servers.primaries()[0].server());
-    assert!(crowd.scripts_per_hand_over() <= 8.0, "{:.1} scripts per hand-over", crowd.scripts_per_hand_over());
-    let [least, median, most] = crowd.least_median_most();
+    let writers = ManyWriters::run(f, &managers(f, 60).await, Duration::from_secs(3)).await;
+    writers.tell(f.servers.primaries()[0].server());
+    assert!(writers.scripts_per_hand_over() <= 8.0, "{:.1} scripts per hand-over", writers.scripts_per_hand_over());
+    let [least, median, most] = writers.least_median_most();
     assert!(least * 4 >= median, "served {least}, {median}, {most} times");
 }
 
@@ -99,11 +99,11 @@ mod release_wakes_who_is_next {
 /// `cargo test --test it -- --ignored crowds_of_writers --nocapture` runs it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement, to be compared with other builds"]
-async fn crowds_of_writers_are_measured() {
+async fn many_writers_are_measured() {
     for server in [Server::Redis70, Server::Valkey91] {
         for count in [60, 100] {
             let f = ServerFixture::alone(Kind::TwoKey, server).await;
-            Crowd::run(&f, &managers(&f, count).await, Duration::from_secs(4)).await.tell(server);
+            ManyWriters::run(&f, &managers(&f, count).await, Duration::from_secs(4)).await.tell(server);
         }
     }
 }

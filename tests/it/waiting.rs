@@ -11,13 +11,13 @@ use crate::wait::{soon, until};
 
 mod adopted;
 mod costs;
-mod crowd;
 mod dropped;
 mod ends;
 mod events;
 mod fairness;
 mod faults;
-mod notices;
+mod many_waiters;
+mod notifications;
 mod process;
 
 /// Longest pause between two requests of a waiter.

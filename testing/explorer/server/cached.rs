@@ -4,16 +4,16 @@ use super::{Block, Fault, RecallableFlag, Record, Reply, Request, Server, Server
 
 impl Server {
     pub(super) fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
-        let was_marked = before.recallable.is_some_and(|mark| mark.token == before.token);
+        let was_recallable = before.recallable.is_some_and(|mark| mark.token == before.token);
         let marked_at = |token| move |mark: RecallableFlag| RecallableFlag { token, ..mark };
         match (self.fault, &mut *reply) {
-            (Some(Fault::MarkOutlives), _) if was_marked => {
+            (Some(Fault::FlagOutlives), _) if was_recallable => {
                 record.recallable = record.recallable.map(marked_at(record.token))
             }
-            (Some(Fault::MarkTooLate), _) if record.token > before.token => {
+            (Some(Fault::FlagTooLate), _) if record.token > before.token => {
                 record.recallable = record.recallable.map(marked_at(before.token));
             }
-            (Some(Fault::ConversionUnmarks), Reply::Granted(_)) if matches!(request.what, What::Convert { .. }) => {
+            (Some(Fault::ConversionClearsFlag), Reply::Granted(_)) if matches!(request.what, What::Convert { .. }) => {
                 record.recallable = None;
             }
             (Some(Fault::TriesAreRefused), Reply::Queued)
@@ -46,12 +46,12 @@ impl Server {
         let waited = before.knows(request.id);
         let asks = matches!(request.what, What::Acquire { .. });
         call.and_then(|call| match self.fault {
-            Some(Fault::NobodyCalls) => None,
-            Some(Fault::ForceCallsNobody) if matches!(request.what, What::Force { .. }) => None,
-            Some(Fault::ConversionCallsNobody) if matches!(request.what, What::Convert { .. }) => None,
-            Some(Fault::CallsOnce) if asks && waited => None,
-            Some(Fault::CallsByOlderToken) => Some(ServerRecall { token: call.token - 1, ..call }),
-            Some(Fault::TriesCallUnnamed) => Some(ServerRecall { tries: None, ..call }),
+            Some(Fault::NobodyRecalls) => None,
+            Some(Fault::ForceRecallsNobody) if matches!(request.what, What::Force { .. }) => None,
+            Some(Fault::ConversionRecallsNobody) if matches!(request.what, What::Convert { .. }) => None,
+            Some(Fault::RecallsOnce) if asks && waited => None,
+            Some(Fault::RecallsByOlderToken) => Some(ServerRecall { token: call.token - 1, ..call }),
+            Some(Fault::TriesRecallUnnamed) => Some(ServerRecall { tries: None, ..call }),
             _ => Some(call),
         })
     }

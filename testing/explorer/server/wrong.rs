@@ -31,7 +31,7 @@ impl Server {
             (Some(Fault::HeartbeatLosesPlace), What::Acquire { .. }) => {
                 record.cancel(now_ms, &self.id(request.id));
             }
-            (Some(Fault::WriterTurnForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
+            (Some(Fault::WriterPhaseForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
                 // Readers still join the readers inside, although other clients wait.
                 let waiting = std::mem::take(&mut record.waiting_readers);
                 record.batch_readers.extend(waiting);
@@ -104,9 +104,9 @@ impl Server {
                 *reply = Reply::Left { held };
             }
             (Some(Fault::KeyForgotten), _, Reply::Queued) => record.forget_ms = at_us / 1000 + TICK_MS + RETENTION_MS,
-            (Some(Fault::TurnForgotten), ..) => {
-                let turn = std::mem::take(&mut record.batch_readers);
-                record.waiting_readers.extend(turn);
+            (Some(Fault::BatchForgotten), ..) => {
+                let batch = std::mem::take(&mut record.batch_readers);
+                record.waiting_readers.extend(batch);
             }
             (Some(Fault::WaiterGetsWholeLease | Fault::WritersWaitingUntold), ..) => self.tell_wrongly(record, now),
             _ => {}
@@ -114,16 +114,16 @@ impl Server {
     }
 
     fn tell_wrongly(&self, record: &mut Record, now: ServerTime) {
-        let mut news = record.take_notifications();
-        for news in &mut news {
+        let mut notifications = record.take_notifications();
+        for notification in &mut notifications {
             if self.fault == Some(Fault::WaiterGetsWholeLease) {
-                record.set_lease(now, &news.id, span(LEASE));
-                news.granted.remaining = span(LEASE);
+                record.set_lease(now, &notification.id, span(LEASE));
+                notification.granted.remaining = span(LEASE);
             } else {
-                news.granted.is_waited_for = false;
+                notification.granted.is_waited_for = false;
             }
         }
-        record.notifications = news;
+        record.notifications = notifications;
     }
 
     fn reserve_wrongly(&self, record: &mut Record) {
@@ -141,13 +141,13 @@ impl Server {
         Reply::Granted(Self::grant(record.grant_of(now_ms, id, waits).expect("it was let in"), at_us))
     }
 
-    pub(super) fn distort(&self, news: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {
+    pub(super) fn distort(&self, notifications: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {
         match self.fault {
-            Some(Fault::NoticeForAnother) => {
+            Some(Fault::NotificationForAnother) => {
                 let another = record.waiting_writers.front().map(|waiting| Self::number(&waiting.request.id));
-                news.into_iter().map(|(id, grant)| (another.unwrap_or(id), grant)).collect()
+                notifications.into_iter().map(|(id, grant)| (another.unwrap_or(id), grant)).collect()
             }
-            _ => news,
+            _ => notifications,
         }
     }
 }

@@ -6,13 +6,13 @@ use super::{Invariant, Judged, List, Watch, hold};
 impl Watch {
     /// Returns true if the hold that keeps the waiter out may be cached. A waiting writer recalls for itself and for
     /// the readers behind it.
-    fn is_kept_from(&self, side: Side) -> bool {
+    fn is_cached_against(&self, side: Side) -> bool {
         self.marked.is_some() && (side == Side::Write || self.writer.is_some())
     }
 
     /// Returns true if a try is in the queue: where it recalls, or if it was there before.
     pub(super) fn takes_a_place(&self, id: Id, side: Side) -> bool {
-        self.is_kept_from(side) || self.queue.iter().any(|place| place.until.id == id)
+        self.is_cached_against(side) || self.queue.iter().any(|place| place.until.id == id)
     }
 
     /// Judges the recall, and records whether the lock has the recallable flag from now on.
@@ -20,18 +20,18 @@ impl Watch {
         let token = self.top.map_or(0, |(top, _)| top);
         let by_all = ServerRecall { token, tries: None };
         let by_one = ServerRecall { tries: Some(request.id), ..by_all };
-        let call = match (request.what, outcome.reply) {
-            (What::Acquire { mode, waits: false }, Reply::Queued) if self.is_kept_from(mode) => Some(by_one),
-            (What::Acquire { mode, waits: true }, Reply::Queued) if self.is_kept_from(mode) => {
-                let has_called = self.marked.replace(true);
-                (has_called == Some(false)).then_some(by_all)
+        let recall = match (request.what, outcome.reply) {
+            (What::Acquire { mode, waits: false }, Reply::Queued) if self.is_cached_against(mode) => Some(by_one),
+            (What::Acquire { mode, waits: true }, Reply::Queued) if self.is_cached_against(mode) => {
+                let has_recalled = self.marked.replace(true);
+                (has_recalled == Some(false)).then_some(by_all)
             }
             (What::Convert { .. }, Reply::Refused) if self.marked.is_some() => Some(by_one),
             // `judge_force` has judged this before a waiter entered.
             (What::Force { .. }, _) => outcome.call,
             _ => None,
         };
-        hold(outcome.call == call, Invariant::Call)?;
+        hold(outcome.call == recall, Invariant::Call)?;
         let told = match outcome.reply {
             Reply::Granted(grant) => Some(grant.is_waited_for),
             Reply::Renewed { is_waited_for, .. } => Some(is_waited_for),
@@ -53,8 +53,8 @@ impl Watch {
         let ended = if is_carried_out { live } else { 0 };
         hold(outcome.reply == Reply::Forced { ended }, Invariant::Forced)?;
         let token = self.top.map_or(0, |(top, _)| top);
-        let call = (is_carried_out && self.marked.is_some()).then_some(ServerRecall { token, tries: None });
-        hold(outcome.call == call, Invariant::Call)?;
+        let recall = (is_carried_out && self.marked.is_some()).then_some(ServerRecall { token, tries: None });
+        hold(outcome.call == recall, Invariant::Call)?;
         if is_carried_out {
             if self.writer.is_some() {
                 self.on_writer_end();

@@ -22,7 +22,7 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
     // Waiters that were seen in the queue and have neither entered nor left since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
-        let What::Applied { op, reply, primary, lock, before, after, news, .. } = what else {
+        let What::Applied { op, reply, primary, lock, before, after, notifications, .. } = what else {
             continue;
         };
         let recorded = recorded.entry((*primary, *lock)).or_default();
@@ -35,7 +35,7 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
         // a writer, dead readers count too: the server does not look for them, and the only cost is that the hold is
         // not cached.
         let unreached = |mode| match mode {
-            Mode::Read => facts.crowded && recorded.values().any(|waiting| *waiting == Mode::Write),
+            Mode::Read => facts.small_batches && recorded.values().any(|waiting| *waiting == Mode::Write),
             Mode::Write => true,
         };
         let waiting = |mode| after.queue.iter().filter(move |waiting| concerns(mode, waiting.mode));
@@ -46,19 +46,19 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
             });
         }
         // A renewal does not examine the waiters, so those that it reports may be dead by then.
-        if let (Op::Renew { keeps: true, .. }, Reply::Renewed { is_waited_for: false, .. }, Some(id)) =
+        if let (Op::Renew { caches: true, .. }, Reply::Renewed { is_waited_for: false, .. }, Some(id)) =
             (op, reply, id_of(*op))
         {
             let waits = waiting(mode_of(id)).count() > 0;
             findings.add_unless(!waits, at, || format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue));
         }
-        for news in news {
-            let mode = mode_of(news.id);
+        for notification in notifications {
+            let mode = mode_of(notification.id);
             // A waiter that arrives with this request comes after them.
             let is_before = |id: Id| Some(id) != id_of(*op) || before.queue.iter().any(|other| other.id == id);
             let others = waiting(mode).any(|waiting| is_before(waiting.id));
-            let right = news.is_waited_for == others || (news.is_waited_for && unreached(mode));
-            findings.add_unless(right, at, || format!("{news:?}, and {:?} wait", after.queue));
+            let right = notification.is_waited_for == others || (notification.is_waited_for && unreached(mode));
+            findings.add_unless(right, at, || format!("{notification:?}, and {:?} wait", after.queue));
         }
     }
     findings
@@ -85,7 +85,7 @@ pub(super) fn looks(facts: &Facts<'_>) -> Findings {
         let part = *token == before.token
             && listed.iter().all(|held| holders.contains(held))
             && waiters.iter().all(|(id, _)| before.queue.iter().any(|held| held.id == *id));
-        findings.add_unless(same || (facts.crowded && part), at, || format!("{shown:?} is shown of {before:?}"));
+        findings.add_unless(same || (facts.small_batches && part), at, || format!("{shown:?} is shown of {before:?}"));
     }
     findings
 }

@@ -4,7 +4,7 @@
 use super::Findings;
 use super::ends::is_right;
 use super::facts::{Facts, GuardFacts, MS, RequestFacts};
-use super::patience::expired_rightly;
+use super::retries::expired_rightly;
 use crate::base::error::LossReason;
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Op, Released, Reply, What};
@@ -44,7 +44,7 @@ impl LostConversion<'_> {
     }
 
     /// Returns true if an answer about the old hold, or a newer grant to its process, shows that the hold is over.
-    fn is_gone_by_word(&self, facts: &Facts<'_>) -> bool {
+    fn is_gone_by_answer(&self, facts: &Facts<'_>) -> bool {
         self.was_told_by_renewal(facts) || facts.is_overtaken(self.old, self.ended)
     }
 
@@ -113,7 +113,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
                     || is_closed
                     || is_capped
                     || conversion.is_over(facts)
-                    || (facts.was_converted(old) && conversion.is_gone_by_word(facts))
+                    || (facts.was_converted(old) && conversion.is_gone_by_answer(facts))
             }
             LossReason::Forced => is_forced || conversion.was_told_of_force(facts),
             LossReason::Closed => is_closed,
@@ -160,7 +160,7 @@ pub(super) fn refused(facts: &Facts<'_>) -> Findings {
 pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 reasons of conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
-        let told = conversion.asked.is_empty() || conversion.was_told(facts) || conversion.is_gone_by_word(facts);
+        let told = conversion.asked.is_empty() || conversion.was_told(facts) || conversion.is_gone_by_answer(facts);
         findings.add_unless(conversion.reason != LossReason::Gone || told, conversion.index, || {
             format!("attempt {number} says that the server does not know guard {guard}, and the server has not said so")
         });
@@ -184,8 +184,8 @@ pub(super) fn in_doubt(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 conversions in doubt");
     for (number, attempt) in facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts.is_some()) {
         let (Some(End::Unreachable), Some((ended, index))) = (attempt.end, attempt.ended) else { continue };
-        let patience = facts.process(attempt.process).unreachable_after;
-        findings.add_unless(ended >= attempt.asked + patience, index, || {
+        let retry_for = facts.process(attempt.process).unreachable_after;
+        findings.add_unless(ended >= attempt.asked + retry_for, index, || {
             format!("attempt {number} to convert a guard gives up before its patience is over")
         });
     }

@@ -7,7 +7,7 @@ use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
 
 /// Time for which a server's answer counts for the waiters behind the leader, which is until the next heartbeat.
-const WORD: Micros = 1_010 * MS;
+const ANSWER_COUNTS_FOR: Micros = 1_010 * MS;
 
 /// Checks that the server has answered each denial, as far as other waiters matter.
 pub(super) fn answered(facts: &Facts<'_>) -> Findings {
@@ -21,9 +21,9 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
         let own = facts.requests.values().filter(|request| {
             request.attempt == Some(*number) && matches!(request.op, Op::Acquire { .. }) && attempt.wish.once
         });
-        let word = own.filter_map(|request| request.answered.as_ref()).max_by_key(|(at, _)| *at);
+        let last = own.filter_map(|request| request.answered.as_ref()).max_by_key(|(at, _)| *at);
         // For a reader that wants to join, the answer that a writer waits is a denial.
-        let denies = word.is_none_or(|(_, reply)| {
+        let denies = last.is_none_or(|(_, reply)| {
             let writers = matches!(reply, Reply::Granted { is_waited_for: true, .. });
             writers || matches!(reply, Reply::Contended { .. } | Reply::Queued { .. })
         });
@@ -77,18 +77,18 @@ fn given_back(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool 
 /// Returns true if the server told the process of other holders, in this attempt or in another one that still waits.
 fn told_by_server(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     let process = facts.process(attempt.process);
-    let since = attempt.asked.saturating_sub(WORD);
+    let since = attempt.asked.saturating_sub(ANSWER_COUNTS_FOR);
     let lately = process.handing_on(since, ended)
-        + WORD
+        + ANSWER_COUNTS_FOR
         + process.response_timeout
-        + facts.asleep(attempt, attempt.asked.saturating_sub(WORD), ended);
+        + facts.asleep(attempt, attempt.asked.saturating_sub(ANSWER_COUNTS_FOR), ended);
     facts.requests.values().any(|request| {
         let of_this = request.process == attempt.process && request.lock == attempt.wish.lock;
-        let word = match (request.op, &request.answered) {
+        let denied_at = match (request.op, &request.answered) {
             (Op::Acquire { .. }, Some((at, Reply::Contended { .. } | Reply::Queued { .. }))) => *at,
             _ => return false,
         };
-        of_this && attempt.asked <= word + lately && word <= ended
+        of_this && attempt.asked <= denied_at + lately && denied_at <= ended
     })
 }
 
@@ -108,10 +108,10 @@ fn gone(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
     };
     let process = facts.process(guard.process);
     // A process that died while paused counts as paused for ever.
-    let patience = over + 2 * process.response_timeout + SECOND;
-    let last = patience.saturating_add(facts.asleep_with(guard, over, Micros::MAX));
+    let bound = over + 2 * process.response_timeout + SECOND;
+    let last = bound.saturating_add(facts.asleep_with(guard, over, Micros::MAX));
     // A converted hold has another id.
     let told = facts.about(guard.id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent >= over);
-    let heard = told.filter_map(|request| request.answered.as_ref().map(|(at, _)| *at).or(request.failed)).min();
-    heard.unwrap_or(last)
+    let answered_at = told.filter_map(|request| request.answered.as_ref().map(|(at, _)| *at).or(request.failed)).min();
+    answered_at.unwrap_or(last)
 }

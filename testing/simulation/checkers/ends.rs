@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::Findings;
 use super::facts::{Facts, GuardFacts, MS, id_of};
 use crate::base::error::LossReason;
-use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, News, Op, Released, Reply, Seen, What};
+use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, Op, Released, Reply, Seen, SentGrant, What};
 
 /// Margins of the longest lease: 1 % and 2 ms.
 const LONGEST_MARGINS: Micros = 102 * MS;
@@ -18,15 +18,22 @@ pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
     let mut last: BTreeMap<(u32, Lock), Vec<Held>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         match what {
-            What::Applied { primary, lock, op, reply, server_us, before, after, news, .. } => {
+            What::Applied { primary, lock, op, reply, server_us, before, after, notifications, .. } => {
                 let now_ms = server_us / 1000;
                 if let Some(last) = last.get(&(*primary, *lock)) {
                     let live: Vec<_> = last.iter().filter(|held| held.deadline_ms > now_ms).copied().collect();
                     // After a step back of the clock, holds are live again that the server has seen expire.
-                    let kept = live.iter().all(|held| before.held.contains(held));
-                    findings.add_unless(kept, at, || format!("{live:?} became {before:?} between two requests"));
+                    let remain = live.iter().all(|held| before.held.contains(held));
+                    findings.add_unless(remain, at, || format!("{live:?} became {before:?} between two requests"));
                 }
-                of_request(&mut findings, (at, facts.crowded), (*op, reply), now_ms, (before, after), news);
+                of_request(
+                    &mut findings,
+                    (at, facts.small_batches),
+                    (*op, reply),
+                    now_ms,
+                    (before, after),
+                    notifications,
+                );
                 last.insert((*primary, *lock), after.held.clone());
             }
             _ => {}
@@ -37,11 +44,11 @@ pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
 
 fn of_request(
     findings: &mut Findings,
-    (at, crowded): (usize, bool),
+    (at, small_batches): (usize, bool),
     (op, reply): (Op, &Reply),
     now_ms: u64,
     (before, after): (&Seen, &Seen),
-    news: &[News],
+    notifications: &[SentGrant],
 ) {
     let own = id_of(op);
     let old = if let Op::Conversion { old, .. } = op { Some(old) } else { None };
@@ -49,20 +56,24 @@ fn of_request(
     let (was, is) = (find(&before.held), find(&after.held));
     let (waited, waits) = (find(&before.queue).is_some(), find(&after.queue).is_some());
     let others = || before.held.iter().filter(|held| Some(held.id) != own);
-    let all_others_kept = others().all(|held| after.held.contains(held));
-    let others_kept = match (op, reply) {
+    let all_others_remain = others().all(|held| after.held.contains(held));
+    let others_remain = match (op, reply) {
         (Op::Force { .. }, _) => true,
         (Op::Conversion { .. }, Reply::Granted { .. }) => {
             others().filter(|held| Some(held.id) != old).all(|held| after.held.contains(held))
         }
-        _ => all_others_kept,
+        _ => all_others_remain,
     };
-    findings.add_unless(others_kept, at, || format!("others had {before:?} and have {after:?}"));
-    let told = |held: &Held| news.iter().any(|news| news.id == held.id && news.deadline_ms <= held.deadline_ms);
+    findings.add_unless(others_remain, at, || format!("others had {before:?} and have {after:?}"));
+    let told = |held: &Held| {
+        notifications
+            .iter()
+            .any(|notification| notification.id == held.id && notification.deadline_ms <= held.deadline_ms)
+    };
     let known = |held: &Held| before.held.iter().any(|before| before.id == held.id) || told(held);
     let all_known = after.held.iter().all(|held| Some(held.id) == own || known(held));
     findings.add_unless(all_known, at, || format!("{before:?} became {after:?} and nobody is told"));
-    let was_told = news.iter().any(|news| Some(news.id) == own);
+    let was_told = notifications.iter().any(|notification| Some(notification.id) == own);
     let right = match (op, reply) {
         (Op::Renew { .. }, Reply::Lost { .. }) => was.is_none() && is.is_none(),
         (Op::Leave { .. }, Reply::None { .. }) => was.is_none() && is.is_none() && !waited && !waits,
@@ -70,7 +81,10 @@ fn of_request(
             let renews = matches!(op, Op::Renew { .. });
             let least = was.map_or(0, |was| was.deadline_ms);
             // This request lets the waiter in, with the lease that it had asked for before.
-            let claim = news.iter().find(|news| Some(news.id) == own).map_or(0, |news| news.deadline_ms);
+            let claim = notifications
+                .iter()
+                .find(|notification| Some(notification.id) == own)
+                .map_or(0, |notification| notification.deadline_ms);
             let right = least.max(claim).max(now_ms + lease_ms);
             (was.is_some() || !renews) && is.is_some_and(|is| is.deadline_ms == right) && left(reply) == right - now_ms
         }
@@ -89,9 +103,9 @@ fn of_request(
         (Op::Acquire { .. } | Op::Conversion { .. }, Reply::Late) | (Op::Inspect | Op::Time, _) => after == before,
         (Op::Leave { .. }, Reply::Held) => was.is_some() && is.is_none(),
         (Op::Leave { .. }, Reply::Waited) => was.is_none() && waited && !waits && is.is_none(),
-        (Op::Force { .. }, Reply::Forced(ended)) if ended.is_empty() => all_others_kept,
+        (Op::Force { .. }, Reply::Forced(ended)) if ended.is_empty() => all_others_remain,
         // In a crowd, holds are over before their records are removed.
-        (Op::Force { .. }, Reply::Forced(_)) if crowded => after.held.iter().all(told),
+        (Op::Force { .. }, Reply::Forced(_)) if small_batches => after.held.iter().all(told),
         (Op::Force { .. }, Reply::Forced(ended)) => {
             after.held.iter().all(told)
                 && ended.len() == before.held.len()
@@ -168,7 +182,7 @@ pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now:
         LossReason::MaxHold => {
             now + MS + LONGEST_MARGINS + process.max_clock_skew >= held.root_asked + held.wish.max_hold_ms * MS
         }
-        // `patience::renewals` judges this by the renewals and their times.
+        // `retries::renewals` judges this by the renewals and their times.
         LossReason::Expired => true,
     }
 }

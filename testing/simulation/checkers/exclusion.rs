@@ -82,9 +82,9 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
                 let until = facts.covered_until(request, *remaining_ms);
                 trusts.entry(id).or_default().is_answered(now, request, *remaining_ms, until);
             }
-            What::Noticed { process, id, anchor: Some((sent, remaining_us)), .. } => {
+            What::Notified { process, id, clock_sample: Some((sent, remaining_us)), .. } => {
                 let until = sent + facts.process(*process).usable(*remaining_us);
-                trusts.entry(*id).or_default().is_noticed(until);
+                trusts.entry(*id).or_default().on_notification(until);
             }
             What::Sample { guard, valid: true, remaining_us, server_ms, .. } => {
                 let (number, guard) = (guard, &facts.guards[guard]);

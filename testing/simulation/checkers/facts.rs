@@ -1,14 +1,14 @@
 //! Facts of a history, by request, guard, attempt and process.
 
+mod hold_state;
 mod listening;
-mod noticed;
-mod standing;
+mod notified;
 mod trust;
 
 use std::collections::BTreeMap;
 
 use listening::Listening;
-use noticed::Notice;
+use notified::ArrivedGrant;
 pub(super) use trust::Trust;
 
 use crate::store::Mode;
@@ -29,8 +29,8 @@ pub(super) struct Facts<'h> {
     pub(super) requests: BTreeMap<Request, RequestFacts>,
     /// Time of the first grant of each hold, and the number of primaries before the one that granted it.
     pub(super) granted: BTreeMap<Id, (Micros, u32)>,
-    /// Notices of grants, for each id.
-    noticed: BTreeMap<Id, Vec<Notice>>,
+    /// Notifications of grants, for each id.
+    notified: BTreeMap<Id, Vec<ArrivedGrant>>,
     /// Times at which the server lost data.
     pub(super) losses: Vec<Micros>,
     /// Times at which each hold was ended by force.
@@ -45,7 +45,7 @@ pub(super) struct Facts<'h> {
     /// Times at which the server was away, another one took over, or its clock stepped.
     troubles: Vec<Micros>,
     /// True if one request touches few records, so a crowd of waiters takes several requests.
-    pub(super) crowded: bool,
+    pub(super) small_batches: bool,
     replicated: bool,
     pub(super) healed: Micros,
     pub(super) over: Micros,
@@ -204,7 +204,7 @@ impl<'h> Facts<'h> {
             guards: BTreeMap::new(),
             requests: BTreeMap::new(),
             granted: BTreeMap::new(),
-            noticed: BTreeMap::new(),
+            notified: BTreeMap::new(),
             losses: Vec::new(),
             forced: BTreeMap::new(),
             deposed: BTreeMap::new(),
@@ -212,7 +212,7 @@ impl<'h> Facts<'h> {
             conversions: BTreeMap::new(),
             listening: BTreeMap::new(),
             troubles: Vec::new(),
-            crowded: false,
+            small_batches: false,
             replicated: false,
             healed: 0,
             over: 0,
@@ -221,7 +221,7 @@ impl<'h> Facts<'h> {
             facts.of_world(event);
             facts.of_users(index, event);
             facts.of_requests(index, event);
-            facts.of_calls(event);
+            facts.on_recall_event(event);
         }
         facts
     }
@@ -271,7 +271,7 @@ impl<'h> Facts<'h> {
             What::Crashed { process } => self.crash(process, at),
             What::Closing { process } => self.process_mut(process).closing = Some(at),
             What::Emptied | What::Stale { .. } | What::Promoted { .. } => self.losses.push(at),
-            What::Crowded => self.crowded = true,
+            What::SmallBatches => self.small_batches = true,
             What::Replicated => self.replicated = true,
             What::Healed => self.healed = at,
             What::Over => self.over = at,
@@ -384,11 +384,23 @@ impl<'h> Facts<'h> {
                     self.conversions.entry(old).or_default().push(*request);
                 }
             }
-            What::Noticed { process, id, anchor: Some((sent, remaining_us)), .. } => {
+            What::Notified { process, id, clock_sample: Some((sent, remaining_us)), .. } => {
                 let (process, sent, left) = (*process, *sent, *remaining_us);
-                self.noticed.entry(*id).or_default().push(Notice { process, at, sent, left });
+                self.notified.entry(*id).or_default().push(ArrivedGrant { process, at, sent, left });
             }
-            What::Applied { request, copy, primary, deposed, lock, op, reply, server_us, news, before, .. } => {
+            What::Applied {
+                request,
+                copy,
+                primary,
+                deposed,
+                lock,
+                op,
+                reply,
+                server_us,
+                notifications,
+                before,
+                ..
+            } => {
                 if *copy == 1 {
                     let facts = self.request_mut(*request);
                     (facts.applied, facts.server_us) = (Some((at, *primary)), Some(*server_us));
@@ -403,8 +415,8 @@ impl<'h> Facts<'h> {
                 if let (Op::Acquire { id, .. } | Op::Conversion { id, .. }, Reply::Granted { .. }) = (op, reply) {
                     self.grants(*id, at, *primary);
                 }
-                for news in news {
-                    self.grants(news.id, at, *primary);
+                for notification in notifications {
+                    self.grants(notification.id, at, *primary);
                 }
                 for given in Given::by(&event.what).into_iter().filter(|_| *deposed) {
                     let highest = self.deposed.entry(*lock).or_default();
@@ -495,13 +507,18 @@ pub(super) struct Given {
 
 impl Given {
     pub(super) fn by(what: &What) -> Vec<Self> {
-        let What::Applied { op, reply, after, news, .. } = what else {
+        let What::Applied { op, reply, after, notifications, .. } = what else {
             return Vec::new();
         };
-        let mut given: Vec<_> = news
+        let mut given: Vec<_> = notifications
             .iter()
-            .filter_map(|news| {
-                Some(Self { id: news.id, mode: mode_in(after, news.id)?, token: news.token, tokens: news.tokens })
+            .filter_map(|notification| {
+                Some(Self {
+                    id: notification.id,
+                    mode: mode_in(after, notification.id)?,
+                    token: notification.token,
+                    tokens: notification.tokens,
+                })
             })
             .collect();
         if let (Op::Acquire { id, mode, .. } | Op::Conversion { id, mode, .. }, Reply::Granted { token, tokens, .. }) =

@@ -10,7 +10,7 @@ use crate::store::Mode;
 use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
 
 /// Time for which a hold is handed off. The next writer takes it in the next moment.
-const TURN_SPAN: Micros = 5 * MS;
+const HANDOFF_SPAN: Micros = 5 * MS;
 
 /// Returns true if the attempt joins the queue of its process.
 fn queues(attempt: &AttemptFacts) -> bool {
@@ -130,7 +130,7 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
     let by_id = facts.by_id();
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
         let asked = facts.attempts[&guard.attempt].asked;
-        let words = by_id[&guard.id].iter().filter_map(|request| match (&request.op, &request.answered) {
+        let answers = by_id[&guard.id].iter().filter_map(|request| match (&request.op, &request.answered) {
             (Op::Acquire { .. } | Op::Conversion { .. }, Some((at, Reply::Granted { is_waited_for, .. })))
                 if *at <= guard.granted =>
             {
@@ -138,16 +138,16 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
             }
             _ => None,
         });
-        let last = words.max();
+        let last = answers.max();
         let window = facts.process(guard.process).join_window;
-        let called = facts.called_at(guard.id, guard.wish.lock, guard.granted);
+        let recalled_at = facts.recalled_at(guard.id, guard.wish.lock, guard.granted);
         let right = last.is_some_and(|(at, sent, is_waited_for)| {
             // The reader waited when the server was asked. Or the server answered lately, and no recall has come since.
-            asked <= at || (!is_waited_for && guard.granted < sent + window && called <= sent)
+            asked <= at || (!is_waited_for && guard.granted < sent + window && recalled_at <= sent)
         });
-        let stays = || facts.is_door_open(guard.id, guard.wish.lock, guard.granted);
-        findings.add_unless(right || stays(), guard.index, || {
-            format!("attempt {} joins, and the last word was {last:?}", guard.attempt)
+        let may_join_cached = || facts.is_door_open(guard.id, guard.wish.lock, guard.granted);
+        findings.add_unless(right || may_join_cached(), guard.index, || {
+            format!("attempt {} joins, and the last answer was {last:?}", guard.attempt)
         });
     }
     findings
@@ -160,18 +160,19 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
     let mut guards: Vec<_> = facts.guards.values().collect();
     guards.sort_by_key(|guard| guard.index);
     for guard in guards.into_iter().filter(|guard| guard.mode == Mode::Write && guard.wish.within.is_none()) {
-        let (began, turns) = began.entry(guard.id).or_insert((guard.granted, 0));
-        *turns += 1;
+        let (began, writers) = began.entry(guard.id).or_insert((guard.granted, 0));
+        *writers += 1;
         let process = facts.process(guard.process);
         // A hold that may be cached is handed off as long as no other process waits.
         let handed_over = handed_over(facts, guard);
         let is_open = |at| facts.is_door_open(guard.id, guard.wish.lock, at);
-        if *turns > 1 && (is_open(guard.granted) || is_open(handed_over)) {
+        if *writers > 1 && (is_open(guard.granted) || is_open(handed_over)) {
             continue;
         }
-        findings
-            .add_unless(*turns <= process.max_handoffs, guard.index, || format!("{:?} has {turns} turns", guard.id));
-        let most = *began + TURN_SPAN + facts.asleep_with(guard, *began, guard.granted);
+        findings.add_unless(*writers <= process.max_handoffs, guard.index, || {
+            format!("{:?} serves {writers} writers", guard.id)
+        });
+        let most = *began + HANDOFF_SPAN + facts.asleep_with(guard, *began, guard.granted);
         // The writer owned the hold when the one before let go, and then waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();
         let passed_on = if has_waited { handed_over } else { guard.granted };

@@ -14,17 +14,17 @@ const SLACK: Micros = 250 * MS;
 pub(super) fn none(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("5 ghosts");
     let by_id = facts.by_id();
-    let mut said: BTreeMap<Id, ()> = BTreeMap::new();
+    let mut reported: BTreeMap<Id, ()> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         let What::Applied { before, deposed: false, .. } = what else {
             continue;
         };
         for held in before.held.iter().chain(&before.queue) {
             let requests = by_id.get(&held.id).map(Vec::as_slice).unwrap_or_default();
-            if said.contains_key(&held.id) || !is_ghost(facts, held.id, held.mode, requests, now) {
+            if reported.contains_key(&held.id) || !is_ghost(facts, held.id, held.mode, requests, now) {
                 continue;
             }
-            said.insert(held.id, ());
+            reported.insert(held.id, ());
             findings.add(at, format!("nobody drives {held:?}, and it is still there"));
         }
     }
@@ -37,9 +37,9 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
         return false;
     };
     let asked = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. } | Op::Conversion { .. }));
-    let stray = asked.filter(|request| request.sent <= now).map(|request| request.sent + process.max_delay()).max();
+    let in_doubt = asked.filter(|request| request.sent <= now).map(|request| request.sent + process.max_delay()).max();
     let lock = requests.first().map_or(0, |request| request.lock);
-    let due = facts.stays_until(id, lock, driven).max(stray.unwrap_or_default());
+    let due = facts.cached_until(id, lock, driven).max(in_doubt.unwrap_or_default());
     let unheard = |request: &&RequestFacts| {
         let failed = request.failed.or(request.answered.is_none().then_some(now));
         matches!(request.op, Op::Leave { .. })
@@ -81,7 +81,7 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
     for (number, attempt) in &facts.attempts {
         let next = attempt.process == id.process && attempt.wish.lock == lock && attempt.wish.mode == mode;
         // The hold may have been cached until then.
-        let there = until.max(facts.stays_until(id, lock, until)) + MS;
+        let there = until.max(facts.cached_until(id, lock, until)) + MS;
         if next && attempt.asked <= there && attempt.wish.converts.is_none() {
             until = until.max(end_of(facts, *number)?);
         }

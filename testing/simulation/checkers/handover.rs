@@ -1,4 +1,4 @@
-//! Checks that a waiter learns of its grant by a notice, and not with its next heartbeat.
+//! Checks that a waiter learns of its grant by a notification, and not with its next heartbeat.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,21 @@ use super::Findings;
 use super::facts::{Facts, MS, RequestFacts, SECOND};
 use crate::testing::simulation::history::{Id, Lock, Micros, Op, Process, Reply, What};
 
-/// Time from the arrival of a notice to the guard.
+/// Time from the arrival of a notification to the guard.
 const AT_ONCE: Micros = 2 * MS;
 /// Time in the queue after which a process has subscribed, however slow that was.
 const SUBSCRIBED: Micros = 2_600 * MS;
 
-/// Checks that a notice makes a guard in the same moment, unless less than half of the claim is left by then.
+/// Checks that a notification makes a guard in the same moment, unless less than half of the claim is left by then.
 pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 hand-over");
     let mut handed: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
-            What::Applied { server_us, news, .. } => handed.extend(news.iter().map(|news| (news.id, *server_us))),
-            What::Noticed { process, lock, id, anchor: Some((sent, remaining_us)) } => {
+            What::Applied { server_us, notifications, .. } => {
+                handed.extend(notifications.iter().map(|notification| (notification.id, *server_us)))
+            }
+            What::Notified { process, lock, id, clock_sample: Some((sent, remaining_us)) } => {
                 let ends = sent + facts.process(*process).usable(*remaining_us);
                 let waits = waits_for(facts, *id, at).filter(|request| granted_since(facts, request, handed.get(id)));
                 let Some(request) = waits.filter(|request| now + half_of_claim(request).max(AT_ONCE) < ends) else {
@@ -35,7 +37,7 @@ pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
 
 fn half_of_claim(request: &RequestFacts) -> Micros {
     match request.op {
-        Op::Acquire { lease_ms, patience_ms, .. } => patience_ms.map_or(lease_ms, |ms| ms.min(lease_ms)) * MS / 2,
+        Op::Acquire { lease_ms, waiter_ttl_ms, .. } => waiter_ttl_ms.map_or(lease_ms, |ms| ms.min(lease_ms)) * MS / 2,
         _ => 0,
     }
 }
@@ -45,7 +47,7 @@ fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestF
     let now = facts.events[at].at;
     let asks = |request: &&RequestFacts| request.index < at && !matches!(request.op, Op::Renew { .. });
     let last = facts.about(id).filter(asks).last()?;
-    let queued = matches!(last.answered, Some((heard, Reply::Queued { .. })) if heard < now);
+    let queued = matches!(last.answered, Some((answered_at, Reply::Queued { .. })) if answered_at < now);
     let attempt = &facts.attempts[&last.attempt?];
     let listens = attempt.ended.is_none_or(|(_, ended)| ended > at);
     // The waiter may ask for the server's time before it repeats its request. It may also repeat it at this moment, as
@@ -93,7 +95,7 @@ pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
             What::Down { .. } | What::Up | What::Frozen | What::Rerouted { .. } => since.clear(),
             What::Paused { process, .. } => since.retain(|(whose, _), _| whose != process),
             What::Granted { id, .. } => since.retain(|_, (waiting, _)| waiting != id),
-            What::NoticeLost { process, lock, unheard: true } => {
+            What::NotificationLost { process, lock, unsubscribed: true } => {
                 let long = since.get(&(*process, *lock)).filter(|(_, since)| since + SUBSCRIBED < now);
                 findings.add_unless(long.is_none(), at, || {
                     format!("{long:?} waits for more than {} s and has not subscribed", SUBSCRIBED / SECOND)

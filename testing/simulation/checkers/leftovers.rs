@@ -28,11 +28,11 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                 });
                 if let Op::Acquire { id, .. } | Op::Renew { id, .. } = op {
                     let until = guards.get(id).and_then(|guards| over(guards));
-                    let stays = |until| {
-                        let until = facts.stays_until(*id, *lock, until);
+                    let with_cache = |until| {
+                        let until = facts.cached_until(*id, *lock, until);
                         until + facts.process(id.process).paused_within(until, now)
                     };
-                    let until = until.map(stays);
+                    let until = until.map(with_cache);
                     findings.add_unless(until.is_none_or(|until| now <= until + OFFER), at, || {
                         format!("{op:?} though its guard is gone")
                     });
@@ -46,10 +46,10 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                     let asked = last_asked.get(&held.id).copied().unwrap_or_default();
                     let guards = guards.get(&held.id).map(Vec::as_slice).unwrap_or_default();
                     // Without a guard, the hold may stay cached for a while.
-                    let idle = facts.process(held.id.process).cache_for;
+                    let cached = facts.process(held.id.process).cache_for;
                     let ends = |guard: &&GuardFacts| {
                         let longest = guard.wish.max_hold_ms * MS;
-                        guard.root_granted + longest + longest / 100 + TRANSIT + idle
+                        guard.root_granted + longest + longest / 100 + TRANSIT + cached
                     };
                     // Or the hold lasts for one lease of an attempt that gave up.
                     if let Some(ends) =
@@ -106,9 +106,9 @@ fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
     let process = facts.process(id.process);
     let lasts = |request: &RequestFacts| {
         let (transit, lease_ms) = match request.op {
-            // A grant to a waiter lasts for its `patience_ms`, which begins with its last request.
-            Op::Acquire { lease_ms, patience_ms, .. } => {
-                (process.max_delay(), lease_ms.max(patience_ms.unwrap_or_default() * 2))
+            // A grant to a waiter lasts for its `waiter_ttl_ms`, which begins with its last request.
+            Op::Acquire { lease_ms, waiter_ttl_ms, .. } => {
+                (process.max_delay(), lease_ms.max(waiter_ttl_ms.unwrap_or_default() * 2))
             }
             Op::Conversion { lease_ms, .. } => (process.max_delay(), lease_ms),
             Op::Renew { lease_ms, .. } => (TRANSIT, lease_ms),
@@ -139,7 +139,7 @@ fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, n
     }
     let has = guards.iter().any(|guard| guard.letting == Some(Letting::Leak));
     let gone = over(guards).filter(|_| !guards.is_empty());
-    let gone = gone.zip(guards.first()).map(|(gone, guard)| facts.stays_until(id, guard.wish.lock, gone));
+    let gone = gone.zip(guards.first()).map(|(gone, guard)| facts.cached_until(id, guard.wish.lock, gone));
     match gone {
         Some(gone) => now <= gone + OFFER + SOON,
         // A hold that was granted to a waiter goes to others when its claim is over.

@@ -14,14 +14,14 @@ const MAX_FAILURES: usize = 12;
 
 pub(super) fn asks(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("10 asks");
-    let notices = notices(facts);
+    let notifications = notifications(facts);
     for (id, requests) in facts.by_id() {
         let asked = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.answered.is_some();
         // Once the acquisition has a guard, other readers ask whether they may join, each for itself.
         let asked: Vec<_> =
             requests.iter().filter(asked).take_while(|request| !facts.is_had(request)).copied().collect();
         let told = |from, to| {
-            notices.get(&id.process).map_or(0, |at| at.iter().filter(|at| (from..=to).contains(*at)).count())
+            notifications.get(&id.process).map_or(0, |at| at.iter().filter(|at| (from..=to).contains(*at)).count())
         };
         too_many(&mut findings, id, &asked, |from, to| MAX_ASKS + told(from, to));
     }
@@ -80,15 +80,15 @@ pub(super) fn failures(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Returns the times of notices, which make a process ask again.
-fn notices(facts: &Facts<'_>) -> BTreeMap<u32, Vec<Micros>> {
-    let mut notices: BTreeMap<_, Vec<_>> = BTreeMap::new();
+/// Returns the times of notifications, which make a process ask again.
+fn notifications(facts: &Facts<'_>) -> BTreeMap<u32, Vec<Micros>> {
+    let mut notifications: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (_, now, what) in facts.each() {
-        if let What::Noticed { process, .. } = what {
-            notices.entry(*process).or_default().push(now);
+        if let What::Notified { process, .. } = what {
+            notifications.entry(*process).or_default().push(now);
         }
     }
-    notices
+    notifications
 }
 
 fn too_many(findings: &mut Findings, id: Id, requests: &[&RequestFacts], most: impl Fn(Micros, Micros) -> usize) {

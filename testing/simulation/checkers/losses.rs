@@ -88,10 +88,10 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
                     let open = attempt.ended.is_none_or(|(_, ended)| ended > at);
                     attempt.wish.converts == Some(*guard) && attempt.asked <= now && open
                 };
-                let doubt = failed.get(&held.id).filter(|failed| **failed + MS < now);
-                let doubt = doubt.filter(|_| !facts.attempts.values().any(converting));
-                findings.add_unless(doubt.is_none(), at, || {
-                    format!("guard {guard} is held as ever, and nobody answers since {doubt:?} us")
+                let failed_at = failed.get(&held.id).filter(|failed| **failed + MS < now);
+                let failed_at = failed_at.filter(|_| !facts.attempts.values().any(converting));
+                findings.add_unless(failed_at.is_none(), at, || {
+                    format!("guard {guard} is held as ever, and nobody answers since {failed_at:?} us")
                 });
             }
             _ => {}

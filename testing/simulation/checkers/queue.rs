@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Findings;
 use super::facts::{Facts, Given, id_of};
 use crate::store::Mode;
-use crate::testing::simulation::history::{Held, Id, Lock, News, Op, Reply, Seen, What};
+use crate::testing::simulation::history::{Held, Id, Lock, Op, Reply, Seen, SentGrant, What};
 
 struct Step<'h> {
     at: usize,
@@ -18,12 +18,14 @@ struct Step<'h> {
     reply: &'h Reply,
     before: &'h Seen,
     after: &'h Seen,
-    news: &'h [News],
+    notifications: &'h [SentGrant],
 }
 
 fn steps<'h>(facts: &Facts<'h>) -> impl Iterator<Item = Step<'h>> {
     facts.each().filter_map(|(at, _, what)| match what {
-        What::Applied { op, reply, before, after, news, .. } => Some(Step { at, op: *op, reply, before, after, news }),
+        What::Applied { op, reply, before, after, notifications, .. } => {
+            Some(Step { at, op: *op, reply, before, after, notifications })
+        }
         _ => None,
     })
 }
@@ -54,18 +56,19 @@ pub(super) fn order(facts: &Facts<'_>) -> Findings {
     for step in steps(facts) {
         for mode in [Mode::Read, Mode::Write] {
             let (was, is) = (of(mode, &step.before.queue), of(mode, &step.after.queue));
-            let stay = was.iter().filter(|id| is.contains(id));
+            let remaining = was.iter().filter(|id| is.contains(id));
             let came = is.iter().filter(|id| !was.contains(id));
-            let right: Vec<_> = stay.chain(came).copied().collect();
+            let right: Vec<_> = remaining.chain(came).copied().collect();
             // Readers enter together, so they have no order among themselves.
             findings.add_unless(mode == Mode::Read || right == is, step.at, || format!("{was:?} became {is:?}"));
             for gone in was.iter().filter(|id| !is.contains(id)) {
-                let told = step.news.iter().any(|news| news.id == *gone) || id_of(step.op) == Some(*gone);
+                let told = step.notifications.iter().any(|notification| notification.id == *gone)
+                    || id_of(step.op) == Some(*gone);
                 findings.add_unless(told, step.at, || format!("{gone:?} is forgotten"));
             }
         }
         // A crowd enters in parts. `bypasses` judges the waiters that are passed meanwhile.
-        if !step.changes_nothing() && !facts.crowded {
+        if !step.changes_nothing() && !facts.small_batches {
             served(&mut findings, &step);
         }
     }
@@ -73,9 +76,9 @@ pub(super) fn order(facts: &Facts<'_>) -> Findings {
 }
 
 fn served(findings: &mut Findings, step: &Step<'_>) {
-    let Step { at, before, after, news, .. } = step;
+    let Step { at, before, after, notifications, .. } = step;
     let first = of(Mode::Write, &before.queue).into_iter().find(|id| !step.leaves(*id));
-    for told in *news {
+    for told in *notifications {
         let writes = of(Mode::Write, &after.held).contains(&told.id);
         findings.add_unless(!writes || first == Some(told.id), *at, || {
             format!("{:?} is let in, {first:?} came first", told.id)
@@ -84,7 +87,7 @@ fn served(findings: &mut Findings, step: &Step<'_>) {
     let (writers, readers) = (of(Mode::Write, &after.queue), of(Mode::Read, &after.queue));
     // A waiter that arrives with this request comes after them.
     let left_out: Vec<_> = readers.iter().filter(|id| of(Mode::Read, &before.queue).contains(id)).collect();
-    let entered = news.iter().any(|news| of(Mode::Read, &after.held).contains(&news.id));
+    let entered = notifications.iter().any(|notification| of(Mode::Read, &after.held).contains(&notification.id));
     findings.add_unless(!entered || left_out.is_empty(), *at, || format!("{left_out:?} do not enter with the others"));
     let writer_inside = !of(Mode::Write, &after.held).is_empty();
     findings.add_unless(writer_inside || !writers.is_empty() || readers.is_empty(), *at, || {
@@ -105,18 +108,18 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
     for (at, _, what) in facts.each() {
         if let What::Applied { lock, before, after, deposed: false, .. } = what {
             let writes = |seen: &Seen| !of(Mode::Write, &seen.held).is_empty();
-            let (turn, written) = phases.entry(*lock).or_default();
+            let (batch, written) = phases.entry(*lock).or_default();
             let left = (*written || writes(before)) && !(writes(before) && before.held == after.held);
             // Or the waiting writer has died. Then nothing keeps readers out, and they enter with the next request.
             let died = !writes(before) && of(Mode::Write, &before.queue).is_empty();
             if left || died {
-                turn.extend(of(Mode::Read, &before.queue));
+                batch.extend(of(Mode::Read, &before.queue));
             }
             *written = writes(after);
         }
         match what {
             What::Emptied | What::Stale { .. } | What::Promoted { .. } => passed.clear(),
-            What::Applied { lock, op, before, after, news, deposed: false, .. } => {
+            What::Applied { lock, op, before, after, notifications, deposed: false, .. } => {
                 let ends = |id: Id| {
                     matches!(op, Op::Leave { id: left } if *left == id)
                         || matches!(op, Op::Conversion { old, .. } if *old == id)
@@ -134,11 +137,11 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                     let mut writers = of(Mode::Write, &after.queue);
                     writers.retain(|id| of(Mode::Write, &before.queue).contains(id));
                     if given.mode == Mode::Read && !writers.is_empty() && !conversions {
-                        let waited = news.iter().any(|news| news.id == given.id);
+                        let waited = notifications.iter().any(|notification| notification.id == given.id);
                         // A reader of a crowd may enter in its phase though others of the crowd are inside already.
-                        let its_turn =
-                            facts.crowded && phases.get(lock).is_some_and(|(turn, _)| turn.contains(&given.id));
-                        findings.add_unless(waited && (!goes_on || its_turn), at, || {
+                        let is_in_batch =
+                            facts.small_batches && phases.get(lock).is_some_and(|(batch, _)| batch.contains(&given.id));
+                        findings.add_unless(waited && (!goes_on || is_in_batch), at, || {
                             format!("{:?} passes the writers {writers:?}", given.id)
                         });
                     }
@@ -163,7 +166,7 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Checks that a waiter stays for its `patience_ms`, and has as long to claim its grant.
+/// Checks that a waiter stays for its `waiter_ttl_ms`, and has as long to claim its grant.
 pub(super) fn claims(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("5 dead waiters");
     let mut claim: BTreeMap<Id, u64> = BTreeMap::new();
@@ -173,27 +176,27 @@ pub(super) fn claims(facts: &Facts<'_>) -> Findings {
             // The server remembers the earlier requests.
             claim.clone_from(&longest);
         }
-        let What::Applied { op, reply, server_us, before, after, news, deposed: false, .. } = what else {
+        let What::Applied { op, reply, server_us, before, after, notifications, deposed: false, .. } = what else {
             continue;
         };
         let now_ms = server_us / 1000;
-        for told in news {
+        for told in notifications {
             let most = claim.get(&told.id).map(|claim| now_ms + claim);
             findings.add_unless(most.is_some_and(|most| told.deadline_ms <= most), at, || {
                 format!("{told:?} has until {most:?} to claim it")
             });
         }
-        let Op::Acquire { id, lease_ms, patience_ms: Some(patience_ms), .. } = op else {
+        let Op::Acquire { id, lease_ms, waiter_ttl_ms: Some(waiter_ttl_ms), .. } = op else {
             continue;
         };
         if *reply != Reply::Late {
-            let asked = *patience_ms.min(lease_ms);
+            let asked = *waiter_ttl_ms.min(lease_ms);
             claim.insert(*id, asked);
             let longest = longest.entry(*id).or_default();
             *longest = asked.max(*longest);
         }
         let until = |seen: &Seen| seen.queue.iter().find(|held| held.id == *id).map(|held| held.deadline_ms);
-        let most = until(before).unwrap_or_default().max(now_ms + patience_ms);
+        let most = until(before).unwrap_or_default().max(now_ms + waiter_ttl_ms);
         findings.add_unless(until(after).is_none_or(|until| until <= most), at, || format!("{id:?} waits too long"));
     }
     findings

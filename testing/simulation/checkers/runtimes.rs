@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RUNTIME_NOTICED as ASKED, RequestFacts, SECOND};
-use super::patience::expired_rightly;
+use super::retries::expired_rightly;
 use crate::base::error::LossReason;
 use crate::base::mode::Mode;
 use crate::testing::simulation::history::{Letting, Lock, Micros, Op, Process, Released, What};
@@ -56,12 +56,14 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let Some(over) = last.over.filter(|_| !leaked && !ended && !converted && !lost) else { continue };
         // A share was handed to the next waiter of the process. Its hold is known to be over when that waiter has not
         // taken it.
-        let stays = facts.stays_until(id, last.wish.lock, over);
-        let is_asked_for = stays > over && facts.is_wanted_here(id.process, last.wish.lock, over, stays + TOLD);
+        let cached_until = facts.cached_until(id, last.wish.lock, over);
+        let is_asked_for =
+            cached_until > over && facts.is_wanted_here(id.process, last.wish.lock, over, cached_until + TOLD);
         let handed = if is_asked_for || waits_for(facts, last, over) { OFFER } else { 0 };
-        let inline = if process.was_a_runtime_stopped(over, stays + handed) { process.response_timeout / 2 } else { 0 };
-        let by = process.runs_until(over, stays + handed + inline + TOLD);
-        let by = by.max(room_for_releases(facts, id.process, stays) + TOLD);
+        let inline =
+            if process.was_a_runtime_stopped(over, cached_until + handed) { process.response_timeout / 2 } else { 0 };
+        let by = process.runs_until(over, cached_until + handed + inline + TOLD);
+        let by = by.max(room_for_releases(facts, id.process, cached_until) + TOLD);
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
         // The hold ends by itself in the meantime.
         let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;

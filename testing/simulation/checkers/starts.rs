@@ -7,8 +7,8 @@ use super::facts::{Facts, GuardFacts, MS, SECOND};
 use crate::testing::simulation::history::{Guard, Id, Op, Reply, What};
 
 /// Checks the validity with which a guard starts. It has at least half of its lease if that is a second or more, else a
-/// third of what the margins leave. A waiter that is granted the lock by a notice starts at once, with as much of its
-/// claim. No guard has more than the answer with which it starts leaves, to a request for all that it wants.
+/// third of what the margins leave. A waiter that is granted the lock by a notification starts at once, with as much of
+/// its claim. No guard has more than the answer with which it starts leaves, to a request for all that it wants.
 pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 fresh guards");
     let mut first: BTreeMap<Id, Guard> = BTreeMap::new();
@@ -45,7 +45,7 @@ pub(super) fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> 
 /// Returns the claim with which the hold of a guard was requested.
 fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
     let asked = facts.about(guard.id).filter_map(|request| match request.op {
-        Op::Acquire { lease_ms, patience_ms: Some(patience_ms), .. } => Some(patience_ms.min(lease_ms)),
+        Op::Acquire { lease_ms, waiter_ttl_ms: Some(waiter_ttl_ms), .. } => Some(waiter_ttl_ms.min(lease_ms)),
         _ => None,
     });
     asked.max().unwrap_or(u64::MAX)

@@ -25,11 +25,11 @@ pub(in crate::testing::simulation) enum Parcel {
     Leave {
         id: AcquisitionId,
     },
-    /// `keeps` is the number of tokens to bring, if the hold may be cached.
+    /// `caches` is the number of tokens to bring, if the hold may be cached.
     Renew {
         id: AcquisitionId,
         lease: Duration,
-        keeps: Option<u64>,
+        caches: Option<u64>,
     },
     Inspect,
     Force {
@@ -80,14 +80,12 @@ impl Parcel {
                 mode: request.mode,
                 lease_ms: millis(request.lease),
                 not_after_ms: *not_after_ms,
-                patience_ms: match request.if_taken {
+                waiter_ttl_ms: match request.if_taken {
                     IfTaken::Leave => None,
-                    IfTaken::Queue { waiter_ttl: patience } | IfTaken::Try { waiter_ttl: patience } => {
-                        Some(millis(patience))
-                    }
+                    IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl } => Some(millis(waiter_ttl)),
                 },
                 tries: matches!(request.if_taken, IfTaken::Try { .. }),
-                keeps: request.caches,
+                caches: request.caches,
             },
             Self::Conversion { old, request, not_after_ms } => Op::Conversion {
                 old: Id::of(old.as_str()),
@@ -95,11 +93,11 @@ impl Parcel {
                 mode: request.mode,
                 lease_ms: millis(request.lease),
                 not_after_ms: *not_after_ms,
-                keeps: request.caches,
+                caches: request.caches,
             },
             Self::Leave { id } => Op::Leave { id: Id::of(id.as_str()) },
-            Self::Renew { id, lease, keeps } => {
-                Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease), keeps: keeps.is_some() }
+            Self::Renew { id, lease, caches } => {
+                Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease), caches: caches.is_some() }
             }
             Self::Inspect => Op::Inspect,
             Self::Force { seen } => {
@@ -181,8 +179,8 @@ pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTi
             Answer::Converted(record.convert(now, *not_after_ms, old, request))
         }
         Parcel::Leave { id } => Answer::ReleaseReply(record.release(now, id)),
-        Parcel::Renew { id, lease, keeps: None } => Answer::Renewed(record.renew(now, id, *lease)),
-        Parcel::Renew { id, lease, keeps: Some(tokens) } => {
+        Parcel::Renew { id, lease, caches: None } => Answer::Renewed(record.renew(now, id, *lease)),
+        Parcel::Renew { id, lease, caches: Some(tokens) } => {
             Answer::Renewed(record.renew_cached(now, id, *lease, *tokens))
         }
         Parcel::Inspect => Answer::View(record.inspect(now)),

@@ -154,7 +154,7 @@ impl World {
         let (node, number, lineage) = (server.node, server.number, server.lineage);
         server.node += 1;
         server.number += 1;
-        state.behind = state.ears.keys().copied().collect();
+        state.behind = state.links.keys().copied().collect();
         state.old = Some(OldPrimary { store, node, number, lineage, frozen: true });
         drop(state);
         let behind_ms = self.replica_takes_over().unwrap_or_default();
@@ -170,8 +170,8 @@ impl World {
             return;
         }
         state.confirmed.retain(|(whose, _)| *whose != process);
-        if let Some(ear) = state.ears.get(&process) {
-            *ear.anchor.lock() = None;
+        if let Some(link) = state.links.get(&process) {
+            *link.clock_sample.lock() = None;
         }
         let channels: BTreeSet<_> =
             state.subscribers.values().filter(|to| to.process == process).map(|to| to.lock).collect();

@@ -1,6 +1,6 @@
 //! Events in, effects out: no runtime, no clock.
 
-mod idle;
+mod cached;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -29,7 +29,7 @@ use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
 use crate::lock::watch::Watch;
 
 const GRACE: Duration = Duration::from_secs(2);
-const STRAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(10);
 
 fn secs(secs: u64) -> Duration {
@@ -41,7 +41,7 @@ fn table() -> Arc<Table> {
         process: Process::current(),
         clock: Clock::System,
         max_clock_skew: Duration::ZERO,
-        max_delay: STRAY,
+        max_delay: MAX_DELAY,
         max_handoffs: 64,
         handoff_span: secs(60),
         metrics: Metrics::default(),
@@ -134,16 +134,16 @@ fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
 }
 
 /// Signal that a waiter has got, if there is one.
-fn called(entry: &mut WaitEntry) -> Option<Wake> {
-    let mut called = std::pin::pin!(entry.signalled());
-    match called.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+fn signal_of(entry: &mut WaitEntry) -> Option<Wake> {
+    let mut signal = std::pin::pin!(entry.signalled());
+    match signal.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(call) => Some(call),
         Poll::Pending => None,
     }
 }
 
 fn asks(entry: &mut WaitEntry) -> bool {
-    matches!(called(entry), Some(Wake::Ask))
+    matches!(signal_of(entry), Some(Wake::Ask))
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn one_waiter_of_a_side_asks() {
     let mut second = enter(&table, Mode::Read);
     let mut writer = enter(&table, Mode::Write);
     assert!(asks(&mut first) && asks(&mut writer));
-    assert!(called(&mut second).is_none());
+    assert!(signal_of(&mut second).is_none());
     leave(first);
     assert!(asks(&mut second));
 }
@@ -206,11 +206,11 @@ fn what_is_under_way_is_not_left_to_a_waiter_that_may_not_ask() {
     let (hold, share_id) = grant(&once, 2, Mode::Write, 1000, 64);
     assert!(leave(first).pending.is_some(), "the next one is handed the hold");
     remove(&hold, share_id);
-    assert!(matches!(called(&mut second), Some(Wake::Handed(..))));
+    assert!(matches!(signal_of(&mut second), Some(Wake::Handed(..))));
 }
 
 #[test]
-fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
+fn leader_that_stalls_loses_the_right_to_ask_and_waits_again() {
     let table = table();
     let mut first = enter(&table, Mode::Write);
     sends(&first, 1);
@@ -224,7 +224,7 @@ fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
     assert_eq!(sends(&first, 3), None);
     assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
     assert!(first.waits_again(later).0);
-    assert!(called(&mut first).is_none());
+    assert!(signal_of(&mut first).is_none());
     // The first waiter's request may yet arrive.
     assert!(leave(second).pending.is_none());
     assert!(asks(&mut first), "it is polled again");
@@ -233,14 +233,14 @@ fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
 }
 
 #[test]
-fn asker_that_is_seen_goes_on_asking() {
+fn leader_that_is_polled_goes_on_asking() {
     let table = table();
     let first = enter(&table, Mode::Read);
     let mut second = enter(&table, Mode::Read);
     let later = now().after(GRACE);
     assert!(first.note_polled(later));
     drop(table.stalled.look(later));
-    assert!(called(&mut second).is_none());
+    assert!(signal_of(&mut second).is_none());
     assert_eq!(table.stalled.len(), 1, "it is looked at again");
     leave(second);
     drop(table.stalled.look(later.after(GRACE)));
@@ -259,7 +259,7 @@ fn waiter_that_was_passed_by_keeps_its_place() {
     assert!(first.waits_again(now()).0);
     leave(second);
     assert!(asks(&mut first));
-    assert!(called(&mut third).is_none());
+    assert!(signal_of(&mut third).is_none());
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn grant_that_is_told_late_ends_nothing_newer() {
 }
 
 #[test]
-fn server_is_told_for_as_long_as_a_stray_copy_may_last() {
+fn release_is_repeated_for_as_long_as_a_request_may_be_in_doubt() {
     let table = table();
     let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     let until = now().after(secs(60));
@@ -366,7 +366,7 @@ fn waiting_readers_enter_with_the_first() {
     let first = enter(&table, Mode::Read);
     let mut others = [0; 3].map(|_| enter(&table, Mode::Read));
     grant(&first, 1, Mode::Read, 1000, 1);
-    assert!(others.iter_mut().all(|other| matches!(called(other), Some(Wake::Handed(..)))));
+    assert!(others.iter_mut().all(|other| matches!(signal_of(other), Some(Wake::Handed(..)))));
 }
 
 #[test]
@@ -390,17 +390,17 @@ fn writers_have_the_hold_one_after_the_other_with_a_token_each() {
     let (hold, mut share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let mut tokens = vec![share_id.token];
     for other in &mut others[..2] {
-        assert!(called(other).is_none());
+        assert!(signal_of(other).is_none());
         let removed = remove(&hold, share_id);
         assert!(matches!(removed, ShareRemoved::HandedOver(_)), "{removed:?}");
-        let Some(Wake::Handed(_, next)) = called(other) else { panic!("it has the lock") };
+        let Some(Wake::Handed(_, next)) = signal_of(other) else { panic!("it has the lock") };
         tokens.push(next.token);
         share_id = next;
     }
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     // Three tokens, three writers: the hold is given back, and then the next one may ask.
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
-    assert!(called(&mut others[2]).is_none());
+    assert!(signal_of(&mut others[2]).is_none());
     table.on_end(&hold);
     assert!(asks(&mut others[2]));
 }
@@ -426,10 +426,10 @@ fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
     // Both ask, and the server answers the try first.
     let (hold, share_id) = grant(&tries.expect("nobody waits"), 1, Mode::Write, 5, 64);
     let mut later = enter(&table, Mode::Write);
-    assert!(called(&mut later).is_none());
+    assert!(signal_of(&mut later).is_none());
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     table.on_end(&hold);
-    assert!(called(&mut later).is_none() && sends(&first, 2).is_some(), "it is the turn of the first");
+    assert!(signal_of(&mut later).is_none() && sends(&first, 2).is_some(), "it is the turn of the first");
 }
 
 #[test]
@@ -442,7 +442,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let (accepted, _) = hold.accept(share_id, Share { ends: over, ..want().from(over) }, over, over);
     assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
     assert_eq!(remove(&hold, share_id), ShareRemoved::LastLate(LossReason::MaxHold));
-    assert!(called(&mut second).is_none());
+    assert!(signal_of(&mut second).is_none());
 }
 
 /// Hands a hold to a writer that wants a longer lease than the hold was granted for.
@@ -452,7 +452,7 @@ fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequ
     let mut second = table.enter(&key(), Mode::Write, long, GRACE, now()).0;
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    let Some(Wake::Handed(_, share_id)) = called(&mut second) else { panic!("it has the lock") };
+    let Some(Wake::Handed(_, share_id)) = signal_of(&mut second) else { panic!("it has the lock") };
     (hold, share_id, long)
 }
 
@@ -631,7 +631,7 @@ fn claim_counts_from_when_it_was_granted() {
 }
 
 #[test]
-fn waiter_whose_renewal_goes_unanswered_hears_of_it_and_of_the_end() {
+fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
@@ -809,7 +809,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     let mut second = enter(&table, Mode::Write);
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    let Some(Wake::Handed(_, share_id)) = called(&mut second) else { panic!("it has the lock") };
+    let Some(Wake::Handed(_, share_id)) = signal_of(&mut second) else { panic!("it has the lock") };
     // The hold ends before the waiter looks.
     hold.lose(LossReason::Gone);
     remove(&hold, share_id);
@@ -865,10 +865,10 @@ fn nothing_costs_more_the_more_wait_or_share() {
     is_linear("acquisitions that ask once, all at the same time", |many| {
         let table = table();
         let extra_requests: Vec<_> = (0..many).map(|_| try_enter(&table, Mode::Write).expect("it is free")).collect();
-        for (n, guest) in extra_requests.iter().enumerate() {
-            sends(guest, n as u64);
+        for (n, extra) in extra_requests.iter().enumerate() {
+            sends(extra, n as u64);
         }
-        extra_requests.into_iter().rev().for_each(|guest| drop(leave(guest)));
+        extra_requests.into_iter().rev().for_each(|extra| drop(leave(extra)));
         assert!(table.is_idle());
     });
     is_linear("readers with leases of their own", |many| {
@@ -897,6 +897,6 @@ fn nothing_costs_more_the_more_wait_or_share() {
         let first = enter(&table, Mode::Read);
         let mut others: Vec<_> = (0..many).map(|_| enter(&table, Mode::Read)).collect();
         grant(&first, 1, Mode::Read, 1000, 1);
-        assert!(others.iter_mut().all(|other| matches!(called(other), Some(Wake::Handed(..)))));
+        assert!(others.iter_mut().all(|other| matches!(signal_of(other), Some(Wake::Handed(..)))));
     });
 }

@@ -10,12 +10,12 @@ use redis_rwlock::{Error, RedisManager, RwLockManager, Topology, TwoKeyManager};
 
 use crate::wait::soon;
 
-const PATIENCE: Duration = Duration::from_millis(300);
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(300);
 
 /// Asserts that a manager fails as unreachable, at connect and at first use, and that this does not take long.
 async fn is_unreachable(topology: Topology) {
-    let single = || TwoKeyManager::builder(topology.clone()).unreachable_after(PATIENCE);
-    let hash = || RedisManager::builder(topology.clone()).unreachable_after(PATIENCE);
+    let single = || TwoKeyManager::builder(topology.clone()).unreachable_after(UNREACHABLE_AFTER);
+    let hash = || RedisManager::builder(topology.clone()).unreachable_after(UNREACHABLE_AFTER);
     let asked = Instant::now();
     let errors = [
         soon("the word", single().connect()).await.expect_err("no server is there"),
@@ -24,7 +24,7 @@ async fn is_unreachable(topology: Topology) {
         soon("the word", hash().build().expect("built").inspect("cfg")).await.expect_err("nor here"),
     ];
     // Each call takes its patience and a last try: a response timeout for the connection, and one for the answer.
-    let most = (PATIENCE + 2 * Duration::from_millis(500)) * 4 + Duration::from_secs(2);
+    let most = (UNREACHABLE_AFTER + 2 * Duration::from_millis(500)) * 4 + Duration::from_secs(2);
     assert!(asked.elapsed() < most, "{:?}", asked.elapsed());
     for error in errors {
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");

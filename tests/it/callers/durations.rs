@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, RedisManager, RwLockManager};
 use crate::fixture::{Fixture, RENEWED, SHORT, ServerFixture, Settings, alone_on_every_server, on_every_fixture};
 use crate::wait::soon;
 
-on_every_fixture![endless_durations_work, no_patience_asks_once];
+on_every_fixture![endless_durations_work, wait_timeout_of_zero_asks_once];
 
 alone_on_every_server![response_timeout_beyond_the_lease_loses_a_hold_in_time];
 
@@ -29,7 +29,7 @@ async fn endless_durations_work(f: &Fixture) {
     soon("the end", manager.close()).await.expect("closed");
 }
 
-async fn no_patience_asks_once(f: &Fixture) {
+async fn wait_timeout_of_zero_asks_once(f: &Fixture) {
     let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
     let guard = manager.write(&name).wait_timeout(Duration::ZERO).await.expect("a free lock is granted");
     let error = soon("the denial", other.write(&name).wait_timeout(Duration::ZERO).into_future()).await;
@@ -56,7 +56,7 @@ async fn response_timeout_beyond_the_lease_loses_a_hold_in_time(f: &ServerFixtur
 
 /// No server listens at this address.
 #[tokio::test]
-async fn endless_patience_with_servers_ends_with_the_wait() {
+async fn endless_unreachable_after_ends_with_the_wait() {
     let builder = RedisManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::MAX);
     let manager = builder.wait_timeout(Duration::from_millis(100)).build().expect("built");
     let error = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("nobody is there");

@@ -33,12 +33,12 @@ async fn durations_are_rounded() {
     assert!(number.parse::<u64>().is_ok_and(|ms| ms >= 50), "{message}");
 }
 
-fn patience<M: Build>(builder: Builder<M>) -> Builder<M> {
+fn impatient<M: Build>(builder: Builder<M>) -> Builder<M> {
     builder.unreachable_after(Duration::from_millis(500))
 }
 
 async fn connects_not(topology: impl Into<Topology>) -> Error {
-    patience(RedisManager::builder(topology)).connect().await.expect_err("it cannot be used so")
+    impatient(RedisManager::builder(topology)).connect().await.expect_err("it cannot be used so")
 }
 
 /// Messages of an error and of its sources. Asserts that no message contains one of a source below it.
@@ -88,7 +88,7 @@ async fn node_is_named_and_the_cause_is_an_io_error() {
     let nobody = "127.0.0.1:1";
     let topologies = [Topology::node(NOWHERE), Topology::cluster([NOWHERE]), Topology::sentinel("main", [NOWHERE])];
     for topology in topologies {
-        let manager = patience(RedisManager::builder(topology.clone())).build().expect("built");
+        let manager = impatient(RedisManager::builder(topology.clone())).build().expect("built");
         let (connected, written, read, inspected, listed) = tokio::join!(
             connects_not(topology),
             manager.write("cfg").into_future(),
@@ -111,7 +111,7 @@ async fn node_is_named_and_the_cause_is_an_io_error() {
 #[tokio::test]
 async fn silent_node_is_named() {
     let node = Node::start(Server::Redis70).expect("the server starts");
-    let manager = patience(RedisManager::builder(node.url())).connect().await.expect("connects");
+    let manager = impatient(RedisManager::builder(node.url())).connect().await.expect("connects");
     node.pause();
     for _ in 0..2 {
         let error = manager.write("cfg").await.expect_err("it is silent");

@@ -116,7 +116,7 @@ async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     let manager = f.lazy_manager(Settings::default()).await;
     let (other, name) = (manager.write(&f.name()).into_future(), f.name());
     // The acquisition on the runtime that stands has begun to connect and to ask for the owner of the slot.
-    let (standing, begun) = Elsewhere::after(Then::Stands, async move {
+    let (stopped, begun) = Elsewhere::after(Then::Stands, async move {
         let mut other = Box::pin(other);
         futures_util::FutureExt::now_or_never(&mut other).is_some().then_some(()).map_or(Some(other), |()| None)
     })
@@ -125,7 +125,7 @@ async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     let guard =
         tokio::time::timeout(std::time::Duration::from_secs(5), guard).await.expect("in time").expect("granted");
     guard.release().await.expect("released");
-    drop((begun, standing));
+    drop((begun, stopped));
 }
 
 async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) {

@@ -37,8 +37,8 @@ async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server
     let too_many = fixture.connect(of(3)).await.map(drop).expect_err("there are two");
     assert!(matches!(too_many, Error::NotEnoughReplicas { asked: 3, acknowledged: 2, .. }), "{too_many:?}");
     let (one, two) = (fixture.manager_with(of(1)).await, fixture.manager_with(of(2)).await);
-    let [kept, other] = [fixture.name(), fixture.name()];
-    let guard = two.write(&kept).await.expect("granted");
+    let [held, other] = [fixture.name(), fixture.name()];
+    let guard = two.write(&held).await.expect("granted");
 
     let old = servers.primary();
     old.kill();
@@ -46,7 +46,7 @@ async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server
     block_in_place(|| servers.wait_ok()).expect("the replica that is left follows");
     let granted = soon("the grant of the new primary", one.write(&other).into_future()).await;
     granted.expect("one replica is left").release().await.expect("ours to the end");
-    assert!(one.try_write(&kept).await.expect("answered").is_none(), "whichever was promoted knows of it");
+    assert!(one.try_write(&held).await.expect("answered").is_none(), "whichever was promoted knows of it");
     assert_one_of_two(two.write(&other).await, new);
     assert_one_of_two(fixture.connect(of(2)).await, new);
     fixture.becomes_free(&other).await;

@@ -44,8 +44,8 @@ impl Scheme {
         reply.text().expect("a text").split(' ').next().expect("a word").to_owned()
     }
 
-    fn acquire(&self, pair: &Pair, id: &str, mode: &str, patience_ms: &str) -> String {
-        let args = [&[NEVER_LATE, id, mode, LEASE_MS, patience_ms], self.tail].concat();
+    fn acquire(&self, pair: &Pair, id: &str, mode: &str, waiter_ttl_ms: &str) -> String {
+        let args = [&[NEVER_LATE, id, mode, LEASE_MS, waiter_ttl_ms], self.tail].concat();
         self.twice(pair, self.acquire, &args)
     }
 

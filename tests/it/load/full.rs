@@ -36,7 +36,7 @@ async fn wait_limit_ends_before_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_once_is_answered_in_its_turn() {
+async fn try_is_answered_in_its_order() {
     bounded(async {
         let (node, manager, _burst) = full().await;
         let trying = tokio::spawn(async move { manager.try_write("late").await });
@@ -51,7 +51,7 @@ async fn who_asks_once_is_answered_in_its_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_once_learns_of_the_silence_while_it_has_no_room() {
+async fn try_learns_of_the_outage_while_it_waits_for_a_permit() {
     bounded(async {
         let (node, manager, mut burst) = full().await;
         let trying = tokio::spawn(async move { manager.try_write("late").await });

@@ -24,7 +24,7 @@ async fn contend(windows: u32) -> Vec<Vec<u32>> {
     for _ in 0..CONTENDERS {
         let (manager, inside) = (field.manager(LEASE).await, Arc::clone(&inside));
         contenders.push(tokio::spawn(async move {
-            let mut turns = vec![0; windows as usize];
+            let mut grants = vec![0; windows as usize];
             while began.elapsed() < WINDOW * windows {
                 let guard = manager.write("cfg").await.expect("granted");
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
@@ -32,23 +32,23 @@ async fn contend(windows: u32) -> Vec<Vec<u32>> {
                 inside.fetch_sub(1, Ordering::SeqCst);
                 guard.release().await.expect("ours to the end");
                 let window = (began.elapsed().as_nanos() / WINDOW.as_nanos()) as usize;
-                if let Some(turns) = turns.get_mut(window) {
-                    *turns += 1;
+                if let Some(grants) = grants.get_mut(window) {
+                    *grants += 1;
                 }
             }
-            turns
+            grants
         }));
     }
     let contenders = join_all(contenders).await.into_iter();
-    let turns: Vec<Vec<u32>> = contenders.map(|turns| turns.expect("no panic")).collect();
-    (0..windows as usize).map(|window| turns.iter().map(|turns| turns[window]).collect()).collect()
+    let grants: Vec<Vec<u32>> = contenders.map(|grants| grants.expect("no panic")).collect();
+    (0..windows as usize).map(|window| grants.iter().map(|grants| grants[window]).collect()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_contenders_are_all_served() {
     bounded(async {
-        let turns = contend(1).await;
-        assert!(turns[0].iter().all(|turns| *turns > 0), "{turns:?}");
+        let grants = contend(1).await;
+        assert!(grants[0].iter().all(|grants| *grants > 0), "{grants:?}");
     })
     .await;
 }
@@ -56,12 +56,12 @@ async fn ten_contenders_are_all_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes a minute; tells how the turns are divided"]
 async fn ten_contenders_are_all_served_for_a_minute() {
-    let turns = contend(12).await;
-    for (window, turns) in turns.iter().enumerate() {
-        let mut sorted = turns.clone();
+    let grants = contend(12).await;
+    for (window, grants) in grants.iter().enumerate() {
+        let mut sorted = grants.clone();
         sorted.sort_unstable();
         let (least, median, most) = (sorted[0], sorted[CONTENDERS / 2], sorted[CONTENDERS - 1]);
         println!("{:>2} s: {least} / {median} / {most} turns", (window + 1) * 5);
     }
-    assert!(turns.iter().flatten().all(|turns| *turns > 0), "{turns:?}");
+    assert!(grants.iter().flatten().all(|grants| *grants > 0), "{grants:?}");
 }

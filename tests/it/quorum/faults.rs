@@ -90,19 +90,19 @@ async fn two_of_five_that_do_not_answer_delay_nobody() {
         for fault in [Node::pause as fn(&Node), |node| node.proxy().black_hole(), |node| node.proxy().refuse()] {
             let nodes = proxied(5);
             let (a, b) = (manager(&urls(&nodes), RENEWED).await, manager(&urls(&nodes), RENEWED).await);
-            let kept = a.write("kept").await.expect("granted");
+            let held = a.write("kept").await.expect("granted");
             nodes[3..].iter().for_each(fault);
             let began = Instant::now();
-            for turn in 0..100 {
-                let manager = if turn % 2 == 0 { &a } else { &b };
+            for round in 0..100 {
+                let manager = if round % 2 == 0 { &a } else { &b };
                 manager.write("cfg").await.expect("granted").release().await.expect("ours to the end");
             }
             // Each would cost a response timeout of 500 ms if the manager waited for the two masters.
             assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
             tokio::time::sleep(RENEWED * 2).await;
-            assert_eq!(kept.state(), HoldState::Held, "it is renewed by three");
+            assert_eq!(held.state(), HoldState::Held, "it is renewed by three");
             assert!(b.try_read("kept").await.expect("answered").is_none());
-            kept.release().await.expect("ours to the end");
+            held.release().await.expect("ours to the end");
             b.read("kept").await.expect("free").release().await.expect("ours to the end");
             nodes[3..].iter().for_each(Node::resume);
         }

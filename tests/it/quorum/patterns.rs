@@ -72,13 +72,13 @@ async fn tokens_grow_whichever_majority_grants() {
         let field = Field::start(5);
         let (a, b) = (field.manager(LEASE).await, field.manager(LEASE).await);
         let mut last = None;
-        for turn in 0..20 {
+        for round in 0..20 {
             // Two of the five masters have other holders, two other masters each time.
             let mut others = Vec::new();
-            for master in [turn % 5, (turn + 1 + turn / 5) % 5] {
+            for master in [round % 5, (round + 1 + round / 5) % 5] {
                 others.push(field.at(master).await.try_write("cfg").await.expect("answered"));
             }
-            let manager = if turn % 2 == 0 { &a } else { &b };
+            let manager = if round % 2 == 0 { &a } else { &b };
             let guard = manager.write("cfg").await.expect("three are free");
             let token = guard.fencing_token();
             assert!(Some(token) > last, "{token} after {last:?}");

@@ -44,7 +44,7 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
     ];
     for answer in answers {
         let name = fixture.name();
-        let kept = patient.write(&fixture.name()).await.expect("granted");
+        let held = patient.write(&fixture.name()).await.expect("granted");
         pretender.refuses(answer);
         let (asking, wanted) = (Arc::clone(&patient), name.clone());
         let waiting = tokio::spawn(async move { asking.write(&wanted).await });
@@ -58,8 +58,8 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
         let guard = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
         guard.release().await.expect("released");
         tokio::time::sleep(RENEWED).await;
-        assert_eq!(kept.state(), HoldState::Held, "{answer}: its renewals were waited out too");
-        kept.release().await.expect("ours to the end");
+        assert_eq!(held.state(), HoldState::Held, "{answer}: its renewals were waited out too");
+        held.release().await.expect("ours to the end");
     }
 }
 
@@ -68,7 +68,7 @@ async fn read_only_server_is_a_refusal(server: Server) {
     let node = Node::start(server).expect("the server starts");
     let fixture = Fixture::hash(Topology::node(node.url()));
     let manager = fixture.manager_with(Settings::lease(RENEWED)).await;
-    let (name, kept) = (fixture.name(), manager.write("kept").await.expect("granted"));
+    let (name, held) = (fixture.name(), manager.write("kept").await.expect("granted"));
     ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
     let refused = async |acquiring: redis_rwlock::Result<()>| match acquiring {
         Err(Error::Refused { refusal: Refusal::ReadOnly, .. }) => {}
@@ -81,7 +81,7 @@ async fn read_only_server_is_a_refusal(server: Server) {
     guard.release().await.expect("released");
     // The other server's data may have replaced the node's own. The manager renews or loses the hold, and does not
     // guess.
-    until("the hold's fate", async || kept.state() != HoldState::Unconfirmed).await;
+    until("the hold's fate", async || held.state() != HoldState::Unconfirmed).await;
 }
 
 async fn reply_of_somebody_else_is_never_believed(server: Server) {
@@ -137,7 +137,7 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     let manager = fixture.manager_with(Settings::lease(RENEWED * 10)).await;
     let name = fixture.name();
     let key = fixture.hash_key(&name);
-    let kept = manager.write(&name).await.expect("granted");
+    let held = manager.write(&name).await.expect("granted");
     let deadline_ms = |node: &Node| -> u64 {
         let reply = ask(node, &["HGET", &key, "h"]);
         reply.text().and_then(|text| text.split(' ').nth(2)?.parse().ok()).unwrap_or(0)
@@ -153,8 +153,8 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     let guard = soon("a grant", manager.write(&fixture.name()).into_future()).await.expect("the new one is found");
     guard.release().await.expect("released");
     until("it is renewed where it is now", async || deadline_ms(new) > before_ms).await;
-    assert_eq!(kept.state(), HoldState::Held);
+    assert_eq!(held.state(), HoldState::Held);
     assert!(fixture.manager().await.try_write(&name).await.expect("answered").is_none());
-    kept.release().await.expect("ours to the end");
+    held.release().await.expect("ours to the end");
     fixture.becomes_free(&name).await;
 }

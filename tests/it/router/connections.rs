@@ -12,7 +12,7 @@ use crate::fixture::Settings;
 on_both_servers![others_go_on_while_one_node_is_silent_and_cut, connections_are_killed_under_load_again_and_again];
 
 const TASKS: usize = 256;
-const TURNS: usize = 4;
+const ROUNDS: usize = 4;
 
 /// Settings with which only a cut wakes a caller of a silent node.
 fn patient() -> Settings {
@@ -39,8 +39,8 @@ async fn others_go_on_while_one_node_is_silent_and_cut(server: Server) {
         let tasks = if n % tags.len() == 0 { &mut stuck } else { &mut others };
         tasks.spawn(async move {
             let lock = Witness::default();
-            for _ in 0..TURNS {
-                lock.turn(&manager, &name).await?;
+            for _ in 0..ROUNDS {
+                lock.use_once(&manager, &name).await?;
             }
             Ok::<(), redis_rwlock::Error>(())
         });
@@ -49,9 +49,9 @@ async fn others_go_on_while_one_node_is_silent_and_cut(server: Server) {
     let mut done = 0;
     while let Some(ended) = others.join_next().await {
         ended.expect("no panic").expect("nothing is wrong with its shard");
-        done += TURNS;
+        done += ROUNDS;
     }
-    assert_eq!(done, TURNS * (0..TASKS).filter(|n| n % tags.len() != 0).count(), "on shards that nothing happened to");
+    assert_eq!(done, ROUNDS * (0..TASKS).filter(|n| n % tags.len() != 0).count(), "on shards that nothing happened to");
     assert!(stuck.try_join_next().is_none(), "the node's replies are held back all the while");
     held.cut();
     hurt.proxy().cut();

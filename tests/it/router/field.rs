@@ -118,16 +118,16 @@ pub(crate) fn name_of(tag: &str, n: usize) -> String {
 pub(crate) struct Witness {
     inside: AtomicBool,
     last_token: AtomicU64,
-    pub(crate) turns: AtomicUsize,
+    pub(crate) uses: AtomicUsize,
 }
 
 impl Witness {
-    pub(crate) fn turns(&self) -> usize {
-        self.turns.load(Ordering::SeqCst)
+    pub(crate) fn uses(&self) -> usize {
+        self.uses.load(Ordering::SeqCst)
     }
 
     /// Takes the lock once as a writer. The writer must be alone, and its token greater than all before.
-    pub(crate) async fn turn(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
+    pub(crate) async fn use_once(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
         let guard = manager.write(name).await?;
         let token = guard.fencing_token();
         assert!(!self.inside.swap(true, Ordering::SeqCst), "{name}: two writers are inside");
@@ -137,7 +137,7 @@ impl Witness {
         tokio::task::yield_now().await;
         self.inside.store(false, Ordering::SeqCst);
         guard.release().await?;
-        self.turns.fetch_add(1, Ordering::SeqCst);
+        self.uses.fetch_add(1, Ordering::SeqCst);
         Ok(token)
     }
 }
@@ -161,7 +161,7 @@ impl Load {
             let stop = Arc::clone(&load.stop);
             load.tasks.spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
-                    witness.turn(&manager, &name).await?;
+                    witness.use_once(&manager, &name).await?;
                 }
                 Ok(())
             });
@@ -169,10 +169,10 @@ impl Load {
         load
     }
 
-    /// Waits until each lock has changed hands `turns` times from now on.
-    pub(crate) async fn goes_on(&self, what: &str, turns: usize) {
-        let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.turns()).collect();
-        until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.turns() >= before + turns))
+    /// Waits until each lock has changed hands `uses` times from now on.
+    pub(crate) async fn goes_on(&self, what: &str, uses: usize) {
+        let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.uses()).collect();
+        until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.uses() >= before + uses))
             .await;
     }
 

@@ -20,7 +20,7 @@ on_both_servers![
 /// Locks that change hands all the time, and one that is held over all steps while another manager waits for it.
 struct Traffic {
     load: Load,
-    kept: WriteGuard,
+    held: WriteGuard,
     waiting: JoinHandle<redis_rwlock::Result<WriteGuard>>,
     names: Vec<String>,
 }
@@ -30,20 +30,20 @@ impl Traffic {
         let managers: [Manager; 2] =
             [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
         let name = name_of(tag, 99);
-        let kept = managers[0].write(&name).await.expect("granted");
+        let held = managers[0].write(&name).await.expect("granted");
         let (other, wanted) = (Arc::clone(&managers[1]), name.clone());
         let waiting = tokio::spawn(async move { other.write(&wanted).await });
         let busy: Vec<String> = (0..4).map(|n| name_of(tag, n)).collect();
         let load = Load::start(&managers, busy.clone(), 16);
         let names = busy.into_iter().chain([name]).collect();
-        let traffic = Self { load, kept, waiting, names };
+        let traffic = Self { load, held, waiting, names };
         traffic.goes_on("in the beginning").await;
         traffic
     }
 
     async fn goes_on(&self, when: &str) {
         self.load.goes_on(when, 10).await;
-        assert_eq!(self.kept.state(), HoldState::Held, "{when}");
+        assert_eq!(self.held.state(), HoldState::Held, "{when}");
         assert!(!self.waiting.is_finished(), "{when}: the waiter got in beside the holder");
     }
 
@@ -54,8 +54,8 @@ impl Traffic {
     }
 
     async fn end(self, field: &Field) {
-        let token = self.kept.fencing_token();
-        self.kept.release().await.expect("ours to the end");
+        let token = self.held.fencing_token();
+        self.held.release().await.expect("ours to the end");
         let heir = soon("the waiter's grant", self.waiting).await.expect("no panic").expect("granted");
         assert!(heir.fencing_token() > token);
         heir.release().await.expect("released");
@@ -137,19 +137,19 @@ async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
     let other = tags.find(|other| field.owner(other).port() == source.port() && slot_of(other) != slot_of(&tag));
     let other = other.expect("there are always more");
     let gone = holder.write(&name_of(&tag, 0)).await.expect("granted");
-    let mut kept = Vec::new();
+    let mut held = Vec::new();
     for n in 0..8 {
-        kept.push(holder.write(&name_of(&other, n)).await.expect("granted"));
+        held.push(holder.write(&name_of(&other, n)).await.expect("granted"));
     }
     let migration = SlotMigration::begin(&field.cluster, slot_of(&tag), another(&field.cluster, slot_of(&tag)))
         .expect("the migration begins");
     assert!(migration.move_key(field.hash_key(&name_of(&tag, 0))).expect("moved"), "it was there");
     migration.to().proxy().freeze();
     tokio::time::sleep(RENEWED * 2).await;
-    let states: Vec<_> = kept.iter().map(WriteGuard::state).collect();
+    let states: Vec<_> = held.iter().map(WriteGuard::state).collect();
     assert!(states.iter().all(|state| *state == HoldState::Held), "{states:?}");
     migration.to().proxy().heal();
-    drop((gone, kept));
+    drop((gone, held));
 }
 
 /// Moves a slot at once, which only Valkey 9 can.

@@ -17,13 +17,13 @@ on_both_servers![
 ];
 alone_on_every_server![try_now_at_a_frozen_server_ends_in_time];
 
-const PATIENCE: Duration = Duration::from_millis(1500);
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(1500);
 const LEASE: Duration = Duration::from_secs(4);
 /// Allowance for a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(2);
 
 fn impatient() -> Settings {
-    Settings { unreachable_after: PATIENCE, ..Settings::lease(LEASE) }
+    Settings { unreachable_after: UNREACHABLE_AFTER, ..Settings::lease(LEASE) }
 }
 
 async fn works(manager: &Manager, name: &str) {
@@ -31,14 +31,14 @@ async fn works(manager: &Manager, name: &str) {
     guard.release().await.expect("ours to the end");
 }
 
-/// Asserts that an acquisition fails as unreachable: not before `PATIENCE` is over, and not much later.
+/// Asserts that an acquisition fails as unreachable: not before `UNREACHABLE_AFTER` is over, and not much later.
 async fn is_unreachable(manager: &Manager, name: &str) {
     let asked = Instant::now();
     let error = soon("the error", manager.write(name).into_future()).await.expect_err("nobody can grant it");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     let waited = asked.elapsed();
-    let most = PATIENCE + Settings::default().response_timeout * 2 + LATE;
-    assert!(waited >= PATIENCE && waited < most, "{waited:?}");
+    let most = UNREACHABLE_AFTER + Settings::default().response_timeout * 2 + LATE;
+    assert!(waited >= UNREACHABLE_AFTER && waited < most, "{waited:?}");
 }
 
 async fn works_again(manager: &Manager, name: &str) {
@@ -59,9 +59,9 @@ async fn shard_that_is_gone_is_unreachable_and_the_others_work(server: Server) {
     let field = Field::on(cluster);
     let manager = field.manager_with(impatient()).await;
     let tags = field.tags();
-    let (lost, kept) = (name_of(&tags[0], 0), name_of(&tags[1], 0));
+    let (lost, held) = (name_of(&tags[0], 0), name_of(&tags[1], 0));
     let gone = manager.write(&lost).await.expect("granted");
-    let stays = manager.write(&kept).await.expect("granted");
+    let stays = manager.write(&held).await.expect("granted");
     let primary = field.owner(&tags[0]);
     let shard = [field.cluster.replicas_of(primary), vec![primary]].concat();
     let shard = kill_and_restart_later(&shard);

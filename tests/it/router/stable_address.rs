@@ -78,8 +78,8 @@ async fn everything_moves(server: Server, settings: Settings) {
     let pair = Pair::start(server);
     let fixture = pair.fixture();
     let (manager, other) = (fixture.manager_with(settings.clone()).await, fixture.manager_with(settings).await);
-    let (kept, busy) = (fixture.name(), fixture.name());
-    let guard = manager.write(&kept).await.expect("granted");
+    let (held, busy) = (fixture.name(), fixture.name());
+    let guard = manager.write(&held).await.expect("granted");
     let holder = manager.write(&busy).await.expect("granted");
     let mut waiting = other.write(&busy).into_future();
     start(&mut waiting);
@@ -96,8 +96,8 @@ async fn everything_moves(server: Server, settings: Settings) {
     let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
     assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
     granted.release().await.expect("ours to the end");
-    assert_eq!(manager.inspect(&kept).await.expect("inspected").holders.len(), 1, "a look finds the new one");
-    other.force_release(&kept).await.expect("forced");
+    assert_eq!(manager.inspect(&held).await.expect("inspected").holders.len(), 1, "a look finds the new one");
+    other.force_release(&held).await.expect("forced");
     soon("the loss", guard.lost()).await;
     // Notifications come from the new primary after this.
     let listening = |node: &Node| ask(node, &["PUBSUB", "SHARDCHANNELS"]).array().expect("channels").len();
@@ -112,8 +112,8 @@ async fn replica_that_stands_still_is_left_too(server: Server) {
     let pair = Pair::start(server);
     let fixture = pair.fixture();
     let (manager, other) = (fixture.manager().await, fixture.manager().await);
-    let (kept, busy) = (fixture.name(), fixture.name());
-    let guard = manager.write(&kept).lease(Duration::from_secs(6)).await.expect("granted");
+    let (held, busy) = (fixture.name(), fixture.name());
+    let guard = manager.write(&held).lease(Duration::from_secs(6)).await.expect("granted");
     let holder = manager.write(&busy).await.expect("granted");
     let mut waiting = other.write(&busy).into_future();
     start(&mut waiting);

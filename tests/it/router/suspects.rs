@@ -157,7 +157,7 @@ async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
     let managers =
         [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
     let tag = field.tag_at(&field.cluster.nodes()[0]);
-    let kept = managers[0].write(&name_of(&tag, 99)).await.expect("granted");
+    let held = managers[0].write(&name_of(&tag, 99)).await.expect("granted");
     let names: Vec<String> = (0..4).map(|n| name_of(&tag, n)).collect();
     let load = Load::start(&managers, names.clone(), 64);
     for when in ["there", "back"] {
@@ -167,14 +167,14 @@ async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
         new.proxy().forget_requests();
         load.goes_on(when, 10).await;
         tokio::time::sleep(RENEWED).await;
-        assert_eq!(kept.state(), HoldState::Held, "{when}");
+        assert_eq!(held.state(), HoldState::Held, "{when}");
         assert!(
             new.proxy().requests_seen(Matcher::containing(field.hash_key(&name_of(&tag, 99)))) > 0,
             "renewed there"
         );
         field.cluster.wait_ok().expect("well again");
     }
-    kept.release().await.expect("ours to the end");
+    held.release().await.expect("ours to the end");
     load.end().await;
     field.nothing_is_left(names).await;
 }

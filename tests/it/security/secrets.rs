@@ -49,17 +49,17 @@ const PATIENT: Duration = Duration::from_secs(10);
 /// Patience with an address where no server answers.
 const IMPATIENT: Duration = Duration::from_millis(300);
 
-fn with<M: Build>(patience: Duration, builder: Builder<M>) -> Builder<M> {
-    let builder = builder.unreachable_after(patience).response_timeout(Duration::from_secs(1));
+fn with<M: Build>(unreachable_after: Duration, builder: Builder<M>) -> Builder<M> {
+    let builder = builder.unreachable_after(unreachable_after).response_timeout(Duration::from_secs(1));
     // The background runs on this thread, so that the recorder sees its events, too.
     let builder = builder.background_on(tokio::runtime::Handle::current());
     builder.lease(Duration::from_secs(3)).max_clock_skew(Duration::from_millis(5))
 }
 
 /// Connects, and takes a lock without having connected before; both must fail.
-async fn fails(topology: &Topology, patience: Duration, shown: &mut Shown) -> Vec<Error> {
+async fn fails(topology: &Topology, unreachable_after: Duration, shown: &mut Shown) -> Vec<Error> {
     shown.add(topology);
-    let hash = || with(patience, RedisManager::builder(topology.clone()));
+    let hash = || with(unreachable_after, RedisManager::builder(topology.clone()));
     shown.add(&hash());
     let lazy = hash().build().expect("built");
     shown.add(&lazy);

@@ -6,7 +6,7 @@ use cluster_testenv::{Cluster, Node, Proxy, Reply, Sentinels, Server, SlotMigrat
 use redis_rwlock::{AddressSource, Error, Health, RedisManager, RwLockManager, Topology};
 use tracing::Level;
 
-use super::{PATIENCE, impatient, mentions, names_on_every_primary, option_of, patient, works};
+use super::{UNREACHABLE_AFTER, impatient, mentions, names_on_every_primary, option_of, patient, works};
 use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{soon, until};
@@ -89,7 +89,7 @@ async fn connect_fails_where_no_primary_can_be_reached_and_tells_who_announced_i
     let by = format!("announced by the cluster at {}", cluster.nodes()[0].addr());
     let Error::Unreachable { node: Some(node), waited, .. } = &error else { panic!("{error:?}") };
     assert!(node.starts_with(INSIDE) && node.ends_with(&format!(" ({by})")), "{error:?}");
-    assert!(*waited >= PATIENCE, "{error:?}");
+    assert!(*waited >= UNREACHABLE_AFTER, "{error:?}");
     assert!(error.to_string().contains(&by), "{error}");
     let lazy = impatient(RedisManager::builder(from_outside(&cluster))).build().expect("built");
     let error = soon("the end of the wait", lazy.write("cfg").into_future()).await.expect_err("nor at first use");

@@ -147,14 +147,14 @@ survives! {
 /// counts.
 async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes: &Barrier) {
     let topology = topology(servers);
-    let (asker, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
+    let (busy, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
     // Both have a connection to the primary that is about to freeze.
-    works(&*asker, "warm").await;
+    works(&*busy, "warm").await;
     works(&*idle, "warm").await;
     wakes.wait().await; // it freezes
     wakes.wait().await; // it is frozen
     // The request goes into the sockets of the frozen primary, and then to its successor.
-    let guard = soon("the grant of the new primary", asker.write("cfg").into_future()).await.expect("granted");
+    let guard = soon("the grant of the new primary", busy.write("cfg").into_future()).await.expect("granted");
     let token = guard.fencing_token();
     wakes.wait().await; // it wakes
     wakes.wait().await; // it has become a replica

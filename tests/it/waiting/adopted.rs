@@ -13,11 +13,11 @@ use crate::fixture::{ServerFixture, Settings, hash_on_every_server};
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-hash_on_every_server![hundred_waiters_are_woken_by_notices];
+hash_on_every_server![hundred_waiters_are_woken_by_notifications];
 
 const WAITERS: usize = 100;
 
-async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
+async fn hundred_waiters_are_woken_by_notifications(f: &ServerFixture) {
     let limits = Settings::default().timestamp_clients;
     let template = format!("{}:*", f.prefix());
     let settings = || Settings {
@@ -46,10 +46,11 @@ async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
             task.expect("no panic");
         }
         let told = process.told();
-        let by_notice = told.iter().filter(|told| told.lock == name && told.what == "granted by notification").count();
-        println!("{by_notice} of {WAITERS} that waited to {mode} were granted by notification");
+        let by_notification =
+            told.iter().filter(|told| told.lock == name && told.what == "granted by notification").count();
+        println!("{by_notification} of {WAITERS} that waited to {mode} were granted by notification");
         // A waiter whose heartbeat was under way may be granted by its answer instead.
-        assert!(by_notice > WAITERS / 2, "{by_notice}");
+        assert!(by_notification > WAITERS / 2, "{by_notification}");
     }
 }
 

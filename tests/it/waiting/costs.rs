@@ -135,7 +135,7 @@ async fn readers_of_a_process_ask_once_in_a_share_window(f: &ServerFixture) {
     const WINDOW: Duration = Duration::from_millis(50);
     let (manager, name) = (f.manager_with(Settings { join_window: WINDOW, ..patient("reads") }).await, f.name());
     let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-    let kept = take(&manager, &name, Mode::Read).await;
+    let inside = take(&manager, &name, Mode::Read).await;
     let (before, began) = (scripts(f), Instant::now());
     let tasks = (0..1000).map(|_| {
         let (manager, name) = (Arc::clone(&manager), name.clone());
@@ -160,17 +160,17 @@ async fn readers_of_a_process_ask_once_in_a_share_window(f: &ServerFixture) {
     assert!(spent >= 2, "it asks again: {spent}");
     assert!(spent <= windows + 1, "{spent} scripts in {span:?}");
     assert!(reads > 1000, "{reads}");
-    kept.release_unharmed().await;
+    inside.release_unharmed().await;
 }
 
 async fn joins_send_nothing(f: &ServerFixture) {
     let endless = Settings { join_window: Duration::from_secs(300), ..patient("reads") };
     let (manager, name) = (f.manager_with(endless).await, f.name());
-    let kept = take(&manager, &name, Mode::Read).await;
+    let inside = take(&manager, &name, Mode::Read).await;
     let before = scripts(f);
     for _ in 0..1000 {
         manager.read(&name).await.expect("joined").release().await.expect("ours to the end");
     }
     assert_eq!(scripts(f), before);
-    kept.release_unharmed().await;
+    inside.release_unharmed().await;
 }

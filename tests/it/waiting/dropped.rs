@@ -24,7 +24,7 @@ proxied_on_every_hash![
     dropped_with_the_reply_to_its_first_question_on_its_way,
     dropped_with_its_first_question_on_its_way,
     dropped_while_it_subscribes,
-    dropped_while_it_waits_for_its_notice,
+    dropped_while_it_waits_for_its_notification,
     dropped_with_a_heartbeat_on_its_way,
     dropped_with_the_reply_to_a_heartbeat_on_its_way,
     dropped_with_its_grant_on_its_way,
@@ -183,7 +183,7 @@ async fn dropped_while_it_subscribes(f: &ServerFixture) {
     });
 }
 
-async fn dropped_while_it_waits_for_its_notice(f: &ServerFixture) {
+async fn dropped_while_it_waits_for_its_notification(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
         polled_for_a_response_timeout(&mut waiting).await;

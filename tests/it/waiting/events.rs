@@ -15,7 +15,7 @@ mod wait_is_told_from_its_beginning_to_its_end {
     on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_redis_7_0, HashNode, Redis70, alone.await);
     on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_valkey_9_1, HashNode, Valkey91, alone.await);
 }
-hash_on_every_server![turn_within_a_process_is_told];
+hash_on_every_server![hand_off_within_a_process_is_reported];
 
 async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
     let (holder, name) = (f.manager().await, f.name());
@@ -44,15 +44,15 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
 }
 
-async fn turn_within_a_process_is_told(f: &ServerFixture) {
+async fn hand_off_within_a_process_is_reported(f: &ServerFixture) {
     let (process, name) = (Process::start(f, 0, Settings::default()).await, f.name());
-    let turn = || {
+    let one_acquisition = || {
         let write = process.manager.write(&name).into_future();
         process.spawn(async { write.await.expect("granted").release().await })
     };
     // A machine that stalls may keep the first one inside for longer than a hold is handed over.
     let hands_over = async || {
-        let (one, other) = join!(turn(), turn());
+        let (one, other) = join!(one_acquisition(), one_acquisition());
         one.expect("no panic").expect("ours to the end");
         other.expect("no panic").expect("ours to the end");
         told(&process, &name).contains(&"handed off".to_owned())

@@ -23,7 +23,7 @@ impl Trust {
         self.until > 0 && self.until <= now
     }
 
-    pub(in crate::testing::simulation::checkers) fn is_noticed(&mut self, until: Micros) {
+    pub(in crate::testing::simulation::checkers) fn on_notification(&mut self, until: Micros) {
         self.until = self.until.max(until);
     }
 

@@ -33,7 +33,7 @@ async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
 }
 
 /// A thousand nodes on one listener: each has an address of its own in 127/8.
-struct Crowd {
+struct ManyNodes {
     port: u16,
     shared: Arc<Shared>,
 }
@@ -47,18 +47,18 @@ struct Shared {
     died: tokio::sync::Notify,
     /// True if dead nodes keep connections, and say nothing.
     are_silent: AtomicBool,
-    kept: Mutex<Vec<tokio::net::TcpStream>>,
+    kept_open: Mutex<Vec<tokio::net::TcpStream>>,
 }
 
-const CROWD: u16 = 1000;
-const PRIMARIES: u16 = CROWD / 2;
+const NODES: u16 = 1000;
+const PRIMARIES: u16 = NODES / 2;
 
 fn address(n: u16) -> IpAddr {
     let [high, low] = n.to_be_bytes();
     IpAddr::from([127, 1, high, low])
 }
 
-impl Crowd {
+impl ManyNodes {
     async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
@@ -71,7 +71,7 @@ impl Crowd {
                 serving.connected.lock().push(at);
                 let is_dead = serving.dead.lock().contains(&at);
                 if is_dead && serving.are_silent.load(Ordering::SeqCst) {
-                    serving.kept.lock().push(stream);
+                    serving.kept_open.lock().push(stream);
                 } else if !is_dead {
                     tokio::spawn(serve(stream, at, Arc::clone(&map), Arc::clone(&serving)));
                 }
@@ -115,7 +115,7 @@ impl Crowd {
 
     /// Kills all nodes but these, and their connections with them.
     fn kill_all_but(&self, alive: &[u16]) {
-        let dead = (0..CROWD).filter(|n| !alive.contains(n)).map(address);
+        let dead = (0..NODES).filter(|n| !alive.contains(n)).map(address);
         self.shared.dead.lock().extend(dead);
         self.shared.died.notify_waiters();
     }
@@ -152,18 +152,18 @@ async fn serve(mut stream: tokio::net::TcpStream, at: IpAddr, map: Arc<str>, sha
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_nodes_are_asked_by_three() {
-    let crowd = Crowd::start().await;
-    let fleet = crowd.fleet(Duration::from_secs(5));
+    let nodes = ManyNodes::start().await;
+    let fleet = nodes.fleet(Duration::from_secs(5));
     assert!(fleet.ready().await.is_ok(), "the seed answers");
-    assert_eq!(crowd.counts(), (1, 1));
+    assert_eq!(nodes.counts(), (1, 1));
     for slot in [0, 8000, 16383] {
         let node = fleet.owner(slot).await.expect("it is known");
         assert!(node.ready().await.is_ok(), "it answers");
     }
     // The seed owns slot 0.
-    assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
+    assert_eq!(nodes.counts(), (3, 1), "whoever has nothing to ask asks nobody");
     // One slot moves: the connected members are asked, once.
-    let moved = format!("{}:{}", address(7), crowd.port);
+    let moved = format!("{}:{}", address(7), nodes.port);
     assert!(fleet.on_moved(0, &moved, &moved).is_ok());
     let ended = async {
         while fleet.looking.load(Ordering::SeqCst) {
@@ -171,23 +171,23 @@ async fn thousand_nodes_are_asked_by_three() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
-    let (connected, asked) = crowd.counts();
+    let (connected, asked) = nodes.counts();
     assert!(connected <= 3 && asked <= 1 + MAX_ASKED, "{connected} connections, {asked} questions");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_suspect_does_not_hold_up_questions_to_others() {
-    let crowd = Crowd::start().await;
+    let nodes = ManyNodes::start().await;
     let response_timeout = Duration::from_secs(20);
-    let fleet = crowd.fleet(response_timeout);
+    let fleet = nodes.fleet(response_timeout);
     assert!(fleet.ready().await.is_ok(), "the seed answers");
-    crowd.shared.are_silent.store(true, Ordering::SeqCst);
-    crowd.shared.dead.lock().insert(address(1));
-    let suspect = fleet.node(&format!("{}:{}", address(1), crowd.port)).expect("an address");
-    let (asked, began) = (crowd.counts().1, tokio::time::Instant::now());
+    nodes.shared.are_silent.store(true, Ordering::SeqCst);
+    nodes.shared.dead.lock().insert(address(1));
+    let suspect = fleet.node(&format!("{}:{}", address(1), nodes.port)).expect("an address");
+    let (asked, began) = (nodes.counts().1, tokio::time::Instant::now());
     fleet.suspect(&suspect, SuspectReason::Silent);
-    while crowd.counts().1 < asked + 5 {
-        assert!(began.elapsed() < response_timeout, "{} questions", crowd.counts().1 - asked);
+    while nodes.counts().1 < asked + 5 {
+        assert!(began.elapsed() < response_timeout, "{} questions", nodes.counts().1 - asked);
         tokio::time::sleep(LOOK_AGAIN).await;
     }
     assert!(fleet.suspects(&suspect), "it has not answered");
@@ -195,16 +195,16 @@ async fn silent_suspect_does_not_hold_up_questions_to_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_of_a_thousand_nodes_are_found() {
-    let crowd = Crowd::start().await;
-    let fleet = crowd.fleet(Duration::from_secs(5));
+    let nodes = ManyNodes::start().await;
+    let fleet = nodes.fleet(Duration::from_secs(5));
     assert!(fleet.ready().await.is_ok(), "the seed answers");
-    crowd.kill_all_but(&[13, 99, 140, 255, 400, 511, 600, 777, 900, 999]);
+    nodes.kill_all_but(&[13, 99, 140, 255, 400, 511, 600, 777, 900, 999]);
     let began = tokio::time::Instant::now();
     while fleet.refresh().await.is_err() {
         assert!(began.elapsed() < Duration::from_secs(60), "each question asks others than those before");
     }
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    let connected = crowd.shared.connected.lock().clone();
+    let connected = nodes.shared.connected.lock().clone();
     let distinct: HashSet<_> = connected.iter().collect();
     // The seed was connected before it died, and is asked again.
     assert!(connected.len() <= distinct.len() + 1 + MAX_ASKED, "nobody is asked twice before all were");
@@ -212,24 +212,24 @@ async fn ten_of_a_thousand_nodes_are_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_question_to_silent_nodes_goes_on_where_the_last_one_ended() {
-    let crowd = Crowd::start().await;
-    let fleet = crowd.fleet(Duration::from_secs(1));
+    let nodes = ManyNodes::start().await;
+    let fleet = nodes.fleet(Duration::from_secs(1));
     assert!(fleet.ready().await.is_ok(), "the seed answers");
     // The refresh loop for the lost connection would ask in between.
     fleet.looking.store(true, Ordering::SeqCst);
-    crowd.shared.are_silent.store(true, Ordering::SeqCst);
-    crowd.kill_all_but(&[]);
-    let mut before = crowd.counts().0;
+    nodes.shared.are_silent.store(true, Ordering::SeqCst);
+    nodes.kill_all_but(&[]);
+    let mut before = nodes.counts().0;
     for _ in 0..3 {
         let began = tokio::time::Instant::now();
         assert!(fleet.refresh().await.is_err(), "nobody answers");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-        let connected = crowd.counts().0;
+        let connected = nodes.counts().0;
         // One round at its beginning, and one each time that half a response timeout is over.
         assert!((1..=4 * MAX_ASKED).contains(&(connected - before)), "{}", connected - before);
         before = connected;
     }
-    let connected = crowd.shared.connected.lock().clone();
+    let connected = nodes.shared.connected.lock().clone();
     let distinct: HashSet<_> = connected.iter().collect();
     assert!(connected.len() <= distinct.len() + 1, "nobody is asked twice before all were, but for the seed");
 }

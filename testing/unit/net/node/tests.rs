@@ -20,15 +20,18 @@ const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 static SCRIPT: Script = Script::new("return 1");
 
 fn node(fake: &Fake) -> Arc<Node> {
-    node_at_home(fake, BackgroundRuntime::Process)
+    node_on(fake, BackgroundRuntime::Process)
 }
 
-fn node_at_home(fake: &Fake, home: BackgroundRuntime) -> Arc<Node> {
+fn node_on(fake: &Fake, background: BackgroundRuntime) -> Arc<Node> {
     let url = format!("redis://{}", fake.addr);
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, Role::Standalone);
-    Arc::new(Node::new(&fake.addr.to_string(), info, limits, Clock::System, home, Reports::for_test()).expect("a node"))
+    Arc::new(
+        Node::new(&fake.addr.to_string(), info, limits, Clock::System, background, Reports::for_test())
+            .expect("a node"),
+    )
 }
 
 async fn call(node: &Node) -> Result<(), Fault> {
@@ -124,24 +127,24 @@ fn runtime_that_stands_still_keeps_no_connection_apart_from_others() {
     stands.block_on(call(&node)).expect("answered");
     goes_on.block_on(call(&node)).expect("answered");
     fake.set(Pace::Never);
-    let mut kept: Vec<_> = (0..apart::MAX_APART).map(|_| Box::pin(node.call_apart(&long))).collect();
+    let mut pending: Vec<_> = (0..apart::MAX_APART).map(|_| Box::pin(node.call_apart(&long))).collect();
     stands.block_on(async {
-        for future in &mut kept {
+        for future in &mut pending {
             assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has a place");
         }
     });
     fake.set(AT_ONCE);
     assert!(goes_on.block_on(node.call_apart(&long)).is_ok());
-    stands.block_on(async { kept.clear() });
+    stands.block_on(async { pending.clear() });
 }
 
 /// A runtime that has ended drops a task as soon as it is spawned.
 #[test]
-fn node_whose_home_has_ended_is_probed_by_nobody() {
+fn node_whose_runtime_has_ended_is_probed_by_nobody() {
     let (servers, ends) = (tokio::runtime::Runtime::new().expect("a runtime"), tokio::runtime::Runtime::new());
     let fake = servers.block_on(Fake::start(AT_ONCE));
     let ends = ends.expect("a runtime");
-    let node = node_at_home(&fake, BackgroundRuntime::On(ends.handle().clone()));
+    let node = node_on(&fake, BackgroundRuntime::On(ends.handle().clone()));
     drop(ends);
     servers.block_on(async {
         call(&node).await.expect("answered");
@@ -313,7 +316,7 @@ async fn step_that_takes_too_long_is_named() {
     assert!(words.starts_with("name resolution:") && words.contains("`response_timeout`"), "{words}");
     fake.set(Pace::Never);
     names(&node, &[&fake], Duration::ZERO);
-    let silent = node_at_home(&fake, BackgroundRuntime::Process);
+    let silent = node_on(&fake, BackgroundRuntime::Process);
     let Err(Fault::NotSent(Some(source))) = call(&silent).await else { panic!("it says nothing") };
     assert!(source.to_string().starts_with("greeting:"), "{source}");
 }

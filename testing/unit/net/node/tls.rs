@@ -45,9 +45,9 @@ async fn silent() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("bound");
     tokio::spawn(async move {
-        let mut kept = Vec::new();
+        let mut kept_open = Vec::new();
         while let Ok(stream) = listener.accept().await {
-            kept.push(stream);
+            kept_open.push(stream);
         }
     });
     addr

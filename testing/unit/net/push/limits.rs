@@ -61,8 +61,8 @@ async fn confirmations_that_nobody_asked_for_cause_no_request_and_leave_nothing(
     assert!(commands <= connections, "{commands} commands on {connections} connections");
     let shared = shared(&push);
     let subscriptions = shared.subscriptions.lock();
-    let kept: usize = subscriptions.links.values().map(|link| link.leftovers.len() + link.todo.len()).sum();
-    assert!(kept <= 1, "{kept} names are kept");
+    let remaining: usize = subscriptions.links.values().map(|link| link.leftovers.len() + link.todo.len()).sum();
+    assert!(remaining <= 1, "{remaining} names are kept");
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ fn pace() -> Pace {
 }
 
 /// Returns a background runtime that ends with the test.
-fn home() -> BackgroundRuntime {
+fn background() -> BackgroundRuntime {
     Handle::try_current().map_or(BackgroundRuntime::Process, BackgroundRuntime::On)
 }
 
@@ -43,10 +43,10 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node =
-        Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), Reports::for_test()).expect("a node");
+    let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, background(), Reports::for_test())
+        .expect("a node");
     let node = Arc::new(node);
-    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, home(), pace), node)
+    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, background(), pace), node)
 }
 
 fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
@@ -60,7 +60,7 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
         &Access::default(),
         &Reports::for_test().secrets,
         &options,
-        home(),
+        background(),
         &Reports::for_test().conditions,
     )
     .expect("a cluster");
@@ -70,7 +70,7 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
         let node = fleet.node(&primary.addr().to_string()).expect("an address");
         assert!(node.ready().await.is_ok(), "it answers");
     }
-    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace), fleet)
+    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, background(), pace), fleet)
 }
 
 /// Returns a channel whose slot this node owns.
@@ -87,38 +87,38 @@ fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
 }
 
 /// Passes on a message, and the clock sample that would judge it.
-fn read(message: &[u8], anchor: Option<ClockSample>) -> Notification {
-    let anchor = anchor.unwrap_or(ClockSample { sent: Moment::NEVER, server: ServerTime::default() });
+fn read(message: &[u8], clock_sample: Option<ClockSample>) -> Notification {
+    let clock_sample = clock_sample.unwrap_or(ClockSample { sent: Moment::NEVER, server: ServerTime::default() });
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining: Duration::ZERO, is_waited_for: false };
-    let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
-    Notification::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
+    let answer = Answered { sent: clock_sample.sent, server: clock_sample.server, node: NodeId::default(), value };
+    Notification::Granted { id: String::from_utf8_lossy(message).into(), at: clock_sample.server, answer }
 }
 
-async fn notice(subscription: &mut Subscription) -> Notification {
-    let notice = tokio::time::timeout(BOUND, subscription.notices.recv()).await;
-    notice.expect("a notice comes in time").expect("the subscription goes on")
+async fn notification(subscription: &mut Subscription) -> Notification {
+    let notification = tokio::time::timeout(BOUND, subscription.notices.recv()).await;
+    notification.expect("a notification comes in time").expect("the subscription goes on")
 }
 
 async fn told_to_ask(subscription: &mut Subscription) {
-    let notice = notice(subscription).await;
-    assert!(matches!(notice, Notification::AskAgain), "{notice:?}");
+    let notification = notification(subscription).await;
+    assert!(matches!(notification, Notification::AskAgain), "{notification:?}");
 }
 
 /// Returns the clock sample of the next message, which must be this one.
 async fn message(subscription: &mut Subscription, expected: &str) -> Option<ClockSample> {
     loop {
-        if let Notification::Granted { id, answer, .. } = notice(subscription).await {
+        if let Notification::Granted { id, answer, .. } = notification(subscription).await {
             assert_eq!(&*id, expected);
-            let anchor = ClockSample { sent: answer.sent, server: answer.server };
-            return (anchor.sent != Moment::NEVER).then_some(anchor);
+            let clock_sample = ClockSample { sent: answer.sent, server: answer.server };
+            return (clock_sample.sent != Moment::NEVER).then_some(clock_sample);
         }
     }
 }
 
 fn assert_silent(subscription: &mut Subscription) {
-    let notice = subscription.notices.try_recv();
-    assert!(notice.is_err(), "{notice:?}");
+    let notification = subscription.notices.try_recv();
+    assert!(notification.is_err(), "{notification:?}");
 }
 
 /// Publishes a message, and returns how many connections received it.
@@ -341,12 +341,12 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
         &Access::default(),
         &Reports::for_test().secrets,
         &options,
-        home(),
+        background(),
         &Reports::for_test().conditions,
     );
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
-    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace);
+    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, background(), pace);
     let old = sentinels.primary();
     // No caller has asked who the primary is.
     let mut subscription = push.subscribe(5, "channel", read);
@@ -403,7 +403,7 @@ async fn a_channel_under_steady_contention_is_subscribed_once() {
         let mut next = push.subscribe_if_live("a").expect("it is confirmed");
         let text = round.to_string();
         assert_eq!(publish(&server, "a", &text), 1);
-        let first = notice(&mut next).await;
+        let first = notification(&mut next).await;
         assert!(matches!(&first, Notification::Granted { id, .. } if **id == *text), "{first:?}");
         let mut asking = push.subscribe(0, "a", read);
         // The channel is confirmed already, so the notification comes at once.
@@ -498,7 +498,7 @@ async fn dropping_it_ends_everything() {
     let mut subscription = push.subscribe(0, "a", read);
     told_to_ask(&mut subscription).await;
     drop(push);
-    assert!(subscription.notices.recv().await.is_none(), "its notices end");
+    assert!(subscription.notices.recv().await.is_none(), "its notifications end");
     until("tasks end", || tasks() == baseline).await;
     until("the connection ends", || subscribers(&server).is_empty()).await;
     drop(subscription);
@@ -570,23 +570,23 @@ impl OnRecall for Deaf {
 }
 
 /// Listens for recalls on a channel, as long as the returned value exists.
-fn keeper(push: &Push, channel: &str) -> Arc<Recalls> {
+fn recall_listener(push: &Push, channel: &str) -> Arc<Recalls> {
     let calls = Arc::new(Recalls::new(Box::new(Deaf)));
-    assert!(push.listen(0, channel, read, &calls), "there is a home");
+    assert!(push.listen(0, channel, read, &calls), "there is a background runtime");
     calls
 }
 
 #[tokio::test]
-async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
+async fn recall_subscription_ends_when_no_hold_of_the_lock_is_cached() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single_at(&server.url(), Pace { linger: Duration::from_millis(100), ..pace() });
-    let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
-    until("both are confirmed", || kept.subscription().is_some() && left.subscription().is_some()).await;
+    let (remaining, left) = (recall_listener(&push, "kept"), recall_listener(&push, "left"));
+    until("both are confirmed", || remaining.subscription().is_some() && left.subscription().is_some()).await;
     assert_eq!(shard_channels(&server), ["kept", "left"]);
     drop(left);
     until("one is gone", || shard_channels(&server) == ["kept"]).await;
-    assert!(kept.subscription().is_some());
-    drop(kept);
+    assert!(remaining.subscription().is_some());
+    drop(remaining);
     until("both are gone", || !push.is_in_use()).await;
 }
 
@@ -598,11 +598,11 @@ fn shared(push: &Push) -> Arc<PushShared> {
 
 /// The task that reads a connection may still have pushes in hand when the link gives it up.
 #[tokio::test]
-async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
+async fn connection_that_was_given_up_confirms_nothing() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single(&server.url());
-    let kept = keeper(&push, "kept");
-    until("it is confirmed", || kept.subscription().is_some()).await;
+    let remaining = recall_listener(&push, "kept");
+    until("it is confirmed", || remaining.subscription().is_some()).await;
     let shared = shared(&push);
     let from = {
         let subscriptions = shared.subscriptions.lock();
@@ -611,7 +611,7 @@ async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
     };
     shared.subscriptions.lock().unconfirm(from.link);
     shared.take(from, Pushed::Subscribed { channel: "kept" });
-    assert!(kept.subscription().is_none(), "nothing would be heard");
+    assert!(remaining.subscription().is_none(), "nothing would be heard");
 }
 
 /// Confirms subscriptions, and answers the pings of its first two connections with replies that answer no ping.
@@ -652,7 +652,7 @@ async fn ping_that_is_answered_by_something_else_ends_the_connection() {
     let (push, _node) = single(&url);
     let told = Arc::new(AtomicUsize::new(0));
     let calls = Arc::new(Recalls::new(Box::new(Counts(Arc::clone(&told)))));
-    assert!(push.listen(0, "kept", read, &calls), "there is a home");
+    assert!(push.listen(0, "kept", read, &calls), "there is a background runtime");
     until("it is told", || told.load(Ordering::SeqCst) > 0).await;
     until("it stands on the third", || connections.load(Ordering::SeqCst) == 3 && calls.subscription().is_some()).await;
 }
@@ -695,12 +695,12 @@ impl OnRecall for Counts {
 }
 
 #[tokio::test]
-async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
+async fn holder_of_a_cached_hold_learns_that_its_channel_moves() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single(&server.url());
     let told = Arc::new(AtomicUsize::new(0));
     let calls = Arc::new(Recalls::new(Box::new(Counts(Arc::clone(&told)))));
-    assert!(push.listen(0, "kept", read, &calls), "there is a home");
+    assert!(push.listen(0, "kept", read, &calls), "there is a background runtime");
     until("it is confirmed", || calls.subscription().is_some()).await;
     let shared = shared(&push);
     // As if the owner of its slot were not known any more: the keeper gives the channel a link anew.
@@ -715,13 +715,13 @@ async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
 async fn no_more_linger_for_calls_than_may() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
-    let keepers = ["a", "b", "c"].map(|channel| keeper(&push, channel));
-    until("all are confirmed", || keepers.iter().all(|calls| calls.subscription().is_some())).await;
-    drop(keepers);
+    let listeners = ["a", "b", "c"].map(|channel| recall_listener(&push, channel));
+    until("all are confirmed", || listeners.iter().all(|calls| calls.subscription().is_some())).await;
+    drop(listeners);
     until("one is left", || shard_channels(&server).len() == 1).await;
     // The next listener for recalls finds it confirmed at once.
     let left = shard_channels(&server).remove(0);
-    assert!(keeper(&push, &left).subscription().is_some());
+    assert!(recall_listener(&push, &left).subscription().is_some());
 }
 
 #[tokio::test]
@@ -729,17 +729,17 @@ async fn names_that_never_come_back_do_not_pile_up_between_two_looks() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
     for n in 0..5 * BURST {
-        drop(keeper(&push, &format!("once-{n}")));
+        drop(recall_listener(&push, &format!("once-{n}")));
     }
     let channels = push.common.count.load(Ordering::Acquire);
     assert!(channels <= BURST + 2, "{channels}");
 }
 
 #[tokio::test]
-async fn what_calls_come_by_is_subscribed_once() {
+async fn channel_of_recalls_is_subscribed_once() {
     let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
     let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });
-    let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
+    let (remaining, left) = (recall_listener(&push, "kept"), recall_listener(&push, "left"));
     until("both are confirmed", || shard_channels(&server) == ["kept", "left"]).await;
     drop(left);
     let mut subscription = push.subscribe(0, "a", read);
@@ -750,7 +750,7 @@ async fn what_calls_come_by_is_subscribed_once() {
         let asked = server.proxy().requests_seen(Matcher::command("SSUBSCRIBE").and(Matcher::containing(channel)));
         assert_eq!(asked, 1, "{channel}");
     }
-    drop(kept);
+    drop(remaining);
 }
 
 #[tokio::test]
@@ -767,8 +767,8 @@ async fn a_message_is_judged_by_the_main_connection_to_its_node() {
     node.ready().await.expect("it answers");
     assert_eq!(next(&mut subscription, "the main connection is newer").await, None);
     told_to_ask(&mut subscription).await;
-    let anchor = next(&mut subscription, "all is well").await.expect("an anchor");
-    assert_eq!(Some(anchor), node.clock_sample().map(|(_, anchor)| anchor));
+    let clock_sample = next(&mut subscription, "all is well").await.expect("a clock sample");
+    assert_eq!(Some(clock_sample), node.clock_sample().map(|(_, clock_sample)| clock_sample));
 
     assert_eq!(server.kill_clients().expect("it kills"), 1);
     node.ask(&redis::cmd("TIME")).await.expect_err("the connection is gone");
@@ -776,8 +776,8 @@ async fn a_message_is_judged_by_the_main_connection_to_its_node() {
     node.ready().await.expect("it answers");
     assert_eq!(next(&mut subscription, "the other is newer").await, None);
     told_to_ask(&mut subscription).await;
-    let newer = next(&mut subscription, "all is well again").await.expect("an anchor");
-    assert!(newer.sent > anchor.sent);
+    let newer = next(&mut subscription, "all is well again").await.expect("a clock sample");
+    assert!(newer.sent > clock_sample.sent);
 
     // After a new connection of the link the old clock sample must not count either, until the link has had an answer.
     assert_eq!(server.kill_subscribers().expect("it kills"), 1);
@@ -798,12 +798,12 @@ async fn a_message_right_behind_the_confirmation_is_judged_too() {
     told_to_ask(&mut subscription).await;
     assert!(message(&mut subscription, "first").await.is_some());
     assert_eq!(publish(&server, "a", "second"), 1);
-    let second = notice(&mut subscription).await;
+    let second = notification(&mut subscription).await;
     assert!(matches!(second, Notification::Granted { .. }), "nothing was missed in between: {second:?}");
 }
 
 #[tokio::test]
-async fn an_anchor_that_is_too_old_is_none() {
+async fn clock_sample_that_is_too_old_is_none() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, node) = single_at(&server.url(), Pace { max_clock_sample_age: Duration::ZERO, ..pace() });
     node.ready().await.expect("it answers");
@@ -814,7 +814,7 @@ async fn an_anchor_that_is_too_old_is_none() {
 }
 
 #[tokio::test]
-async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
+async fn suspect_node_has_no_clock_sample_and_its_channels_are_not_certain() {
     let cluster = Cluster::builder(Version::Redis70).replicas(0).proxied().start().expect("the cluster starts");
     let (push, fleet) = in_cluster(&cluster, Pace { response_timeout: BOUND, ..pace() }).await;
     let owner = cluster.primaries()[0];
@@ -827,13 +827,13 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     assert_eq!(publish(owner, &channel, "trusted"), 1);
     assert!(message(&mut subscription, "trusted").await.is_some());
     // The node stays suspect until this is answered.
-    let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
+    let held = owner.proxy().hold_request(Matcher::command("TIME"));
     fleet.suspect(&node, SuspectReason::Silent);
     assert!(push.subscribe_if_live(&channel).is_none());
     assert_eq!(publish(owner, &channel, "suspect"), 1);
     assert_eq!(message(&mut subscription, "suspect").await, None);
-    until("it is asked", || doubt.wait_held(Duration::from_millis(1)).is_ok()).await;
-    doubt.release();
+    until("it is asked", || held.wait_held(Duration::from_millis(1)).is_ok()).await;
+    held.release();
     until("it is trusted", || push.subscribe_if_live(&channel).is_some()).await;
     assert_eq!(publish(owner, &channel, "trusted"), 1);
     assert!(message(&mut subscription, "trusted").await.is_some());

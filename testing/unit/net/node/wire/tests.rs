@@ -12,18 +12,18 @@ use crate::net::fake;
 use crate::net::pushed::Pushed;
 
 /// Time limit for everything that has to come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// Record of the handlers of a wire: its end, and its pushes.
 #[derive(Default)]
 struct Ends {
     is_closed: Arc<AtomicBool>,
     losses: Arc<AtomicUsize>,
-    heard: Arc<Mutex<Vec<String>>>,
+    pushed: Arc<Mutex<Vec<String>>>,
 }
 
 impl Ends {
-    fn ears(&self) -> PushHandler {
+    fn push_handler(&self) -> PushHandler {
         let losses = Arc::clone(&self.losses);
         let on_loss = move || {
             losses.fetch_add(1, Ordering::SeqCst);
@@ -32,14 +32,14 @@ impl Ends {
     }
 
     /// Returns the handlers of a connection that subscribes.
-    fn ears_of_link(&self) -> PushHandler {
-        let heard = Arc::clone(&self.heard);
-        let hear = move |pushed: Pushed<'_>| heard.lock().push(format!("{pushed:?}"));
-        self.ears().with_on_push(Box::new(hear))
+    fn handler_of_link(&self) -> PushHandler {
+        let all = Arc::clone(&self.pushed);
+        let on_push = move |pushed: Pushed<'_>| all.lock().push(format!("{pushed:?}"));
+        self.push_handler().with_on_push(Box::new(on_push))
     }
 
-    fn heard(&self) -> Vec<String> {
-        std::mem::take(&mut *self.heard.lock())
+    fn pushed(&self) -> Vec<String> {
+        std::mem::take(&mut *self.pushed.lock())
     }
 
     fn is_closed(&self) -> bool {
@@ -54,20 +54,20 @@ impl Ends {
 /// Connects a wire, and returns it with the server's end, behind the greeting.
 async fn connected() -> (Wire, Server, Ends) {
     let ends = Ends::default();
-    let (wire, server) = connected_by(ends.ears()).await;
+    let (wire, server) = connected_by(ends.push_handler()).await;
     (wire, server, ends)
 }
 
 /// Connects a wire that subscribes.
 async fn linked() -> (Wire, Server, Ends) {
     let ends = Ends::default();
-    let (wire, server) = connected_by(ends.ears_of_link()).await;
+    let (wire, server) = connected_by(ends.handler_of_link()).await;
     (wire, server, ends)
 }
 
-async fn connected_by(ears: PushHandler) -> (Wire, Server) {
+async fn connected_by(push_handler: PushHandler) -> (Wire, Server) {
     let (ours, theirs) = streams().await;
-    greeted(ears, Stream::Tcp(ours), theirs).await
+    greeted(push_handler, Stream::Tcp(ours), theirs).await
 }
 
 /// Opens both ends of a connection.
@@ -93,21 +93,21 @@ async fn encrypted_streams() -> (Stream, impl Socket + 'static) {
 #[cfg(feature = "tls")]
 async fn encrypted() -> (Wire, Server, Ends) {
     let (ends, (ours, theirs)) = (Ends::default(), encrypted_streams().await);
-    let (wire, server) = greeted(ends.ears(), ours, theirs).await;
+    let (wire, server) = greeted(ends.push_handler(), ours, theirs).await;
     (wire, server, ends)
 }
 
-async fn greeted(ears: PushHandler, stream: Stream, server: impl Socket + 'static) -> (Wire, Server) {
+async fn greeted(push_handler: PushHandler, stream: Stream, server: impl Socket + 'static) -> (Wire, Server) {
     let accept = async {
         let mut server = Server { stream: Box::new(server), said: Vec::new() };
-        assert_eq!(server.hear().await[0], "HELLO");
+        assert_eq!(server.receive().await[0], "HELLO");
         server.say(&fake::hello("standalone")).await;
-        assert_eq!(server.hear().await[0], "TIME");
+        assert_eq!(server.receive().await[0], "TIME");
         server.say("+OK\r\n").await;
         server
     };
     let greeting = async {
-        let (wire, mut opening) = Wire::open(stream, ears, &Arc::default(), 1, |bytes| {
+        let (wire, mut opening) = Wire::open(stream, push_handler, &Arc::default(), 1, |bytes| {
             ["HELLO", "TIME"].iter().for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
         });
         opening.first().await.expect("greeted");
@@ -130,7 +130,7 @@ struct Server {
 
 impl Server {
     /// Returns the next command.
-    async fn hear(&mut self) -> Vec<String> {
+    async fn receive(&mut self) -> Vec<String> {
         loop {
             if let Some((words, end)) = fake::command(&self.said, 0) {
                 self.said.drain(..end);
@@ -147,7 +147,7 @@ impl Server {
 
     /// Returns true if the other side has ended the connection.
     async fn is_over(&mut self) -> bool {
-        tokio::time::timeout(PATIENCE, self.stream.read_buf(&mut self.said))
+        tokio::time::timeout(TIME_LIMIT, self.stream.read_buf(&mut self.said))
             .await
             .is_ok_and(|read| read.is_ok_and(|count| count == 0))
     }
@@ -171,7 +171,7 @@ fn echo(words: &[String]) -> String {
 }
 
 #[tokio::test]
-async fn answers_find_their_requests_though_askers_have_gone() {
+async fn answers_find_their_requests_though_clients_have_gone() {
     let (wire, mut server, _) = connected().await;
     let mut asking: Vec<_> = (0..10).map(|number| Box::pin(ask(&wire, number))).collect();
     for future in &mut asking {
@@ -182,7 +182,7 @@ async fn answers_find_their_requests_though_askers_have_gone() {
     }
     let mut all = String::new();
     for number in 0..10 {
-        let words = server.hear().await;
+        let words = server.receive().await;
         assert_eq!(words, ["ECHO".to_owned(), number.to_string()], "as they came");
         all += &echo(&words);
     }
@@ -215,7 +215,7 @@ async fn request_that_is_alone_is_written_at_once_and_many_go_together() {
     });
     let mut answers = String::new();
     for _ in 0..200 {
-        answers += &echo(&server.hear().await);
+        answers += &echo(&server.receive().await);
     }
     let writes = wire.shared.state.lock().writes;
     // 1, 1, 2, 4 and so on to 64, and two more of the driver: one before the others ask, one behind them.
@@ -237,7 +237,7 @@ async fn each_piece_is_as_large_as_all_before_it() {
     // 1, 1, 2, 4, 8, 16, 32: no request has waited for the driver.
     assert_eq!(wire.shared.state.lock().writes, 7);
     for number in 0..64 {
-        assert_eq!(server.hear().await[1], number.to_string());
+        assert_eq!(server.receive().await[1], number.to_string());
     }
 }
 
@@ -248,7 +248,7 @@ async fn pipeline_stays_in_one_piece() {
     let asking = join(join(ask(&wire, 0), both), ask(&wire, 3));
     let answers = async {
         for number in 0..4 {
-            let words = server.hear().await;
+            let words = server.receive().await;
             assert_eq!(words[1], number.to_string());
             server.say(&echo(&words)).await;
         }
@@ -264,12 +264,12 @@ async fn pipeline_and_what_follows_it_go_out_together_and_are_answered_apart() {
     let (all, mut last) = wire.ask_all_then(2, |bytes| (0..3).for_each(|number| request(bytes, number)));
     assert_eq!(wire.shared.state.lock().writes, 1);
     for _ in 0..2 {
-        let words = server.hear().await;
+        let words = server.receive().await;
         server.say(&echo(&words)).await;
     }
     assert_eq!(all.await.expect("answered"), ["0", "1"].map(text));
     assert!(poll_immediate(&mut last).await.is_none(), "it was not answered yet");
-    let words = server.hear().await;
+    let words = server.receive().await;
     server.say(&echo(&words)).await;
     assert_eq!(last.await.expect("answered"), text("2"));
     drop(server);
@@ -286,7 +286,7 @@ async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
     assert!(poll_immediate(both.as_mut().expect("it waits")).await.is_none());
     assert!(poll_immediate(behind.as_mut()).await.is_none());
     for _ in 1..4 {
-        let words = server.hear().await;
+        let words = server.receive().await;
         server.say(&echo(&words)).await;
         tokio::task::yield_now().await;
         // The caller goes when it has one of two answers.
@@ -300,7 +300,7 @@ async fn pipeline_that_is_answered_in_part_has_failed() {
     let (wire, mut server, _) = connected().await;
     let mut both = Box::pin(wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number))));
     assert!(poll_immediate(&mut both).await.is_none());
-    let words = server.hear().await;
+    let words = server.receive().await;
     server.say(&echo(&words)).await;
     drop(server);
     assert!(both.await.is_err());
@@ -316,7 +316,7 @@ async fn what_the_socket_does_not_take_goes_later() {
 #[tokio::test]
 async fn what_the_socket_does_not_take_of_what_is_encrypted_goes_later() {
     let (wire, server, _) = encrypted().await;
-    tokio::time::timeout(PATIENCE, all_goes_later(wire, server)).await.expect("nothing stays behind");
+    tokio::time::timeout(TIME_LIMIT, all_goes_later(wire, server)).await.expect("nothing stays behind");
 }
 
 async fn all_goes_later(wire: Wire, mut server: Server) {
@@ -328,7 +328,7 @@ async fn all_goes_later(wire: Wire, mut server: Server) {
     assert!(!wire.shared.state.lock().current.is_empty(), "the socket is full");
     let answers = async {
         for number in 0..3 {
-            let words = server.hear().await;
+            let words = server.receive().await;
             assert_eq!((words[1].as_str(), words[2].len()), (number.to_string().as_str(), 8 << 20));
             // The answer is longer than one read.
             server.say(&format!("${}\r\n{answer}\r\n", answer.len())).await;
@@ -354,32 +354,32 @@ async fn what_counts_as_written_behind_tls_has_gone_out() {
     };
     assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
     let reading = async { server.read_exact(&mut vec![0; written]).await.map(drop) };
-    tokio::time::timeout(PATIENCE, reading).await.expect("all of it comes").expect("a live socket");
+    tokio::time::timeout(TIME_LIMIT, reading).await.expect("all of it comes").expect("a live socket");
 }
 
 /// The asking task or the driver encrypts each request, and there is one state for all.
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_behind_tls_find_their_requests_whoever_writes_them() {
-    const ASKERS: usize = 8;
+    const CLIENTS: usize = 8;
     let (wire, mut server, _) = encrypted().await;
     let wire = Arc::new(wire);
     let answers = tokio::spawn(async move {
-        for _ in 0..ASKERS * 500 {
-            let words = server.hear().await;
+        for _ in 0..CLIENTS * 500 {
+            let words = server.receive().await;
             server.say(&echo(&words)).await;
         }
     });
-    let askers = (0..ASKERS).map(|asker| {
+    let clients = (0..CLIENTS).map(|client| {
         let wire = Arc::clone(&wire);
         tokio::spawn(async move {
-            for number in (0..500).map(|number| number * ASKERS + asker) {
+            for number in (0..500).map(|number| number * CLIENTS + client) {
                 assert_eq!(ask(&wire, number).await.expect("answered"), text(&number.to_string()));
             }
         })
     });
-    let all = join_all(askers.chain([answers]));
-    let ended = tokio::time::timeout(PATIENCE, all).await.expect("nothing stays behind");
+    let all = join_all(clients.chain([answers]));
+    let ended = tokio::time::timeout(TIME_LIMIT, all).await.expect("nothing stays behind");
     assert!(ended.iter().all(Result::is_ok));
 }
 
@@ -388,7 +388,7 @@ async fn answers_behind_tls_find_their_requests_whoever_writes_them() {
 async fn closed_without_a_farewell_it_ends_as_without_tls() {
     let (wire, mut server, ends) = encrypted().await;
     let close = async {
-        server.hear().await;
+        server.receive().await;
         drop(server);
     };
     let (answer, ()) = join(ask(&wire, 0), close).await;
@@ -403,7 +403,7 @@ async fn closed_by_the_server_it_ends_for_all_who_wait_and_all_who_come() {
     let (wire, mut server, ends) = connected().await;
     let asking = async { (ask(&wire, 0).await, ends.is_closed()) };
     let close = async {
-        server.hear().await;
+        server.receive().await;
         drop(server);
     };
     let ((answer, was_closed), ()) = join(asking, close).await;
@@ -419,7 +419,7 @@ async fn what_nobody_can_read_ends_it() {
     for answer in ["hello\r\n", ":1\r\n:2\r\n"] {
         let (wire, mut server, ends) = connected().await;
         let answers = async {
-            server.hear().await;
+            server.receive().await;
             server.say(answer).await;
         };
         drop(join(ask(&wire, 0), answers).await);
@@ -441,10 +441,10 @@ fn is_confirmation(answer: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn messages_are_heard_in_order_and_answer_nobody() {
+async fn messages_are_pushed_in_order_and_answer_no_request() {
     let (wire, mut server, ends) = linked().await;
     let answers = async {
-        server.hear().await;
+        server.receive().await;
         // The last message comes in two pieces, with two pushes of no known kind before it.
         let message = |text: &str| pushed("smessage", "a", &format!("$1\r\n{text}\r\n"));
         let all = [message("1"), "$1\r\n0\r\n".into(), ">1\r\n$5\r\nhello\r\n".into(), ">0\r\n".into(), message("2")];
@@ -454,14 +454,14 @@ async fn messages_are_heard_in_order_and_answer_nobody() {
         tokio::task::yield_now().await;
         server.say(second).await;
         // Behind the message.
-        server.hear().await;
+        server.receive().await;
         server.say("$1\r\n1\r\n").await;
     };
     let asking = async { (ask(&wire, 0).await, ask(&wire, 1).await) };
     let ((first, second), ()) = join(asking, answers).await;
     assert_eq!((first.expect("answered"), second.expect("answered")), (text("0"), text("1")));
     let message = |text: &str| format!("{:?}", Pushed::Message { channel: "a", message: text.as_bytes() });
-    assert_eq!(ends.heard(), [message("1"), message("2")]);
+    assert_eq!(ends.pushed(), [message("1"), message("2")]);
 }
 
 #[tokio::test]
@@ -472,7 +472,7 @@ async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
         wire.ask_all(Of::Subscriptions, 3, |bytes| channels.iter().for_each(|channel| subscribe(bytes, channel)));
     let answers = async {
         for _ in channels {
-            server.hear().await;
+            server.receive().await;
         }
         server.say(&pushed("ssubscribe", "a", ":1\r\n")).await;
         server.say(&pushed("smessage", "a", "$1\r\nx\r\n")).await;
@@ -483,12 +483,12 @@ async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
     let answers = answers.expect("answered");
     assert!(is_confirmation(&answers[0]) && is_confirmation(&answers[2]), "{answers:?}");
     assert!(matches!(answers[1], Value::ServerError(_)), "{answers:?}");
-    let heard = [
+    let pushed = [
         Pushed::Subscribed { channel: "a" },
         Pushed::Message { channel: "a", message: b"x" },
         Pushed::Subscribed { channel: "c" },
     ];
-    assert_eq!(ends.heard(), heard.map(|pushed| format!("{pushed:?}")));
+    assert_eq!(ends.pushed(), pushed.map(|pushed| format!("{pushed:?}")));
 }
 
 /// A slot leaves while the node is pinged: the ping still gets its own answer.
@@ -497,35 +497,35 @@ async fn what_ends_unasked_answers_no_other_question() {
     let (wire, mut server, ends) = linked().await;
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
     let answers = async {
-        server.hear().await;
+        server.receive().await;
         server.say(&pushed("sunsubscribe", "b", ":0\r\n")).await;
         server.say("$1\r\n0\r\n").await;
     };
     let (answer, ()) = join(ask(&wire, 0), answers).await;
     assert_eq!(answer.expect("answered"), text("0"));
     let ended = |channel| format!("{:?}", Pushed::Unsubscribed { channel });
-    assert_eq!(ends.heard(), [ended("a"), ended("b")]);
+    assert_eq!(ends.pushed(), [ended("a"), ended("b")]);
     assert!(!ends.is_closed());
 }
 
 /// A handler that learns of a channel's end may subscribe again before the reader has gone on.
 #[tokio::test]
-async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
+async fn push_is_no_answer_to_a_request_that_is_sent_for_it() {
     type Asked = (Arc<WireShared>, oneshot::Receiver<Answers>);
     let (ends, asked) = (Ends::default(), Arc::new(Mutex::new(None::<Asked>)));
     let wire = Arc::new(Mutex::new(None::<Wire>));
     let (asks, by) = (Arc::clone(&asked), Arc::clone(&wire));
-    let hear = move |_: Pushed<'_>| {
+    let on_push = move |_: Pushed<'_>| {
         if let Some(wire) = &*by.lock() {
             let (pipeline, answers) = Requester::of_many(Of::Subscriptions, 1);
             wire.shared.send(|bytes| subscribe(bytes, "a"), [pipeline]).expect("it is open");
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
     };
-    let (dialed, mut server) = connected_by(ends.ears().with_on_push(Box::new(hear))).await;
+    let (dialed, mut server) = connected_by(ends.push_handler().with_on_push(Box::new(on_push))).await;
     *wire.lock() = Some(dialed);
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
-    assert_eq!(server.hear().await, ["SSUBSCRIBE", "a"]);
+    assert_eq!(server.receive().await, ["SSUBSCRIBE", "a"]);
     let (_, mut answers) = asked.lock().take().expect("it was heard");
     assert!(answers.try_recv().is_err(), "nothing was answered");
     *wire.lock() = None;
@@ -543,9 +543,9 @@ async fn answer_too_many_is_no_end_of_a_link() {
         (ended, ask(&wire, 0).await.expect("answered"))
     };
     let answers = async {
-        server.hear().await;
+        server.receive().await;
         server.say(&[&pushed("sunsubscribe", "a", ":0\r\n"), "-MOVED 7 127.0.0.1:1\r\n"].concat()).await;
-        server.hear().await;
+        server.receive().await;
         server.say("$1\r\n0\r\n").await;
     };
     let ((ended, answer), ()) = join(asking, answers).await;
@@ -575,7 +575,7 @@ fn end_of_its_runtime_is_told_to_those_who_wait_elsewhere() {
 
 /// The server is broken or hostile: its answer has no end.
 #[tokio::test]
-async fn server_that_says_too_much_is_heard_no_more() {
+async fn server_that_pushes_too_much_is_read_no_more() {
     let bulk = ("$17179869184\r\n".to_owned(), "x".repeat(1 << 20));
     let text = ("$4194000\r\n".to_owned(), "x".repeat(1 << 20));
     let list = ("*100000000\r\n".to_owned(), ":1\r\n".to_owned());
@@ -585,7 +585,7 @@ async fn server_that_says_too_much_is_heard_no_more() {
     for (first, then) in [bulk, text, list, lists, deep, line] {
         let (wire, mut server, ends) = connected().await;
         let says = async {
-            server.hear().await;
+            server.receive().await;
             let mut said = first.clone().into_bytes();
             let mut sent = 0;
             // More than any limit. The client may hang up meanwhile.
@@ -595,7 +595,7 @@ async fn server_that_says_too_much_is_heard_no_more() {
             }
             sent
         };
-        let asking = tokio::time::timeout(PATIENCE, ask(&wire, 0));
+        let asking = tokio::time::timeout(TIME_LIMIT, ask(&wire, 0));
         let (answer, sent) = join(asking, says).await;
         assert!(answer.expect("it has ended").is_err(), "{first}{}", &then[..1]);
         assert!(sent < 40 << 20, "{sent} bytes were taken");
@@ -615,13 +615,13 @@ async fn map_may_be_larger_than_other_answers() {
     for is_map in [true, false] {
         let (wire, mut server, ends) = connected().await;
         let says = async {
-            server.hear().await;
+            server.receive().await;
             // The client may hang up meanwhile.
             server.stream.write_all(large_answer().as_bytes()).await.unwrap_or_default();
         };
         let asking =
             async { if is_map { wire.ask_for_map(|bytes| request(bytes, 0)).await } else { ask(&wire, 0).await } };
-        let (answer, ()) = join(tokio::time::timeout(PATIENCE, asking), says).await;
+        let (answer, ()) = join(tokio::time::timeout(TIME_LIMIT, asking), says).await;
         assert_eq!((answer.expect("in time").is_ok(), ends.is_closed()), (is_map, !is_map));
     }
 }

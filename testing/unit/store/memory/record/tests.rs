@@ -9,15 +9,8 @@ fn at(ms: u64) -> ServerTime {
 }
 
 fn ask(n: u64, mode: Mode) -> AcquireRequest {
-    let (lease, patience) = (Duration::from_secs(10), Duration::from_secs(10));
-    AcquireRequest {
-        id: id(n),
-        mode,
-        lease,
-        max_tokens: 64,
-        if_taken: IfTaken::Queue { waiter_ttl: patience },
-        caches: false,
-    }
+    let (lease, waiter_ttl) = (Duration::from_secs(10), Duration::from_secs(10));
+    AcquireRequest { id: id(n), mode, lease, max_tokens: 64, if_taken: IfTaken::Queue { waiter_ttl }, caches: false }
 }
 
 fn id(n: u64) -> AcquisitionId {
@@ -41,12 +34,12 @@ impl Record {
     }
 
     fn told(&mut self) -> Vec<AcquisitionId> {
-        self.take_notifications().into_iter().map(|news| news.id).collect()
+        self.take_notifications().into_iter().map(|notification| notification.id).collect()
     }
 }
 
 #[test]
-fn whole_turn_of_readers_is_in_before_the_next_writer() {
+fn whole_batch_of_readers_is_in_before_the_next_writer() {
     let mut record = Record::with_limits(FEW);
     record.granted_to(0, 1, Mode::Write);
     (11..=15).for_each(|n| record.queued(0, n, Mode::Read));
@@ -69,7 +62,7 @@ fn whole_turn_of_readers_is_in_before_the_next_writer() {
 }
 
 #[test]
-fn dead_ones_of_a_turn_count() {
+fn dead_readers_of_a_batch_count() {
     let mut record = Record::with_limits(FEW);
     record.granted_to(0, 1, Mode::Write);
     (11..=15).for_each(|n| record.queued(0, n, Mode::Read));

@@ -42,12 +42,13 @@ impl Facts<'_> {
         let lineage = self.lineage(now);
         let answered = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at <= now);
         // For a hold that is being converted, the answer "unknown" may be the conversion.
-        let heard = |request: &RequestFacts| match &request.answered {
+        let was_answered_before = |request: &RequestFacts| match &request.answered {
             Some((at, Reply::Lost { .. })) if *at < now => !self.is_being_converted(id, now),
             Some((at, _)) => *at < now,
             None => false,
         };
-        let applied = || self.about(id).filter(|request| heard(request)).filter_map(|request| request.applied);
+        let applied =
+            || self.about(id).filter(|request| was_answered_before(request)).filter_map(|request| request.applied);
         // Answers of a replaced primary count for a process until it learns of the new one.
         let lost = self.losses.iter().rfind(|at| **at <= now).copied().unwrap_or_default();
         let mut all = self.about(id).filter(|request| answered(request)).filter_map(|request| request.applied);
@@ -71,8 +72,9 @@ impl Facts<'_> {
         let Some(forced) = self.forced_at(id, now) else {
             return false;
         };
-        let heard = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at < now);
-        let applied = self.about(id).filter(|request| heard(request)).filter_map(|request| request.applied);
+        let was_answered_before = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at < now);
+        let applied =
+            self.about(id).filter(|request| was_answered_before(request)).filter_map(|request| request.applied);
         !applied.into_iter().any(|(at, _)| at > forced)
     }
 
@@ -112,31 +114,31 @@ impl Facts<'_> {
         requests: &[&RequestFacts],
         now: Micros,
     ) -> Micros {
-        // A notice counts only if it began the hold, and no later answer did.
+        // A notification counts only if it began the hold, and no later answer did.
         let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
         let was_answered = |since: Micros| {
             let answers = requests.iter().filter_map(|request| request.answered.as_ref());
             let mut grants = answers.filter(|(_, reply)| matches!(reply, Reply::Granted { .. })).map(|(at, _)| *at);
             grants.any(|at| since <= at && begun.is_some_and(|begun| at <= begun))
         };
-        let notices = begun
+        let notifications = begun
             .into_iter()
-            .flat_map(|begun| self.noticed_by(id, begun).filter(move |(at, until)| *at <= now && begun < *until));
-        let notices = notices.filter(|(at, _)| !was_answered(*at)).map(|(at, until)| (at, until, None));
+            .flat_map(|begun| self.notified_by(id, begun).filter(move |(at, until)| *at <= now && begun < *until));
+        let notifications = notifications.filter(|(at, _)| !was_answered(*at)).map(|(at, until)| (at, until, None));
         let answers = requests.iter().filter_map(|request| match &request.answered {
             Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
                 Some((*at, self.covered_until(request, *remaining_ms), Some((*request, *remaining_ms))))
             }
             _ => None,
         });
-        let mut words: Vec<_> = answers.chain(notices).collect();
-        words.sort_by_key(|(at, until, _)| (*at, *until));
+        let mut confirmations: Vec<_> = answers.chain(notifications).collect();
+        confirmations.sort_by_key(|(at, until, _)| (*at, *until));
         let mut trust = Trust::default();
-        for (at, until, answer) in words {
+        for (at, until, answer) in confirmations {
             match answer {
                 _ if trust.is_over(at) => {}
                 Some((request, remaining_ms)) => trust.is_answered(at, request, remaining_ms, until),
-                None => trust.is_noticed(until),
+                None => trust.on_notification(until),
             }
         }
         trust.until()
@@ -175,21 +177,21 @@ impl Facts<'_> {
             .iter()
             .map(|(request, _)| *request)
             .filter(|request| matches!(&request.answered, Some((at, Reply::Refused)) if *at <= now));
-        let stood = renewed.chain(refused).map(|request| request.sent).max().unwrap_or_default();
-        first.sent.max(stood) + self.process(held.process).usable(lease_ms * MS)
+        let was_live = renewed.chain(refused).map(|request| request.sent).max().unwrap_or_default();
+        first.sent.max(was_live) + self.process(held.process).usable(lease_ms * MS)
     }
 
     /// Returns true if an answer has shown that a conversion was not carried out and cannot be any more.
     fn is_settled(&self, held: &GuardFacts, request: &RequestFacts, now: Micros) -> bool {
         let arrives_by = request.sent + self.process(held.process).max_delay();
         let asked = |at: Micros| request.attempt.is_some_and(|attempt| self.is_asked(attempt, at));
-        let stood = |other: &RequestFacts| match &other.answered {
+        let was_live = |other: &RequestFacts| match &other.answered {
             // While an attempt is under way, only the answer to that attempt counts.
             Some((at, Reply::Renewed { .. })) => *at <= now && other.sent >= arrives_by && !asked(*at),
             Some((at, Reply::Refused)) => *at <= now && other.sent >= arrives_by,
             _ => false,
         };
-        self.about(held.id).chain(self.conversions_of(held.id)).any(stood)
+        self.about(held.id).chain(self.conversions_of(held.id)).any(was_live)
     }
 
     /// Returns true while an attempt is under way.
@@ -249,7 +251,7 @@ impl Facts<'_> {
         if self.guards.values().any(|guard| guard.id == id && guard.is_converting(now)) {
             return true;
         }
-        let is_open = |turn: &AttemptFacts| turn.ended.is_none_or(|(ended, _)| ended >= now);
+        let is_open = |conversion: &AttemptFacts| conversion.ended.is_none_or(|(ended, _)| ended >= now);
         let mut conversions = self
             .conversions_of(id)
             .filter(|conversion| conversion.sent <= now)

@@ -1,12 +1,12 @@
 //! Checks cached holds. The process learns of waiters, gives a recalled hold up in time, and no guard enters after
-//! that. `docs/IDLE.md` has the times.
+//! that. `docs/CACHED_HOLDS.md` has the times.
 
 use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{Facts, Given, MS, SECOND};
 use crate::store::Mode;
-use crate::testing::simulation::history::{Called, Held, Id, Lock, Micros, Op, Reply, Seen, What};
+use crate::testing::simulation::history::{Held, Id, Lock, Micros, Op, Recalled, Reply, Seen, What};
 
 /// Time from a recall to the server's record that the hold is over, if nothing goes wrong.
 const HOP: Micros = 100 * MS;
@@ -24,77 +24,78 @@ fn keeps_out(held: &Held, waiting: &Held) -> bool {
 
 /// Recallable flag of a lock: it counts while this is the last token. Also the time of the last recall.
 #[derive(Clone, Copy, Default)]
-struct Mark {
+struct KnownFlag {
     token: u64,
-    called_ms: Option<u64>,
+    recalled_ms: Option<u64>,
 }
 
 /// Checks that a waiter recalls a cached hold that keeps it out. All waiters together recall at most twice a second. An
 /// attempt that only tries always recalls.
-pub(super) fn calls(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("kept: calls");
+pub(super) fn recalls(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("cached: recalls");
     // `None`: the flag that a replica has when it takes over is not known.
-    let mut marks: BTreeMap<(u32, Lock), Option<Mark>> = BTreeMap::new();
+    let mut flags: BTreeMap<(u32, Lock), Option<KnownFlag>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
-        let What::Applied { primary, lock, op, reply, server_us, before, after, called, deposed: false, .. } = what
+        let What::Applied { primary, lock, op, reply, server_us, before, after, recalled, deposed: false, .. } = what
         else {
             continue;
         };
         let now_ms = server_us / 1000;
-        let mark = marks.entry((*primary, *lock)).or_insert_with(|| (*primary == 0).then(Mark::default));
-        let since = mark.and_then(|mark| now_ms.checked_sub(mark.called_ms?));
+        let flag = flags.entry((*primary, *lock)).or_insert_with(|| (*primary == 0).then(KnownFlag::default));
+        let since = flag.and_then(|flag| now_ms.checked_sub(flag.recalled_ms?));
         let is_early = since.is_some_and(|since| since < PACE_MS);
-        let is_marked = |seen: &Seen| mark.is_some_and(|mark| mark.token == seen.token);
+        let is_recallable = |seen: &Seen| flag.is_some_and(|flag| flag.token == seen.token);
         match (op, reply) {
-            (Op::Acquire { id, tries, mode, .. }, Reply::Queued { .. }) if is_marked(after) => {
+            (Op::Acquire { id, tries, mode, .. }, Reply::Queued { .. }) if is_recallable(after) => {
                 let inside = after.held.iter().any(|held| *mode == Mode::Write || held.mode == Mode::Write);
-                let named = called.is_some_and(|called| called.tries == tries.then_some(*id));
-                let right = if *tries || !is_early { named || !inside } else { called.is_none() };
-                findings
-                    .add_unless(right, at, || format!("{op:?} is refused and calls {called:?}, {since:?} ms later"));
-            }
-            (Op::Acquire { .. }, _) => {
-                findings.add_unless(called.is_none() || mark.is_none(), at, || {
-                    format!("{op:?} is answered {reply:?} and calls {called:?}")
+                let named = recalled.is_some_and(|recalled| recalled.tries == tries.then_some(*id));
+                let right = if *tries || !is_early { named || !inside } else { recalled.is_none() };
+                findings.add_unless(right, at, || {
+                    format!("{op:?} is refused and recalls {recalled:?}, {since:?} ms later")
                 });
             }
-            (Op::Force { .. }, Reply::Forced(ended)) if is_marked(before) => {
-                let right = ended.is_empty() || called.is_some_and(|called| called.tries.is_none());
-                findings.add_unless(right, at, || format!("{ended:?} end by force, and nobody is called"));
+            (Op::Acquire { .. }, _) => {
+                findings.add_unless(recalled.is_none() || flag.is_none(), at, || {
+                    format!("{op:?} is answered {reply:?} and recalls {recalled:?}")
+                });
+            }
+            (Op::Force { .. }, Reply::Forced(ended)) if is_recallable(before) => {
+                let right = ended.is_empty() || recalled.is_some_and(|recalled| recalled.tries.is_none());
+                findings.add_unless(right, at, || format!("{ended:?} end by force, and no holder is recalled"));
             }
             _ => {}
         }
-        if let (Some(mark), Some(Called { tries: None, .. }), Op::Acquire { .. }) = (mark.as_mut(), called, op) {
-            mark.called_ms = Some(now_ms);
+        if let (Some(flag), Some(Recalled { tries: None, .. }), Op::Acquire { .. }) = (flag.as_mut(), recalled, op) {
+            flag.recalled_ms = Some(now_ms);
         }
-        marks_it(mark, *op, reply, (before, after));
+        set_flag(flag, *op, reply, (before, after));
     }
     findings
 }
 
 /// Sets the recallable flag when a holder may cache its hold. The flag counts for holds with the same token, and
 /// follows new tokens.
-fn marks_it(mark: &mut Option<Mark>, op: Op, reply: &Reply, (before, after): (&Seen, &Seen)) {
+fn set_flag(flag: &mut Option<KnownFlag>, op: Op, reply: &Reply, (before, after): (&Seen, &Seen)) {
     let is_waited_for = match (op, reply) {
         (
-            Op::Acquire { keeps: true, .. } | Op::Conversion { keeps: true, .. } | Op::Renew { keeps: true, .. },
+            Op::Acquire { caches: true, .. } | Op::Conversion { caches: true, .. } | Op::Renew { caches: true, .. },
             Reply::Granted { is_waited_for, .. } | Reply::Renewed { is_waited_for, .. },
         ) => *is_waited_for,
         _ => return,
     };
-    if mark.is_none() && is_waited_for {
+    if flag.is_none() && is_waited_for {
         // The time of the last recall is not known either.
         return;
     }
     let renews = matches!(op, Op::Renew { .. });
-    let was_marked = mark.filter(|mark| mark.token == if renews { before.token } else { after.token });
-    let called_ms = was_marked.filter(|_| is_waited_for).and_then(|mark| mark.called_ms);
-    *mark = Some(Mark { token: after.token, called_ms });
+    let was_recallable = flag.filter(|flag| flag.token == if renews { before.token } else { after.token });
+    let recalled_ms = was_recallable.filter(|_| is_waited_for).and_then(|flag| flag.recalled_ms);
+    *flag = Some(KnownFlag { token: after.token, recalled_ms });
 }
 
 /// Checks that a force ends the writer that was seen, whatever tokens it has by now.
 pub(super) fn forced(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("kept: force");
+    let mut findings = Findings::of("cached: force");
     for (at, _, what) in facts.each() {
         let What::Applied { op: Op::Force { writer: Some(writer), .. }, after, .. } = what else { continue };
         let is_there = after.held.iter().any(|held| held.id == *writer);
@@ -106,7 +107,7 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
 /// Checks the tokens that renewals bring. They are the last that the server has given. Each writer's token is above
 /// those of all earlier guards, whatever hold of whatever process they had.
 pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("kept: tokens");
+    let mut findings = Findings::of("cached: tokens");
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -121,8 +122,8 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
             What::Granted { guard, id, token, .. } => {
                 let held = &facts.guards[guard];
                 let highest = highest.entry(held.wish.lock).or_default();
-                let turn = held.mode == Mode::Write && held.wish.within.is_none();
-                let rises = if turn { *token > *highest } else { *token >= *highest };
+                let own_token = held.mode == Mode::Write && held.wish.within.is_none();
+                let rises = if own_token { *token > *highest } else { *token >= *highest };
                 // A process goes on with a hold that the server lost, or that an operator ended, until it learns of
                 // that.
                 let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
@@ -141,7 +142,7 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
 
 /// Checks that no guard enters after the local end of the last answer.
 pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("kept: validity");
+    let mut findings = Findings::of("cached: validity");
     for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
         if facts.process(guard.process).cache_for == 0 {
             continue;
@@ -164,7 +165,7 @@ struct Wait {
 /// Checks that a process gives up a cached hold when there is a waiter. It does so within one message, or within a
 /// heartbeat if a recall is lost. The next renewal is the last time.
 pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("kept: given up");
+    let mut findings = Findings::of("cached: given up");
     let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         let What::Applied { lock, before, after, server_us, .. } = what else { continue };
@@ -213,27 +214,27 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     let is_used = facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > from));
     let is_told = leaves(facts, id).any(|left| left <= now);
     // The hold was converted. If that primary is lost, the old record may be back, and no process has it.
-    let is_turned = facts.requests.values().any(|request| {
+    let is_converted = facts.requests.values().any(|request| {
         let is_granted = matches!(request.answered, Some((at, Reply::Granted { .. })) if at <= now);
         is_granted && matches!(request.op, Op::Conversion { old, .. } if old == id)
     });
     let is_away = process.crashed.is_some_and(|crashed| crashed <= now) || process.paused_within(from, now) > 0;
     let is_wanted = facts.is_wanted_here(id.process, lock, from.saturating_sub(SECOND), now);
-    let is_elsewhere = is_told || is_turned || is_away;
+    let is_elsewhere = is_told || is_converted || is_away;
     if is_used || is_elsewhere || is_wanted || from >= now || facts.is_troubled(from.saturating_sub(RENEWAL), now) {
         return None;
     }
     let missed = Micros::try_from(listening.missed(from.saturating_sub(HEARTBEAT), now)).expect("few");
-    let is_heard = listening.stood(from.saturating_sub(HEARTBEAT), now);
+    let is_subscribed = listening.was_live(from.saturating_sub(HEARTBEAT), now);
     // A waiter that repeats its request just after a lost recall sends no recall. The process learns of this waiter one
     // heartbeat later.
-    let heard = from + missed * (HEARTBEAT + PACE_MS * MS) + HOP;
-    let renewed = from + RENEWAL + process.response_timeout + HOP;
-    let unheard =
+    let by_recall = from + missed * (HEARTBEAT + PACE_MS * MS) + HOP;
+    let by_renewal = from + RENEWAL + process.response_timeout + HOP;
+    let has_failed =
         facts.about(id).any(|request| request.failed.is_some_and(|failed| failed >= from.saturating_sub(RENEWAL)));
-    match (is_heard, unheard) {
-        (true, _) => Some(heard),
-        (false, false) => Some(renewed),
+    match (is_subscribed, has_failed) {
+        (true, _) => Some(by_recall),
+        (false, false) => Some(by_renewal),
         (false, true) => None,
     }
 }

@@ -15,7 +15,7 @@ use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings};
 const PROCESSES: usize = 10;
 const TASKS: usize = 20;
 /// Longest time that a task has the lock.
-const STAY: Duration = Duration::from_millis(3);
+const HOLD_FOR: Duration = Duration::from_millis(3);
 const SHORT_RUN: Duration = Duration::from_secs(5);
 const LONG_RUN: Duration = Duration::from_secs(60);
 
@@ -39,7 +39,7 @@ async fn task(manager: Manager, names: Arc<[String]>, stop: Arc<AtomicBool>) -> 
         let asked = Instant::now();
         let guard = take(&manager, &names[lock], mode).await;
         let entered = Instant::now();
-        tokio::time::sleep(STAY.mul_f64(fastrand::f64())).await;
+        tokio::time::sleep(HOLD_FOR.mul_f64(fastrand::f64())).await;
         let (left, token) = (Instant::now(), guard.token().into());
         guard.release().await.expect("ours to the end");
         visits.push(Visit { lock, mode, token, waited: entered - asked, entered, left });
@@ -102,7 +102,7 @@ fn judge_bypass(processes: &[Process], name: &str) -> [usize; 2] {
     [readers.len(), writers.len()]
 }
 
-async fn crowd(f: &Fixture, span: Duration) -> Vec<Process> {
+async fn many_waiters(f: &Fixture, span: Duration) -> Vec<Process> {
     let processes = Process::several(f, PROCESSES, &Settings::default()).await;
     let names: Arc<[String]> = [0; 3].map(|_| f.name()).into();
     let visits = run(&processes, &names, span).await;
@@ -115,9 +115,9 @@ async fn crowd(f: &Fixture, span: Duration) -> Vec<Process> {
     processes
 }
 
-async fn crowd_on(kind: Kind, server: Server, span: Duration) {
+async fn many_waiters_on(kind: Kind, server: Server, span: Duration) {
     let f = ServerFixture::shared(kind, server);
-    let processes = crowd(&f, span).await;
+    let processes = many_waiters(&f, span).await;
     let mut names: Vec<String> = processes[0].told().into_iter().map(|told| told.lock).collect();
     names.sort_unstable();
     names.dedup();
@@ -131,25 +131,25 @@ async fn crowd_on(kind: Kind, server: Server, span: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crowd_in_memory_is_served_in_turns() {
-    drop(crowd(&Fixture::memory(), SHORT_RUN / 5).await);
+async fn many_waiters_in_memory_are_served_in_phases() {
+    drop(many_waiters(&Fixture::memory(), SHORT_RUN / 5).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crowd_is_served_in_turns_on_a_redis_7_0_cluster() {
-    crowd_on(Kind::HashCluster, Server::Redis70, SHORT_RUN).await;
+async fn many_waiters_are_served_in_phases_on_a_redis_7_0_cluster() {
+    many_waiters_on(Kind::HashCluster, Server::Redis70, SHORT_RUN).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crowd_is_served_in_turns_on_a_valkey_9_1_cluster() {
-    crowd_on(Kind::HashCluster, Server::Valkey91, SHORT_RUN).await;
+async fn many_waiters_are_served_in_phases_on_a_valkey_9_1_cluster() {
+    many_waiters_on(Kind::HashCluster, Server::Valkey91, SHORT_RUN).await;
 }
 
 /// `cargo test --test it -- --ignored crowd_of_a_minute --nocapture` runs it, in two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes two minutes; a few seconds of it run always"]
-async fn crowd_of_a_minute_is_served_in_turns() {
+async fn many_waiters_of_a_minute_are_served_in_phases() {
     for server in [Server::Redis70, Server::Valkey91] {
-        crowd_on(Kind::HashCluster, server, LONG_RUN).await;
+        many_waiters_on(Kind::HashCluster, server, LONG_RUN).await;
     }
 }

@@ -9,7 +9,7 @@ use cluster_testenv::{Matcher, Node, Proxy, Server};
 use redis_rwlock::{Mode, Topology};
 use tokio::task::block_in_place;
 
-use super::{idle, keeps};
+use super::{cache_hold, caching};
 use crate::callers::runtimes::{Elsewhere, Then};
 use crate::either::take;
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
@@ -26,19 +26,19 @@ macro_rules! proxied_on_every_hash {
 }
 
 proxied_on_every_hash![
-    lost_call_costs_a_heartbeat,
-    calls_that_are_all_lost_cost_a_renewal,
-    lost_word_costs_a_try_its_wait,
+    lost_recall_costs_a_heartbeat,
+    recalls_that_are_all_lost_cost_a_renewal,
+    lost_recall_reply_costs_a_try_its_wait,
 ];
 
 hash_on_every_server![hold_of_a_runtime_that_ends_or_is_blocked_is_given_up];
 
 on_both_servers![
     silent_link_costs_no_more_than_its_next_ping,
-    nothing_is_relied_on_a_second_after_the_last_word,
-    killed_subscription_is_not_relied_on,
+    no_guard_enters_a_second_after_the_last_answer,
+    killed_subscription_ends_cached_holds,
     waiter_that_may_not_publish_costs_a_renewal,
-    waiter_that_may_not_publish_keeps_nobody_else_from_calling,
+    waiter_that_may_not_publish_keeps_no_other_from_recalling,
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
@@ -54,8 +54,8 @@ pub(super) const RENEWAL: Duration = Duration::from_millis(2250 + 500).saturatin
 /// Time for which the last answer of a node counts.
 const FRESH: Duration = Duration::from_secs(1);
 
-pub(super) fn keeps_for(lease: Duration) -> Settings {
-    Settings { lease, ..keeps() }
+pub(super) fn caching_for(lease: Duration) -> Settings {
+    Settings { lease, ..caching() }
 }
 
 /// Asserts that a writer elsewhere is granted the lock within `bound`.
@@ -73,38 +73,38 @@ fn calls_of(f: &ServerFixture, name: &str) -> String {
     f.hash_key(name) + ":call"
 }
 
-async fn lost_call_costs_a_heartbeat(f: &ServerFixture) {
+async fn lost_recall_costs_a_heartbeat(f: &ServerFixture) {
     for mode in MODES {
-        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager().await, f.name());
-        idle(&keeper, &name, mode).await;
+        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.manager().await, f.name());
+        cache_hold(&holder, &name, mode).await;
         proxy_of(f, &name).lose_messages(calls_of(f, &name), 1);
         writer_is_in_within(SOON, &other, &name).await;
         assert_eq!(proxy_of(f, &name).messages_lost(calls_of(f, &name)), 1);
     }
 }
 
-async fn calls_that_are_all_lost_cost_a_renewal(f: &ServerFixture) {
+async fn recalls_that_are_all_lost_cost_a_renewal(f: &ServerFixture) {
     for mode in MODES {
-        let (keeper, other, name) = (f.manager_with(keeps_for(LEASE)).await, f.manager().await, f.name());
-        idle(&keeper, &name, mode).await;
+        let (holder, other, name) = (f.manager_with(caching_for(LEASE)).await, f.manager().await, f.name());
+        cache_hold(&holder, &name, mode).await;
         proxy_of(f, &name).lose_messages(calls_of(f, &name), usize::MAX);
         writer_is_in_within(RENEWAL, &other, &name).await;
         assert!(proxy_of(f, &name).messages_lost(calls_of(f, &name)) >= 1, "it has called");
     }
 }
 
-async fn lost_word_costs_a_try_its_wait(f: &ServerFixture) {
-    for settings in [Settings::default(), keeps()] {
-        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager_with(settings).await, f.name());
-        let words = f.hash_key(&name) + ":wake:";
+async fn lost_recall_reply_costs_a_try_its_wait(f: &ServerFixture) {
+    for settings in [Settings::default(), caching()] {
+        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.manager_with(settings).await, f.name());
+        let replies = f.hash_key(&name) + ":wake:";
         // The first try subscribes.
         for lost in [0, usize::MAX] {
-            idle(&keeper, &name, Mode::Read).await;
-            proxy_of(f, &name).lose_messages(words.clone(), lost);
+            cache_hold(&holder, &name, Mode::Read).await;
+            proxy_of(f, &name).lose_messages(replies.clone(), lost);
             let guard = other.write(&name).cache_for(Duration::ZERO).try_now().await.expect("answered");
             guard.expect("nobody is inside").release().await.expect("released");
         }
-        assert!(proxy_of(f, &name).messages_lost(words) >= 1, "it was told");
+        assert!(proxy_of(f, &name).messages_lost(replies) >= 1, "it was told");
     }
 }
 
@@ -145,52 +145,52 @@ impl Alone {
 async fn silent_link_costs_no_more_than_its_next_ping(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
-        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.past_the_proxy().await, f.name());
-        idle(&keeper, &name, mode).await;
+        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.past_the_proxy().await, f.name());
+        cache_hold(&holder, &name, mode).await;
         let subscriptions = Matcher::command("SSUBSCRIBE").and(f.hash_key(&name) + ":call");
         let subscribed = f.node.proxy().requests_seen(subscriptions.clone());
-        let silence = f.node.proxy().hold_reply(Matcher::command("PING"));
-        block_in_place(|| silence.wait_applied(BOUND)).expect("the link asks whether its node is there");
+        let held_ping = f.node.proxy().hold_reply(Matcher::command("PING"));
+        block_in_place(|| held_ping.wait_applied(BOUND)).expect("the link asks whether its node is there");
         writer_is_in_within(SOON, &other, &name).await;
-        idle(&keeper, &name, mode).await;
+        cache_hold(&holder, &name, mode).await;
         assert!(f.node.proxy().requests_seen(subscriptions) > subscribed, "it was the link that fell silent");
     }
 }
 
-async fn nothing_is_relied_on_a_second_after_the_last_word(server: Server) {
+async fn no_guard_enters_a_second_after_the_last_answer(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
-        let (keeper, other, name) = (f.manager_with(keeps_for(LEASE)).await, f.past_the_proxy().await, f.name());
-        idle(&keeper, &name, mode).await;
+        let (holder, other, name) = (f.manager_with(caching_for(LEASE)).await, f.past_the_proxy().await, f.name());
+        cache_hold(&holder, &name, mode).await;
         f.node.proxy().black_hole();
-        let silent = Instant::now();
+        let silent_since = Instant::now();
         let waiting = tokio::spawn(other.write(&name).into_future());
-        while silent.elapsed() < FRESH * 2 {
-            let asked = silent.elapsed();
-            let is_in = tokio::time::timeout(Duration::from_millis(50), take(&keeper, &name, mode)).await.is_ok();
+        while silent_since.elapsed() < FRESH * 2 {
+            let asked = silent_since.elapsed();
+            let is_in = tokio::time::timeout(Duration::from_millis(50), take(&holder, &name, mode)).await.is_ok();
             assert!(!is_in || asked < FRESH, "a guard that was asked for {asked:?} after the last word");
         }
         let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-        assert!(silent.elapsed() < LEASE + HEARTBEAT + MACHINE, "after {:?}", silent.elapsed());
+        assert!(silent_since.elapsed() < LEASE + HEARTBEAT + MACHINE, "after {:?}", silent_since.elapsed());
         guard.release().await.expect("ours to the end");
         f.node.proxy().heal();
         until("holds stay again", async || {
-            let guard = soon("an answer", keeper.read(&name).into_future()).await;
+            let guard = soon("an answer", holder.read(&name).into_future()).await;
             drop(guard);
-            keeper.stats().cached_holds == 1
+            holder.stats().cached_holds == 1
         })
         .await;
     }
 }
 
-async fn killed_subscription_is_not_relied_on(server: Server) {
+async fn killed_subscription_ends_cached_holds(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
-        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager().await, f.name());
-        idle(&keeper, &name, mode).await;
+        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.manager().await, f.name());
+        cache_hold(&holder, &name, mode).await;
         assert!(f.node.kill_subscribers().expect("killed") >= 1);
-        until("it is given up, though nobody calls", async || keeper.stats().holds == 0).await;
-        idle(&keeper, &name, mode).await;
+        until("it is given up, though no waiter recalls", async || holder.stats().holds == 0).await;
+        cache_hold(&holder, &name, mode).await;
         assert!(f.node.kill_subscribers().expect("killed") >= 1);
         writer_is_in_within(SOON, &other, &name).await;
     }
@@ -202,9 +202,9 @@ const MUTE: [&str; 2] = ["-spublish", "resetchannels"];
 async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
     let f = Alone::start(server);
     for (mode, without) in MODES.into_iter().flat_map(|mode| MUTE.map(|without| (mode, without))) {
-        let (keeper, mute, name) =
-            (f.manager_with(keeps_for(LEASE)).await, f.without_publishing(without).await, f.name());
-        idle(&keeper, &name, mode).await;
+        let (holder, mute, name) =
+            (f.manager_with(caching_for(LEASE)).await, f.without_publishing(without).await, f.name());
+        cache_hold(&holder, &name, mode).await;
         let calls = f.hash_key(&name) + ":call";
         f.node.proxy().lose_messages(calls.clone(), usize::MAX);
         writer_is_in_within(RENEWAL, &mute, &name).await;
@@ -213,13 +213,13 @@ async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
 }
 
 /// A recall that the server refused does not count as one, so other waiters still recall.
-async fn waiter_that_may_not_publish_keeps_nobody_else_from_calling(server: Server) {
+async fn waiter_that_may_not_publish_keeps_no_other_from_recalling(server: Server) {
     let f = Alone::start(server);
     for (mode, without) in MODES.into_iter().zip(MUTE) {
-        let (keeper, mute, name) =
-            (f.manager_with(keeps_for(LONG)).await, f.without_publishing(without).await, f.name());
+        let (holder, mute, name) =
+            (f.manager_with(caching_for(LONG)).await, f.without_publishing(without).await, f.name());
         let other = f.past_the_proxy().await;
-        idle(&keeper, &name, mode).await;
+        cache_hold(&holder, &name, mode).await;
         let waits = name.clone();
         let waiting = tokio::spawn(async move { take(&mute, &waits, Mode::Write).await.release_unharmed().await });
         until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
@@ -231,18 +231,18 @@ async fn waiter_that_may_not_publish_keeps_nobody_else_from_calling(server: Serv
 async fn hold_of_a_runtime_that_ends_or_is_blocked_is_given_up(f: &ServerFixture) {
     let other = f.manager().await;
     for mode in MODES {
-        let (mut ends, name) = (f.elsewhere(keeps_for(LONG)).await, f.name());
+        let (mut ends, name) = (f.elsewhere(caching_for(LONG)).await, f.name());
         let used = name.clone();
-        ends.run(|manager| Box::pin(async move { idle(&manager, &used, mode).await })).await;
+        ends.run(|manager| Box::pin(async move { cache_hold(&manager, &used, mode).await })).await;
         ends.die().await;
         writer_is_in_within(SOON, &other, &name).await;
         for then in [Then::Stands, Then::IsBlocked] {
-            let (manager, name) = (f.manager_with(keeps_for(LONG)).await, f.name());
-            let (keeper, used) = (Arc::clone(&manager), name.clone());
-            let (runtime, ()) = Elsewhere::after(then, async move { idle(&keeper, &used, mode).await }).await;
+            let (manager, name) = (f.manager_with(caching_for(LONG)).await, f.name());
+            let (holder, used) = (Arc::clone(&manager), name.clone());
+            let (runtime, ()) = Elsewhere::after(then, async move { cache_hold(&holder, &used, mode).await }).await;
             writer_is_in_within(SOON, &other, &name).await;
             // The same holds after another use of the lock.
-            idle(&manager, &name, mode).await;
+            cache_hold(&manager, &name, mode).await;
             drop(runtime);
             writer_is_in_within(SOON, &other, &name).await;
         }

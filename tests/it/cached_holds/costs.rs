@@ -6,27 +6,27 @@ use cluster_testenv::{Matcher, Node, Server};
 use futures_util::future::join_all;
 use redis_rwlock::{Mode, Topology};
 
-use super::{idle, keeps};
+use super::{cache_hold, caching};
 use crate::fixture::{Fixture, Settings};
 use crate::router::field::on_both_servers;
 use crate::wait::until;
 
-on_both_servers![try_asks_and_calls_at_once, as_many_stay_as_may_though_they_are_used_in_turn];
+on_both_servers![try_asks_and_recalls_at_once, max_cached_holds_stay_cached_though_they_are_used_in_turn];
 
 fn scripts_of(node: &Node) -> usize {
     node.proxy().requests_seen(Matcher::new(|request| request.is_script()))
 }
 
-async fn try_asks_and_calls_at_once(server: Server) {
+async fn try_asks_and_recalls_at_once(server: Server) {
     let node = Node::builder(server).proxied().start().expect("the server starts");
     let f = Fixture::hash(Topology::node(node.url()));
     // A busy machine answers late. Requests that the managers repeat then would be counted too.
-    let patient = Settings { response_timeout: Duration::from_secs(5), lease: Duration::from_secs(60), ..keeps() };
-    let (keeper, other, name) = (f.manager_with(patient.clone()).await, f.manager_with(patient).await, f.name());
+    let patient = Settings { response_timeout: Duration::from_secs(5), lease: Duration::from_secs(60), ..caching() };
+    let (holder, other, name) = (f.manager_with(patient.clone()).await, f.manager_with(patient).await, f.name());
     let beside = f.manager_elsewhere(Topology::node(format!("redis://{}", node.addr()))).await;
     for is_first in [true, false] {
-        idle(&keeper, &name, Mode::Read).await;
-        let inside = keeper.read(&name).await.expect("granted");
+        cache_hold(&holder, &name, Mode::Read).await;
+        let inside = holder.read(&name).await.expect("granted");
         node.proxy().forget_requests();
         assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
         let nobody_waits = async || beside.inspect(&name).await.expect("answered").waiters.is_empty();
@@ -42,11 +42,11 @@ async fn try_asks_and_calls_at_once(server: Server) {
     }
 }
 
-async fn as_many_stay_as_may_though_they_are_used_in_turn(server: Server) {
+async fn max_cached_holds_stay_cached_though_they_are_used_in_turn(server: Server) {
     const NAMES: usize = 2_000;
     let node = Node::start(server).expect("the server starts");
     let f = Fixture::hash(Topology::node(node.url()));
-    let manager = f.manager_with(Settings { lease: Duration::from_secs(60), ..keeps() }).await;
+    let manager = f.manager_with(Settings { lease: Duration::from_secs(60), ..caching() }).await;
     let names: Vec<String> = (0..NAMES).map(|_| f.name()).collect();
     // The manager notes the first use of a name, and listens for recalls from the second on. Holds that it requests
     // while it listens may be cached.

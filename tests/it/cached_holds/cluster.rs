@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use redis_rwlock::{HoldState, HoldWatch, Mode};
 use tokio::task::{JoinSet, block_in_place};
 
-use super::faults::{LEASE, RENEWAL, SOON, keeps_for, writer_is_in_within};
-use super::idle;
+use super::cache_hold;
+use super::faults::{LEASE, RENEWAL, SOON, caching_for, writer_is_in_within};
 use crate::either::{AnyGuard, take};
 use crate::fixture::{Manager, Settings, on_one_replica};
 use crate::router::field::{Field, name_of, on_both_servers};
@@ -18,7 +18,7 @@ use crate::wait::until;
 
 on_both_servers![
     slot_that_is_half_moved_costs_a_renewal,
-    hold_is_not_relied_on_where_its_slot_has_been,
+    hold_is_given_up_where_its_slot_has_been,
     writer_is_in_soon_after_a_failover,
     writer_is_in_soon_after_a_primary_was_killed,
     failovers_let_no_two_in_where_replicas_know,
@@ -32,15 +32,15 @@ const FAILED_OVER: Duration = SOON.saturating_add(Duration::from_secs(2));
 struct Scene {
     f: Field,
     tag: String,
-    keeper: Manager,
+    holder: Manager,
     other: Manager,
 }
 
 impl Scene {
     async fn new(f: Field, lease: Duration) -> Self {
         let tag = f.tag_at(&f.cluster.nodes()[0]);
-        let (keeper, other) = (f.manager_with(keeps_for(lease)).await, f.manager().await);
-        Self { f, tag, keeper, other }
+        let (holder, other) = (f.manager_with(caching_for(lease)).await, f.manager().await);
+        Self { f, tag, holder, other }
     }
 
     fn half_moved(&self) -> SlotMigration<'_> {
@@ -57,28 +57,28 @@ async fn slot_that_is_half_moved_costs_a_renewal(server: Server) {
     let s = Scene::new(Field::primaries(server), LEASE).await;
     for (n, mode) in MODES.into_iter().enumerate() {
         let name = name_of(&s.tag, n);
-        idle(&s.keeper, &name, mode).await;
+        cache_hold(&s.holder, &name, mode).await;
         let migration = s.half_moved();
         writer_is_in_within(RENEWAL, &s.other, &name).await;
         migration.finish().expect("the migration ends");
-        idle(&s.keeper, &name, mode).await;
+        cache_hold(&s.holder, &name, mode).await;
         writer_is_in_within(SOON, &s.other, &name).await;
     }
 }
 
-async fn hold_is_not_relied_on_where_its_slot_has_been(server: Server) {
+async fn hold_is_given_up_where_its_slot_has_been(server: Server) {
     let s = Scene::new(Field::primaries(server), Duration::from_secs(3)).await;
     for (n, mode) in MODES.into_iter().enumerate() {
         let name = name_of(&s.tag, n);
-        idle(&s.keeper, &name, mode).await;
+        cache_hold(&s.holder, &name, mode).await;
         let migration = s.half_moved();
-        until("it is given up when another node answers", async || s.keeper.stats().holds == 0).await;
+        until("it is given up when another node answers", async || s.holder.stats().holds == 0).await;
         for _ in 0..20 {
-            take(&s.keeper, &name, mode).await.release_unharmed().await;
-            assert_eq!(s.keeper.stats().cached_holds, 0, "calls are published elsewhere");
+            take(&s.holder, &name, mode).await.release_unharmed().await;
+            assert_eq!(s.holder.stats().cached_holds, 0, "recalls are published elsewhere");
         }
         migration.finish().expect("the migration ends");
-        idle(&s.keeper, &name, mode).await;
+        cache_hold(&s.holder, &name, mode).await;
         writer_is_in_within(SOON, &s.other, &name).await;
     }
 }
@@ -86,7 +86,7 @@ async fn hold_is_not_relied_on_where_its_slot_has_been(server: Server) {
 async fn writer_is_in_after(server: Server, fails_over: impl AsyncFn(&Field, &Node)) {
     let s = Scene::new(Field::with_replicas(server), Duration::from_secs(30)).await;
     let name = name_of(&s.tag, 0);
-    idle(&s.keeper, &name, Mode::Read).await;
+    cache_hold(&s.holder, &name, Mode::Read).await;
     let (old, key) = (s.f.owner(&s.tag), s.f.hash_key(&name));
     for replica in s.f.cluster.replicas_of(old) {
         let mut replica = replica.client().expect("connected");
@@ -96,8 +96,8 @@ async fn writer_is_in_after(server: Server, fails_over: impl AsyncFn(&Field, &No
     }
     fails_over(&s.f, old).await;
     writer_is_in_within(FAILED_OVER, &s.other, &name).await;
-    until("it has been given up", async || s.keeper.stats().holds == 0).await;
-    idle(&s.keeper, &name, Mode::Read).await;
+    until("it has been given up", async || s.holder.stats().holds == 0).await;
+    cache_hold(&s.holder, &name, Mode::Read).await;
     writer_is_in_within(SOON, &s.other, &name).await;
 }
 
@@ -118,13 +118,13 @@ async fn writer_is_in_soon_after_a_primary_was_killed(server: Server) {
 
 /// Locks of which several processes cache holds, and the guards that are inside of them.
 #[derive(Debug, Default)]
-struct Crowd {
+struct Workload {
     inside: Mutex<Vec<(usize, String, Mode, HoldWatch)>>,
     grants: AtomicUsize,
     is_over: AtomicBool,
 }
 
-impl Crowd {
+impl Workload {
     /// Notes a guard, and asserts that no guard which it excludes is still valid.
     fn enters(&self, name: &str, mode: Mode, watch: HoldWatch) -> usize {
         let number = self.grants.fetch_add(1, Ordering::SeqCst);
@@ -142,7 +142,7 @@ impl Crowd {
     }
 
     /// Uses the lock if it is granted in time. While a primary is replaced, it may not be.
-    async fn turn(&self, manager: &Manager, name: &str, mode: Mode) {
+    async fn use_lock(&self, manager: &Manager, name: &str, mode: Mode) {
         let wait = Duration::from_secs(2);
         let guard = match mode {
             Mode::Read => manager.read(name).wait_timeout(wait).await.map(AnyGuard::Read),
@@ -171,34 +171,34 @@ async fn failovers_let_no_two_in_where_replicas_know(server: Server) {
     let f = Field::with_replicas(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
     let durability = on_one_replica(Duration::from_millis(250));
-    let settings = Settings { durability, ..keeps_for(Duration::from_secs(3)) };
+    let settings = Settings { durability, ..caching_for(Duration::from_secs(3)) };
     let managers = [f.manager_with(settings.clone()).await, f.manager_with(settings).await];
-    let crowd = Arc::<Crowd>::default();
+    let workload = Arc::<Workload>::default();
     let mut tasks = JoinSet::new();
     for task in 0..8_usize {
-        let (managers, crowd, tag) = (managers.clone(), Arc::clone(&crowd), tag.clone());
+        let (managers, workload, tag) = (managers.clone(), Arc::clone(&workload), tag.clone());
         tasks.spawn(async move {
-            let mut turns = task..;
-            while !crowd.is_over.load(Ordering::SeqCst) {
-                let turn = turns.next().expect("there are always more");
+            let mut rounds = task..;
+            while !workload.is_over.load(Ordering::SeqCst) {
+                let round = rounds.next().expect("there are always more");
                 // One process uses each lock nearly always, so that it caches the hold. At times the other one does.
                 let lock = task % 4;
-                let manager = &managers[if turn % 50 == 0 { lock % 2 } else { (lock + 1) % 2 }];
-                let mode = if turn % 5 == 0 { Mode::Write } else { Mode::Read };
-                crowd.turn(manager, &name_of(&tag, lock), mode).await;
+                let manager = &managers[if round % 50 == 0 { lock % 2 } else { (lock + 1) % 2 }];
+                let mode = if round % 5 == 0 { Mode::Write } else { Mode::Read };
+                workload.use_lock(manager, &name_of(&tag, lock), mode).await;
             }
         });
     }
     for round in 0..3 {
-        crowd.goes_on().await;
+        workload.goes_on().await;
         until("holds stay", async || managers.iter().any(|manager| manager.stats().cached_holds > 0)).await;
         let owner = f.owner(&tag);
         let promoted =
             block_in_place(|| if round == 2 { f.cluster.failover_force(owner) } else { f.cluster.failover(owner) });
         promoted.expect("a replica takes over");
     }
-    crowd.goes_on().await;
-    crowd.is_over.store(true, Ordering::SeqCst);
+    workload.goes_on().await;
+    workload.is_over.store(true, Ordering::SeqCst);
     while let Some(ended) = tasks.join_next().await {
         ended.expect("no two were inside");
     }

@@ -136,18 +136,18 @@ fn too_early(
     // A limit of the attempt itself may end the wait at any moment of silence.
     let limited = attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= at);
     // A grant may be over when it arrives. Then it counts as silence.
-    let heard = own.iter().filter_map(|request| match &request.answered {
+    let last_answer = own.iter().filter_map(|request| match &request.answered {
         Some((at, Reply::Contended { .. } | Reply::Queued { .. } | Reply::Late)) => Some(*at),
         _ => None,
     });
-    let heard = heard.max().unwrap_or(attempt.asked);
-    let silent_us = at - heard;
+    let last_answer = last_answer.max().unwrap_or(attempt.asked);
+    let outage_us = at - last_answer;
     let process = facts.process(attempt.process);
-    let enough = silent_us >= process.unreachable_after
+    let enough = outage_us >= process.unreachable_after
         // An attempt that wants one answer gives up after two response timeouts.
         || attempt.wish.once && at - attempt.asked >= 2 * process.response_timeout;
     findings.add_unless(enough || limited, index, || {
-        format!("attempt {number} gives up though the server was silent for {silent_us} us only")
+        format!("attempt {number} gives up though the server was silent for {outage_us} us only")
     });
 }
 
@@ -162,45 +162,45 @@ fn too_late(
     let (ended, index) = attempt.ended.unwrap_or((facts.over, usize::MAX));
     let index = index.min(facts.events.len() - 1);
     let most = process.unreachable_after + process.response_timeout + SECOND + 100 * MS;
-    for silence in silences(asked, process.response_timeout) {
-        let from = silence.from.max(attempt.asked);
-        let until = silence.last.min(ended);
+    for outage in outages(asked, process.response_timeout) {
+        let from = outage.from.max(attempt.asked);
+        let until = outage.last.min(ended);
         let waited = until.saturating_sub(from);
         findings.add_unless(waited <= most + facts.asleep(attempt, from, until), index, || {
-            format!("attempt {number} bears a silent server for {waited} us: {silence:?}")
+            format!("attempt {number} bears a silent server for {waited} us: {outage:?}")
         });
     }
 }
 
 /// Span in which requests were not answered, from the first to the last.
 #[derive(Debug)]
-struct Silence {
+struct ServerOutage {
     from: Micros,
     last: Micros,
 }
 
-fn silences(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<Silence> {
+fn outages(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<ServerOutage> {
     // After a longer gap another attempt asks.
     let gap = response_timeout + 300 * MS;
-    let mut silences: Vec<Silence> = Vec::new();
-    let mut silent = false;
+    let mut outages: Vec<ServerOutage> = Vec::new();
+    let mut is_out = false;
     for request in requests {
         match &request.answered {
             // The server's time alone is no answer to the attempt.
             Some((_, Reply::Time)) => {}
-            Some(_) => silent = false,
+            Some(_) => is_out = false,
             // The future was dropped, so an answer would not have been noticed.
             None if request.failed.is_none() => {}
-            None if silent && silences.last().is_some_and(|silence| request.sent < silence.last + gap) => {
-                silences.last_mut().expect("one is silent").last = request.sent;
+            None if is_out && outages.last().is_some_and(|outage| request.sent < outage.last + gap) => {
+                outages.last_mut().expect("one is silent").last = request.sent;
             }
             None => {
-                silences.push(Silence { from: request.sent, last: request.sent });
-                silent = true;
+                outages.push(ServerOutage { from: request.sent, last: request.sent });
+                is_out = true;
             }
         }
     }
-    silences
+    outages
 }
 
 /// Promise 8: renewal is repeated until the local deadline. A guard is lost neither before that nor before one renewal
@@ -288,9 +288,9 @@ pub(super) fn expired_rightly(
         }
         _ => None,
     });
-    // Only a notice has confirmed it so far: its claim counts.
+    // Only a notification has confirmed it so far: its claim counts.
     let (confirmed, left_ms) = confirmed.max().unwrap_or_default();
-    // A notice and an answer of the same moment count from different clock samples.
+    // A notification and an answer of the same moment count from different clock samples.
     findings.add_unless(now + GRAIN >= until, at, || format!("lost before its local deadline at {until} us"));
     let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS).min(left_ms * MS);
     let paused = process.paused_within(confirmed, now) > 0;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cluster_testenv::Reply;
 use redis_rwlock::{Builder, Error, LossReason, Mode, RedisManager, RwLockManager, TimestampClients, blocking};
 
-use super::{Foreign, LONG, MODES, excludes, is_denied};
+use super::{LONG, MODES, TimestampClient, excludes, is_denied};
 use crate::either::take;
 use crate::fixture::{ServerFixture, Settings, hash_on_every_server};
 
@@ -31,21 +31,21 @@ async fn our_hold_and_theirs_exclude_each_other(f: &ServerFixture) {
     for (template, name) in KEYS {
         let template = [f.prefix(), template].concat();
         let manager = f.manager_with(adopting(&template)).await;
-        let mut foreign = Foreign { ttl: LONG, ..Foreign::at(f, template.replace('*', name)) };
+        let mut timestamp_client = TimestampClient { ttl: LONG, ..TimestampClient::at(f, template.replace('*', name)) };
         for ours in MODES {
             for theirs in MODES.into_iter().filter(|&theirs| excludes(ours, theirs)) {
                 let guard = take(&manager, name, ours).await;
-                foreign.is_refused(theirs);
+                timestamp_client.is_refused(theirs);
                 guard.release_unharmed().await;
-                let stamp = foreign.lock(theirs);
+                let stamp = timestamp_client.lock(theirs);
                 is_denied(&manager, name, ours).await;
-                foreign.unlock(stamp);
+                timestamp_client.unlock(stamp);
                 take(&manager, name, ours).await.release_unharmed().await;
             }
         }
         // Readers of both kinds do not exclude each other.
-        let (guard, stamp) = (take(&manager, name, Mode::Read).await, foreign.lock(Mode::Read));
-        foreign.unlock(stamp);
+        let (guard, stamp) = (take(&manager, name, Mode::Read).await, timestamp_client.lock(Mode::Read));
+        timestamp_client.unlock(stamp);
         guard.release_unharmed().await;
     }
 }

@@ -67,7 +67,7 @@ async fn troubles(world: &Arc<World>, plan: &Plan) {
     world.freezes();
     tokio::time::sleep(Duration::from_millis(10)).await;
     world.promotes();
-    // The process that releases learns of the failover first. So the waiter gets no notice and has to ask.
+    // The process that releases learns of the failover first. So the waiter gets no notification and has to ask.
     world.reroutes(1);
     tokio::time::sleep_until(plan.rerouted).await;
     world.reroutes(0);

@@ -10,7 +10,7 @@ use super::{first_failure, run, seeds_or};
 /// Returns the profile of one process alone with its cached holds, while the server is away for a while and is
 /// replaced.
 fn alone(_: u64) -> Profile {
-    Profile::of_kept(Scene::UsedAlone)
+    Profile::caching_in(Scene::UsedAlone)
 }
 
 fn violations(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Vec<Violation> {
@@ -18,25 +18,25 @@ fn violations(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Vec<Violat
 }
 
 #[test]
-fn promises_are_kept_where_holds_stay() {
-    if let Some(report) = first_failure(seeds_or(150), Profile::kept) {
+fn promises_hold_with_cached_holds() {
+    if let Some(report) = first_failure(seeds_or(150), Profile::caching) {
         panic!("{report}");
     }
 }
 
 #[test]
-fn promises_are_kept_where_one_process_is_alone() {
+fn promises_hold_where_one_process_is_alone() {
     if let Some(report) = first_failure(0..5, alone) {
         panic!("{report}");
     }
 }
 
 #[test]
-#[ignore = "tells what each checker says over many seeds where holds stay"]
+#[ignore = "tells what each checker says over many seeds with cached holds"]
 fn census() {
     let mut seen = std::collections::BTreeMap::<_, (usize, u64, String)>::new();
     for seed in seeds_or(200) {
-        let profile = Profile::kept(seed);
+        let profile = Profile::caching(seed);
         for violation in violations(seed, profile, None) {
             println!("{seed} {} {violation}", profile.name);
             seen.entry((violation.promise, profile.name)).or_insert((0, seed, violation.to_string())).0 += 1;
@@ -49,12 +49,12 @@ fn census() {
 const SEEDS_OF_A_MUTANT: u64 = 60;
 
 fn caught(profile_of: fn(u64) -> Profile, mutant: Mutant, promise: &str) {
-    let notices = |seed: &u64| {
+    let finds = |seed: &u64| {
         violations(*seed, profile_of(*seed), Some(mutant)).iter().any(|violation| violation.promise == promise)
     };
-    let noticed = (0..SEEDS_OF_A_MUTANT).find(notices);
-    println!("{mutant:?}: {noticed:?}");
-    assert!(noticed.is_some(), "nobody notices {mutant:?} in {SEEDS_OF_A_MUTANT} seeds");
+    let found = (0..SEEDS_OF_A_MUTANT).find(finds);
+    println!("{mutant:?}: {found:?}");
+    assert!(found.is_some(), "nobody notices {mutant:?} in {SEEDS_OF_A_MUTANT} seeds");
 }
 
 fn forced(_: u64) -> Profile {
@@ -77,21 +77,21 @@ macro_rules! mutants {
 
 mutants! {
     tokens_of_nobody: TokensOfNobody is caught by "2 tokens" in alone;
-    forgets_tokens: ForgetsTokens is caught by "kept: tokens" in alone;
-    joins_after_call: JoinsAfterCall is caught by "6 sharing" in Profile::kept;
-    deaf_to_calls: DeafToCalls is caught by "kept: given up" in Profile::kept;
-    keeps_unconfirmed: KeepsUnconfirmed is caught by "6 budget" in Profile::kept;
-    stands_again_at_once: StandsAgainAtOnce is caught by "6 sharing" in alone;
+    forgets_tokens: ForgetsTokens is caught by "cached: tokens" in alone;
+    joins_after_recall: JoinsAfterRecall is caught by "6 sharing" in Profile::caching;
+    ignores_recalls: IgnoresRecalls is caught by "cached: given up" in Profile::caching;
+    caches_unconfirmed: CachesUnconfirmed is caught by "6 budget" in Profile::caching;
+    live_again_at_once: LiveAgainAtOnce is caught by "6 sharing" in alone;
     ignores_break: IgnoresBreak is caught by "6 sharing" in alone;
     no_age: NoAge is caught by "6 sharing" in alone;
     other_node: OtherNode is caught by "6 budget" in alone;
-    leaves_under_guard: LeavesUnderGuard is caught by "1 validity" in Profile::kept;
-    idle_unrenewed: IdleUnrenewed is caught by "kept: validity" in Profile::kept;
-    no_mark: NoMark is caught by "kept: calls" in Profile::kept;
-    calls_once: CallsOnce is caught by "kept: calls" in Profile::kept;
-    call_per_waiter: CallPerWaiter is caught by "kept: calls" in Profile::kept;
-    renewal_mute: RenewalMute is caught by "6 waited for" in Profile::kept;
-    force_uncalled: ForceUncalled is caught by "kept: calls" in Profile::kept;
-    force_misses_tokens: ForceMissesTokens is caught by "kept: force" in forced;
-    try_stays: TryStays is caught by "5 ghosts" in Profile::kept;
+    leaves_under_guard: LeavesUnderGuard is caught by "1 validity" in Profile::caching;
+    cached_unrenewed: CachedUnrenewed is caught by "cached: validity" in Profile::caching;
+    no_recallable_flag: NoRecallableFlag is caught by "cached: recalls" in Profile::caching;
+    recalls_once: RecallsOnce is caught by "cached: recalls" in Profile::caching;
+    recall_per_waiter: RecallPerWaiter is caught by "cached: recalls" in Profile::caching;
+    renewal_mute: RenewalMute is caught by "6 waited for" in Profile::caching;
+    force_without_recall: ForceWithoutRecall is caught by "cached: recalls" in Profile::caching;
+    force_misses_tokens: ForceMissesTokens is caught by "cached: force" in forced;
+    try_stays_queued: TryStaysQueued is caught by "5 ghosts" in Profile::caching;
 }

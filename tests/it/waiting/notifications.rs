@@ -14,12 +14,12 @@ use crate::servers::ask;
 use crate::wait::{soon, stays_pending, until};
 
 on_both_servers![
-    waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notice,
-    waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat,
-    notice_that_is_told_again_lets_nobody_in,
+    waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification,
+    waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat,
+    notification_that_is_repeated_lets_nobody_in,
     forged_grant_beyond_the_clocks_lets_nobody_in,
-    flood_of_notices_costs_few_scripts_and_none_after_it,
-    flood_of_calls_is_answered_by_few_scripts,
+    flood_of_notifications_costs_few_scripts_and_none_after_it,
+    flood_of_recalls_is_answered_by_few_scripts,
 ];
 
 const KEY: &str = "notices:{lock}:lock";
@@ -85,7 +85,7 @@ impl Scene {
     }
 }
 
-async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notice(server: Server) {
+async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification(server: Server) {
     let scene = Scene::new(server);
     let (holder, other) = (scene.near("holder").await, scene.near("other").await);
     let far = scene.far(Duration::from_secs(10), Duration::from_millis(500)).await;
@@ -98,7 +98,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     scene.proxy.freeze();
     let released = Instant::now();
     held.release().await.expect("ours to the end");
-    assert!(scene.writer().ends_with(".far"), "it has the lock, and a notice on its way");
+    assert!(scene.writer().ends_with(".far"), "it has the lock, and a notification on its way");
     let writing = soon("the next", next).await.expect("no panic").expect("granted");
     println!("the next was in after {:?}", released.elapsed());
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
@@ -117,7 +117,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
 }
 
 /// The proxy holds the confirmation of the subscription for longer than the claim lasts, and so all notifications too.
-async fn waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat(server: Server) {
+async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server: Server) {
     const LEASE: Duration = Duration::from_secs(2);
     let scene = Scene::new(server);
     let (holder, other) = (scene.near("holder").await, scene.near("other").await);
@@ -150,7 +150,7 @@ async fn waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat(server: Serve
     guard.release().await.expect("ours to the end");
 }
 
-async fn notice_that_is_told_again_lets_nobody_in(server: Server) {
+async fn notification_that_is_repeated_lets_nobody_in(server: Server) {
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
     let held = holder.write(NAME).await.expect("granted");
@@ -162,9 +162,10 @@ async fn notice_that_is_told_again_lets_nobody_in(server: Server) {
     listener.command(&["SSUBSCRIBE", &channel]).expect("answered").into_result().expect("subscribed");
     held.release().await.expect("ours to the end");
     let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
-    let notice = listener.receive().expect("a notice");
-    let notice = notice.array().and_then(|parts| parts.get(2)).and_then(Reply::text).expect("a text").into_owned();
-    let tell_again = || assert!(ask(&scene.node, &["SPUBLISH", &channel, &notice]).int() >= Some(1));
+    let notification = listener.receive().expect("a notification");
+    let notification =
+        notification.array().and_then(|parts| parts.get(2)).and_then(Reply::text).expect("a text").into_owned();
+    let tell_again = || assert!(ask(&scene.node, &["SPUBLISH", &channel, &notification]).int() >= Some(1));
     tell_again();
     assert_eq!(guard.state(), HoldState::Held);
     guard.release().await.expect("ours to the end");
@@ -237,8 +238,8 @@ async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
         let (token, deadline_us, at_us) = forge(server_us(&scene.node));
         let message = format!("{id} {token} 1 {} {at_us} 0", deadline_us / 1000);
         let before = scripts(&scene.node);
-        let heard = publisher.command(&["SPUBLISH", &channel, &message]).expect("answered");
-        assert_eq!(heard.int(), Some(1), "the waiter is told: {heard:?}");
+        let receivers = publisher.command(&["SPUBLISH", &channel, &message]).expect("answered");
+        assert_eq!(receivers.int(), Some(1), "the waiter is told: {receivers:?}");
         until("it has asked the server", async || scripts(&scene.node) > before).await;
         stays_pending("a second write", &mut waits).await;
     }
@@ -252,7 +253,7 @@ async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
 }
 
 /// A flood of published messages makes the waiter ask the server a few times, and not once for each message.
-async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
+async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Server) {
     const MESSAGES: usize = 100_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
@@ -292,18 +293,18 @@ async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
 }
 
 /// Publishes recalls of tries that no process makes, for a lock in use. Each answer would cost a script.
-async fn flood_of_calls_is_answered_by_few_scripts(server: Server) {
+async fn flood_of_recalls_is_answered_by_few_scripts(server: Server) {
     const MESSAGES: usize = 20_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
     let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").cache_for(PATIENT);
-    let keeper = builder.connect().await.expect("connected");
-    until("it hears calls", async || {
-        keeper.write(NAME).await.expect("granted").release().await.expect("ours to the end");
-        keeper.stats().cached_holds == 1
+    let holder = builder.connect().await.expect("connected");
+    until("it is subscribed to recalls", async || {
+        holder.write(NAME).await.expect("granted").release().await.expect("ours to the end");
+        holder.stats().cached_holds == 1
     })
     .await;
-    let guard = keeper.write(NAME).await.expect("kept");
+    let guard = holder.write(NAME).await.expect("kept");
     let channel = format!("{KEY}:call");
     let token = u64::from(guard.fencing_token());
     let publish = |count: usize| {
@@ -318,12 +319,12 @@ async fn flood_of_calls_is_answered_by_few_scripts(server: Server) {
     // The pause is long enough for an answer to each recall.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (answers, took) = (scripts(&scene.node) - before, began.elapsed());
-    println!("{answers} scripts for {MESSAGES} calls in {took:?}");
+    println!("{answers} scripts for {MESSAGES} recalls in {took:?}");
     let most = 48 + 210 * (took.as_secs() + 1);
-    assert!(answers <= most, "{answers} scripts for {MESSAGES} calls in {took:?}");
+    assert!(answers <= most, "{answers} scripts for {MESSAGES} recalls in {took:?}");
     // A genuine recall is answered after the flood.
     let other = scene.near("other").await;
     assert!(soon("the answer", other.try_write(NAME)).await.expect("answered").is_none());
     guard.release().await.expect("ours to the end");
-    keeper.close().await.expect("in time");
+    holder.close().await.expect("in time");
 }

@@ -14,7 +14,7 @@ use crate::fixture::{Manager, RENEWED, SHORT, ServerFixture, Settings, hash_on_e
 use crate::wait::{soon, stays_pending, until};
 
 mod adopted;
-mod kept;
+mod cached;
 mod unprotected;
 
 hash_on_every_server![
@@ -26,7 +26,7 @@ hash_on_every_server![
     two_of_our_readers_exclude_their_writer_to_the_last,
     their_reader_and_two_of_ours_exclude_our_writer_in_every_order,
     their_reader_is_not_forgotten_when_ours_beside_it_dies,
-    published_limits_say_how_long_their_stamps_count,
+    timestamp_limits_say_how_long_their_stamps_count,
     inspect_shows_them,
     their_ttl_does_not_cut_a_hold_that_is_renewed_before,
     overrun_reader_is_told_though_the_evidence_is_gone,
@@ -41,7 +41,7 @@ const fn millis(d: Duration) -> u64 {
 }
 
 /// A client of the timestamp scheme.
-struct Foreign {
+struct TimestampClient {
     client: Client,
     key: String,
     limits: TimestampClients,
@@ -59,7 +59,7 @@ struct Stamp {
     ms: u64,
 }
 
-impl Foreign {
+impl TimestampClient {
     /// A client with the limits of the article: reads of 1 s, writes of 3 s, and 10 s for the key.
     fn on(f: &ServerFixture, name: &str) -> Self {
         Self::at(f, f.key_of(name, "lock"))
@@ -154,17 +154,17 @@ async fn our_hold_excludes_theirs_until_its_release(f: &ServerFixture) {
     for ours in MODES {
         for theirs in MODES {
             let (manager, name) = (manager(f).await, f.name());
-            let mut foreign = Foreign::on(f, &name);
+            let mut timestamp_client = TimestampClient::on(f, &name);
             let guard = take(&manager, &name, ours).await;
             if excludes(ours, theirs) {
-                foreign.is_refused(theirs);
+                timestamp_client.is_refused(theirs);
             } else {
-                let stamp = foreign.lock(theirs);
-                foreign.unlock(stamp);
+                let stamp = timestamp_client.lock(theirs);
+                timestamp_client.unlock(stamp);
             }
             guard.release_unharmed().await;
-            let stamp = foreign.lock(theirs);
-            foreign.unlock(stamp);
+            let stamp = timestamp_client.lock(theirs);
+            timestamp_client.unlock(stamp);
         }
     }
 }
@@ -173,17 +173,17 @@ async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
     for theirs in MODES {
         for ours in MODES {
             let (manager, name) = (manager(f).await, f.name());
-            let mut foreign = Foreign::on(f, &name);
-            let stamp = foreign.lock(theirs);
+            let mut timestamp_client = TimestampClient::on(f, &name);
+            let stamp = timestamp_client.lock(theirs);
             if excludes(ours, theirs) {
                 is_denied(&manager, &name, ours).await;
                 let mut waiting = Box::pin(take(&manager, &name, ours));
                 stays_pending("a grant beside them", &mut waiting).await;
-                foreign.unlock(stamp);
+                timestamp_client.unlock(stamp);
                 waiting.await.release_unharmed().await;
             } else {
                 take(&manager, &name, ours).await.release_unharmed().await;
-                foreign.unlock(stamp);
+                timestamp_client.unlock(stamp);
             }
             // No stamp of the clients is left either.
             take(&manager, &name, Mode::Write).await.release_unharmed().await;
@@ -194,9 +194,9 @@ async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
 async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixture) {
     let case = async |theirs: Mode, ours: Mode| {
         let (manager, name) = (f.manager().await, f.name());
-        let mut foreign = Foreign::on(f, &name);
-        let stamp = foreign.lock(theirs);
-        let limit = if theirs == Mode::Read { foreign.limits.read } else { foreign.limits.write };
+        let mut timestamp_client = TimestampClient::on(f, &name);
+        let stamp = timestamp_client.lock(theirs);
+        let limit = if theirs == Mode::Read { timestamp_client.limits.read } else { timestamp_client.limits.write };
         let ends_ms = stamp.ms + millis(limit) + 1; // at the limit it counts
         until("their limit", async || {
             let asked_ms = f.server_ms(&name);
@@ -216,7 +216,7 @@ async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixt
         })
         .await;
         // A waiter of ours gets in as well, after the client's limit.
-        let stamp = foreign.lock(theirs);
+        let stamp = timestamp_client.lock(theirs);
         take(&manager, &name, ours).await.release_unharmed().await;
         assert!(f.server_ms(&name) > stamp.ms + millis(limit), "{ours} beside their {theirs}");
     };
@@ -238,12 +238,12 @@ async fn dies_inside(f: &ServerFixture, name: &str, mode: Mode, lease: Duration)
 async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_limit(f: &ServerFixture) {
     let case = async |ours: Mode, theirs: Mode| {
         let name = f.name();
-        let mut foreign = Foreign::on(f, &name);
-        let limit = if ours == Mode::Read { foreign.limits.read } else { foreign.limits.write };
+        let mut timestamp_client = TimestampClient::on(f, &name);
+        let limit = if ours == Mode::Read { timestamp_client.limits.read } else { timestamp_client.limits.write };
         let ends_ms = dies_inside(f, &name, ours, SHORT).await + millis(limit) + 1; // refused at the limit
         until("their own limit", async || {
-            let asked_ms = foreign.now_ms();
-            let stamp = foreign.try_lock(theirs);
+            let asked_ms = timestamp_client.now_ms();
+            let stamp = timestamp_client.try_lock(theirs);
             // The client has read its clock again since `asked_ms`.
             assert!(stamp.is_none_or(|stamp| stamp.ms >= ends_ms), "{theirs} beside our {ours}");
             assert!(stamp.is_some() || asked_ms < ends_ms, "{theirs}: {} ms after our {ours}", asked_ms - ends_ms);
@@ -258,19 +258,19 @@ async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_l
 async fn renewals_keep_them_out(f: &ServerFixture) {
     let case = async |ours: Mode, theirs: Mode| {
         let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-        let mut foreign = Foreign::on(f, &name);
+        let mut timestamp_client = TimestampClient::on(f, &name);
         let guard = take(&manager, &name, ours).await;
         let field = if ours == Mode::Read { "read" } else { "write" };
         let granted_ms = field_ms(f, &name, field);
         // The client is refused all the time. Renewals alone cover the last part of it.
         until("two leases", async || {
-            foreign.is_refused(theirs);
+            timestamp_client.is_refused(theirs);
             f.server_ms(&name) > granted_ms + millis(RENEWED)
         })
         .await;
         assert!(field_ms(f, &name, field) > granted_ms);
         guard.release_unharmed().await;
-        foreign.lock(theirs);
+        timestamp_client.lock(theirs);
     };
     let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
     join_all(cases.map(|(ours, theirs)| case(ours, theirs))).await;
@@ -280,17 +280,17 @@ async fn renewals_keep_them_out(f: &ServerFixture) {
 async fn two_of_our_readers_exclude_their_writer_to_the_last(f: &ServerFixture) {
     for first_leaves_first in [true, false] {
         let (one, two, name) = (manager(f).await, manager(f).await, f.name());
-        let mut foreign = Foreign::on(f, &name);
+        let mut timestamp_client = TimestampClient::on(f, &name);
         let (first, second) = (take(&one, &name, Mode::Read).await, take(&two, &name, Mode::Read).await);
-        foreign.is_refused(Mode::Write);
+        timestamp_client.is_refused(Mode::Write);
         let (leaves, stays) = if first_leaves_first { (first, second) } else { (second, first) };
         leaves.release_unharmed().await;
-        foreign.is_refused(Mode::Write);
+        timestamp_client.is_refused(Mode::Write);
         stays.release_unharmed().await;
-        let stamp = foreign.lock(Mode::Write);
+        let stamp = timestamp_client.lock(Mode::Write);
         is_denied(&one, &name, Mode::Read).await;
         is_denied(&two, &name, Mode::Read).await;
-        foreign.unlock(stamp);
+        timestamp_client.unlock(stamp);
     }
 }
 
@@ -325,16 +325,16 @@ async fn their_reader_and_two_of_ours_exclude_our_writer_in_every_order(f: &Serv
 
 async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], comes: [Reader; 3], leaves: [Reader; 3]) {
     let name = f.name();
-    let mut foreign = Foreign::on(f, &name);
+    let mut timestamp_client = TimestampClient::on(f, &name);
     let (mut guards, mut stamp) = ([None, None], None);
     for reader in comes {
         match reader {
             Reader::One => guards[0] = Some(take(managers[0], &name, Mode::Read).await),
             Reader::Two => guards[1] = Some(take(managers[1], &name, Mode::Read).await),
-            Reader::Theirs => stamp = Some(foreign.lock(Mode::Read)),
+            Reader::Theirs => stamp = Some(timestamp_client.lock(Mode::Read)),
         }
         is_denied(managers[2], &name, Mode::Write).await;
-        foreign.is_refused_as_published(Mode::Write);
+        timestamp_client.is_refused_by_a_timestamp(Mode::Write);
     }
     // A client's reader that came last and leaves takes our stamp along: this gap is not protected.
     let has_gap = comes[2] == Reader::Theirs;
@@ -346,14 +346,14 @@ async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], come
                 guard.expect("it reads").release_unharmed().await;
             }
             Reader::Theirs => {
-                foreign.unlock(stamp.take().expect("it reads"));
+                timestamp_client.unlock(stamp.take().expect("it reads"));
                 is_open = has_gap;
             }
         }
         if left < 2 {
             is_denied(managers[2], &name, Mode::Write).await;
             if !is_open {
-                foreign.is_refused_as_published(Mode::Write);
+                timestamp_client.is_refused_by_a_timestamp(Mode::Write);
             }
         }
     }
@@ -361,9 +361,9 @@ async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], come
     assert!(view.holders.iter().all(|holder| holder.label != "case"), "{comes:?} {leaves:?}: {view:?}");
 }
 
-impl Foreign {
+impl TimestampClient {
     /// Asserts that the client is refused with a limit that does not pass, so that the clients' own stamps count too.
-    fn is_refused_as_published(&mut self, mode: Mode) {
+    fn is_refused_by_a_timestamp(&mut self, mode: Mode) {
         self.limits = TimestampClients::new(LONG, LONG);
         assert_eq!(self.try_lock(mode), None);
     }
@@ -371,8 +371,8 @@ impl Foreign {
 
 async fn their_reader_is_not_forgotten_when_ours_beside_it_dies(f: &ServerFixture) {
     let name = f.name();
-    let mut foreign = Foreign::on(f, &name);
-    foreign.lock(Mode::Read);
+    let mut timestamp_client = TimestampClient::on(f, &name);
+    timestamp_client.lock(Mode::Read);
     let ends_ms = dies_inside(f, &name, Mode::Read, SHORT).await;
     until("our deadline", async || f.server_ms(&name) > ends_ms).await;
     is_denied(&manager(f).await, &name, Mode::Write).await;
@@ -381,7 +381,7 @@ async fn their_reader_is_not_forgotten_when_ours_beside_it_dies(f: &ServerFixtur
     take(&hasty, &name, Mode::Write).await.release_unharmed().await;
 }
 
-async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
+async fn timestamp_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
     let limited = async |read: Duration, write: Duration| {
         let timestamp_clients = TimestampClients::new(read, write);
         f.manager_with(Settings { timestamp_clients, ..Settings::default() }).await
@@ -394,23 +394,23 @@ async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
         };
         let name = f.name();
         // The client's grant is some seconds old, by its clock.
-        let mut foreign = Foreign { behind: Duration::from_secs(5), ..Foreign::on(f, &name) };
-        let stamp = foreign.lock(theirs);
+        let mut timestamp_client = TimestampClient { behind: Duration::from_secs(5), ..TimestampClient::on(f, &name) };
+        let stamp = timestamp_client.lock(theirs);
         is_denied(&patient, &name, ours).await;
         take(&hasty, &name, ours).await.release_unharmed().await;
-        foreign.unlock(stamp);
+        timestamp_client.unlock(stamp);
     }
 }
 
 async fn inspect_shows_them(f: &ServerFixture) {
     for mode in MODES {
         let (manager, name) = (manager(f).await, f.name());
-        let mut foreign = Foreign::on(f, &name);
-        let stamp = foreign.lock(mode);
+        let mut timestamp_client = TimestampClient::on(f, &name);
+        let stamp = timestamp_client.lock(mode);
         let view = manager.inspect(&name).await.expect("inspected");
         let holders: Vec<_> = view.holders.iter().map(|holder| (&*holder.label, holder.mode)).collect();
         assert_eq!(holders, [("published client", mode)]);
-        foreign.unlock(stamp);
+        timestamp_client.unlock(stamp);
         assert!(manager.inspect(&name).await.expect("inspected").is_free());
     }
 }
@@ -420,12 +420,12 @@ async fn their_ttl_does_not_cut_a_hold_that_is_renewed_before(f: &ServerFixture)
     let (manager, name) = (f.manager_with(Settings::lease(LEASE)).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
     // The client's ttl is longer than from one renewal to the next, and shorter than the hold lasts.
-    let mut foreign = Foreign { ttl: LEASE, ..Foreign::on(f, &name) };
-    let stamp = foreign.lock(Mode::Read);
+    let mut timestamp_client = TimestampClient { ttl: LEASE, ..TimestampClient::on(f, &name) };
+    let stamp = timestamp_client.lock(Mode::Read);
     assert!(f.ttls()[0].1 <= millis(LEASE) as i64);
     until("the end of their ttl", async || f.server_ms(&name) > stamp.ms + 2 * millis(LEASE)).await;
     assert!(f.ttls()[0].1 > millis(LEASE) as i64, "a renewal takes it back");
-    foreign.is_refused(Mode::Write);
+    timestamp_client.is_refused(Mode::Write);
     is_denied(&f.manager().await, &name, Mode::Write).await;
     guard.release_unharmed().await;
 }
@@ -439,10 +439,10 @@ async fn overrun_reader_is_told_though_the_evidence_is_gone(f: &ServerFixture) {
         let settings = || Settings { timestamp_clients, ..Settings::lease(lease) };
         let (one, two) = (f.manager_with(settings()).await, f.manager_with(settings()).await);
         let overrun = take(&one, &name, Mode::Read).await;
-        let mut foreign = Foreign::on(f, &name);
-        let stamp = foreign.lock(Mode::Read);
-        foreign.unlock(stamp);
-        foreign.lock(Mode::Write);
+        let mut timestamp_client = TimestampClient::on(f, &name);
+        let stamp = timestamp_client.lock(Mode::Read);
+        timestamp_client.unlock(stamp);
+        timestamp_client.lock(Mode::Write);
         // This reader gets in as soon as the client's writer is dead.
         let newer = take(&two, &name, Mode::Read).await;
         assert_eq!(f.on_key("HEXISTS", &f.key_of(&name, "lock"), &["write"]), Reply::Int(0));

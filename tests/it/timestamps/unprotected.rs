@@ -7,7 +7,7 @@ use std::time::Duration;
 use cluster_testenv::Reply;
 use redis_rwlock::{HoldState, LossReason, Mode, TimestampClients};
 
-use super::{Foreign, LONG, MODES, dies_inside, is_denied, is_gone, manager, millis};
+use super::{LONG, MODES, TimestampClient, dies_inside, is_denied, is_gone, manager, millis};
 use crate::either::take;
 use crate::fixture::{RENEWED, SHORT, ServerFixture, Settings, hash_on_every_server};
 use crate::wait::{soon, until};
@@ -28,18 +28,18 @@ hash_on_every_server![
 ];
 
 /// Opens the gap: a client's reader overwrites our reader's stamp, and leaves.
-fn open_gap(foreign: &mut Foreign) {
-    let stamp = foreign.lock(Mode::Read);
-    foreign.unlock(stamp);
+fn open_gap(timestamp_client: &mut TimestampClient) {
+    let stamp = timestamp_client.lock(Mode::Read);
+    timestamp_client.unlock(stamp);
 }
 
 async fn their_writer_enters_when_their_reader_took_our_stamp_along(f: &ServerFixture) {
     let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
-    let mut foreign = Foreign::on(f, &name);
-    open_gap(&mut foreign);
+    let mut timestamp_client = TimestampClient::on(f, &name);
+    open_gap(&mut timestamp_client);
     is_denied(&f.manager().await, &name, Mode::Write).await;
-    foreign.lock(Mode::Write);
+    timestamp_client.lock(Mode::Write);
     assert_eq!(soon("the next renewal", guard.lost()).await, LossReason::Gone, "and we are told");
     is_gone(guard).await;
 }
@@ -47,18 +47,18 @@ async fn their_writer_enters_when_their_reader_took_our_stamp_along(f: &ServerFi
 async fn their_writer_that_came_and_went_is_not_seen(f: &ServerFixture) {
     let (manager, name) = (manager(f).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
-    let mut foreign = Foreign::on(f, &name);
-    open_gap(&mut foreign);
-    let stamp = foreign.lock(Mode::Write);
-    foreign.unlock(stamp);
+    let mut timestamp_client = TimestampClient::on(f, &name);
+    open_gap(&mut timestamp_client);
+    let stamp = timestamp_client.lock(Mode::Write);
+    timestamp_client.unlock(stamp);
     guard.release_unharmed().await;
 }
 
 async fn their_shorter_ttl_ends_a_hold_that_is_not_renewed_before(f: &ServerFixture) {
     let (one, two, name) = (f.manager_with(Settings::lease(LONG)).await, manager(f).await, f.name());
     let guard = take(&one, &name, Mode::Read).await;
-    let mut foreign = Foreign { ttl: Duration::from_millis(20), ..Foreign::on(f, &name) };
-    foreign.lock(Mode::Read);
+    let mut timestamp_client = TimestampClient { ttl: Duration::from_millis(20), ..TimestampClient::on(f, &name) };
+    timestamp_client.lock(Mode::Read);
     let key = f.key_of(&name, "lock");
     until("the end of their ttl", async || f.on_key("EXISTS", &key, &[]) == Reply::Int(0)).await;
     take(&two, &name, Mode::Write).await.release_unharmed().await;
@@ -73,9 +73,9 @@ async fn their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerF
         let limits = TimestampClients::default();
         let limit = if ours == Mode::Read { limits.read } else { limits.write };
         let within = LONG + limit - Duration::from_secs(20);
-        assert_eq!(Foreign { ahead: within, ..Foreign::on(f, &name) }.try_lock(theirs), None);
+        assert_eq!(TimestampClient { ahead: within, ..TimestampClient::on(f, &name) }.try_lock(theirs), None);
         let beyond = LONG + limit + Duration::from_millis(1);
-        Foreign { ahead: beyond, ..Foreign::on(f, &name) }.lock(theirs);
+        TimestampClient { ahead: beyond, ..TimestampClient::on(f, &name) }.lock(theirs);
         match theirs {
             // Our hold to write finds its own stamp untouched.
             Mode::Read => guard.release_unharmed().await,
@@ -87,18 +87,19 @@ async fn their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerF
 async fn our_crash_keeps_them_out_until_one_of_ours_comes_by(f: &ServerFixture) {
     for mode in MODES {
         let name = f.name();
-        let mut foreign = Foreign { limits: TimestampClients::new(LONG, LONG), ..Foreign::on(f, &name) };
+        let mut timestamp_client =
+            TimestampClient { limits: TimestampClients::new(LONG, LONG), ..TimestampClient::on(f, &name) };
         let ends_ms = dies_inside(f, &name, mode, SHORT).await;
         until("our deadline", async || f.server_ms(&name) >= ends_ms).await;
-        assert_eq!(foreign.try_lock(Mode::Write), None, "the hold is over, and they cannot know");
+        assert_eq!(timestamp_client.try_lock(Mode::Write), None, "the hold is over, and they cannot know");
         take(&manager(f).await, &name, Mode::Write).await.release_unharmed().await;
-        foreign.lock(Mode::Write);
+        timestamp_client.lock(Mode::Write);
     }
 }
 
 async fn the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
     let (manager, name) = (manager(f).await, f.name());
-    let (mut older, mut newer) = (Foreign::on(f, &name), Foreign::on(f, &name));
+    let (mut older, mut newer) = (TimestampClient::on(f, &name), TimestampClient::on(f, &name));
     newer.ahead = Duration::from_millis(100); // so that their stamps differ
     older.lock(Mode::Read);
     let stamp = newer.lock(Mode::Read);
@@ -112,9 +113,9 @@ async fn the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
 async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &ServerFixture) {
     let (manager, name) = (f.manager_with(Settings { join_window: LONG, ..Settings::lease(LONG) }).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
-    let mut foreign = Foreign::on(f, &name);
-    open_gap(&mut foreign);
-    foreign.lock(Mode::Write);
+    let mut timestamp_client = TimestampClient::on(f, &name);
+    open_gap(&mut timestamp_client);
+    timestamp_client.lock(Mode::Write);
     let joined = take(&manager, &name, Mode::Read).await;
     assert_eq!(joined.state(), HoldState::Held, "beside their writer");
     // A reader of another process asks the server, and is denied.
@@ -126,7 +127,7 @@ async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &
 async fn their_writer_enters_when_the_limit_of_their_reader_beside_ours_passes(f: &ServerFixture) {
     let (manager, name) = (manager(f).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
-    let (mut reader, mut writer) = (Foreign::on(f, &name), Foreign::on(f, &name));
+    let (mut reader, mut writer) = (TimestampClient::on(f, &name), TimestampClient::on(f, &name));
     let stamp = reader.lock(Mode::Read);
     // The client's reader stays inside, and its stamp is in the place of ours.
     until("its limit", async || writer.try_lock(Mode::Write).is_some()).await;
@@ -140,27 +141,28 @@ async fn their_clock_is_behind_by_more_than_their_limit(f: &ServerFixture) {
         let (manager, name) = (f.manager().await, f.name());
         let limits = TimestampClients::default();
         let limit = if theirs == Mode::Read { limits.read } else { limits.write };
-        let mut foreign = Foreign { behind: limit + Duration::from_millis(1), ..Foreign::on(f, &name) };
-        foreign.lock(theirs);
+        let mut timestamp_client =
+            TimestampClient { behind: limit + Duration::from_millis(1), ..TimestampClient::on(f, &name) };
+        timestamp_client.lock(theirs);
         // The client's grant is dead at once, for us and for clients whose clocks are right.
         take(&manager, &name, ours).await.release_unharmed().await;
-        foreign.lock(theirs);
-        Foreign::on(f, &name).lock(ours);
+        timestamp_client.lock(theirs);
+        TimestampClient::on(f, &name).lock(ours);
     }
 }
 
 async fn their_reader_that_left_counts_while_ours_covered_its_stamp(f: &ServerFixture) {
     const AHEAD: Duration = Duration::from_secs(20);
     let (manager, name) = (f.manager().await, f.name());
-    let mut foreign = Foreign { ahead: AHEAD, ..Foreign::on(f, &name) };
-    let stamp = foreign.lock(Mode::Read);
+    let mut timestamp_client = TimestampClient { ahead: AHEAD, ..TimestampClient::on(f, &name) };
+    let stamp = timestamp_client.lock(Mode::Read);
     let guard = take(&manager, &name, Mode::Read).await;
-    foreign.unlock(stamp);
+    timestamp_client.unlock(stamp);
     guard.release_unharmed().await;
     is_denied(&manager, &name, Mode::Write).await;
     let view = manager.inspect(&name).await.expect("inspected");
     let left = view.holders.first().expect("its stamp is back").remaining;
-    assert!(f.server_ms(&name) + millis(left) >= stamp.ms + millis(foreign.limits.read), "{left:?}");
+    assert!(f.server_ms(&name) + millis(left) >= stamp.ms + millis(timestamp_client.limits.read), "{left:?}");
 }
 
 async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) {
@@ -169,8 +171,8 @@ async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) 
         let settings = Settings { timestamp_clients: TimestampClients::new(limit, limit), ..Settings::default() };
         let (manager, name) = (f.manager_with(settings).await, f.name());
         // Our limit ends the client's grant, whatever its own limit is and though it has not left.
-        let mut foreign = Foreign::on(f, &name);
-        foreign.lock(theirs);
+        let mut timestamp_client = TimestampClient::on(f, &name);
+        timestamp_client.lock(theirs);
         take(&manager, &name, ours).await.release_unharmed().await;
         assert_eq!(f.on_key("HEXISTS", &f.key_of(&name, "lock"), &["write"]), Reply::Int(0));
     }
@@ -180,9 +182,9 @@ async fn their_grants_have_no_tokens(f: &ServerFixture) {
     let (manager, name) = (f.manager().await, f.name());
     take(&manager, &name, Mode::Write).await.release_unharmed().await;
     let before = f.view(&name).await.last_token;
-    let mut foreign = Foreign::on(f, &name);
-    let stamp = foreign.lock(Mode::Write);
+    let mut timestamp_client = TimestampClient::on(f, &name);
+    let stamp = timestamp_client.lock(Mode::Write);
     assert_eq!(f.view(&name).await.last_token, before);
-    foreign.unlock(stamp);
+    timestamp_client.unlock(stamp);
     assert_eq!(f.view(&name).await.last_token, before);
 }

@@ -1,4 +1,4 @@
-//! Notices: subscriptions of processes, and the notices that reach them.
+//! Notifications: subscriptions of processes, and the notifications that reach them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,23 +14,23 @@ use crate::store::{AcquisitionId, Answered, Granted, Notification};
 use crate::testing::simulation::gate::Gate;
 use crate::testing::simulation::history::{Id, Lock, Process, What};
 
-/// Greatest age of a clock sample that can judge a notice, as in the transport.
-const MAX_ANCHOR_AGE: Duration = Duration::from_secs(2);
+/// Greatest age of a clock sample that can judge a notification, as in the transport.
+const MAX_SAMPLE_AGE: Duration = Duration::from_secs(2);
 
-/// Receiver of notices for a lock in one process.
+/// Receiver of notifications for a lock in one process.
 pub(super) struct Subscriber {
     pub(super) process: Process,
     pub(super) lock: Lock,
     pub(super) to: mpsc::Sender<Notification>,
 }
 
-/// Clock sample by which a process judges notices.
-pub(super) struct Ear {
+/// Clock sample by which a process judges notifications.
+pub(super) struct ProcessLink {
     pub(super) gate: Arc<Gate>,
-    pub(super) anchor: Arc<Mutex<Option<ClockSample>>>,
+    pub(super) clock_sample: Arc<Mutex<Option<ClockSample>>>,
 }
 
-/// Notice on its way to a process.
+/// Notification on its way to a process.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     pub(super) key: Arc<Key>,
@@ -54,13 +54,17 @@ impl Drop for Unsubscribe {
 }
 
 impl World {
-    /// Sets the clock sample by which a process judges notices from now on.
-    pub(in crate::testing::simulation) fn listens(&self, address: &Address, anchor: &Arc<Mutex<Option<ClockSample>>>) {
-        let ear = Ear { gate: Arc::clone(&address.gate), anchor: Arc::clone(anchor) };
-        self.state.lock().ears.insert(address.process, ear);
+    /// Sets the clock sample by which a process judges notifications from now on.
+    pub(in crate::testing::simulation) fn listens(
+        &self,
+        address: &Address,
+        clock_sample: &Arc<Mutex<Option<ClockSample>>>,
+    ) {
+        let link = ProcessLink { gate: Arc::clone(&address.gate), clock_sample: Arc::clone(clock_sample) };
+        self.state.lock().links.insert(address.process, link);
     }
 
-    /// Subscribes a waiter to notices.
+    /// Subscribes a waiter to notifications.
     pub(in crate::testing::simulation) fn subscribe(
         self: &Arc<Self>,
         process: Process,
@@ -92,9 +96,9 @@ impl World {
 
     fn listen(self: &Arc<Self>, process: Process, lock: Lock) -> (mpsc::Receiver<Notification>, Unsubscribe) {
         let number = self.number(3);
-        let (to, notices) = attempt::notifications();
+        let (to, notifications) = attempt::notifications();
         self.state.lock().subscribers.insert(number, Subscriber { process, lock, to });
-        (notices, Unsubscribe { world: Arc::clone(self), number })
+        (notifications, Unsubscribe { world: Arc::clone(self), number })
     }
 
     /// Subscribes a channel at the server, after a delay.
@@ -120,23 +124,27 @@ impl World {
         }));
     }
 
-    /// Passes one notice on: never, once or twice.
+    /// Passes one notification on: never, once or twice.
     pub(super) fn publish(self: &Arc<Self>, message: Message) {
         let (process, lock) = (Id::of(message.id.as_str()).process, lock_of(&message.key));
         let (lost, late, twice) = {
             let mut state = self.state.lock();
             let healed = state.healed;
             let mut chance = |per_mille| !healed && state.rng.u32(0..1000) < per_mille;
-            (chance(self.profile.notice_lost), chance(self.profile.notice_late), chance(self.profile.copied))
+            (
+                chance(self.profile.notification_lost),
+                chance(self.profile.notification_late),
+                chance(self.profile.copied),
+            )
         };
-        let unheard = !self.state.lock().confirmed.contains(&(process, lock));
-        if lost || unheard {
-            return self.record(What::NoticeLost { process, lock, unheard });
+        let unsubscribed = !self.state.lock().confirmed.contains(&(process, lock));
+        if lost || unsubscribed {
+            return self.record(What::NotificationLost { process, lock, unsubscribed });
         }
         for _ in 0..=u32::from(twice) {
             let by_ms = if late { self.draw(|rng| rng.u64(5..2_500)) } else { self.draw(|rng| rng.u64(0..4)) };
             if late {
-                self.record(What::NoticeLate { process, lock, by_ms });
+                self.record(What::NotificationLate { process, lock, by_ms });
             }
             let (world, message) = (Arc::clone(self), message.clone());
             drop(tokio::spawn(async move {
@@ -146,36 +154,39 @@ impl World {
         }
     }
 
-    /// Delivers a notice when the process runs, and counts its lease from the last clock sample.
+    /// Delivers a notification when the process runs, and counts its lease from the last clock sample.
     async fn arrives(&self, process: Process, lock: Lock, message: Message) {
-        let Some((gate, anchor)) =
-            self.state.lock().ears.get(&process).map(|ear| (Arc::clone(&ear.gate), Arc::clone(&ear.anchor)))
+        let Some((gate, clock_sample)) =
+            self.state.lock().links.get(&process).map(|link| (Arc::clone(&link.gate), Arc::clone(&link.clock_sample)))
         else {
             return;
         };
         gate.pass().await;
-        if !self.hears(process, message.server) {
-            return self.record(What::NoticeLost { process, lock, unheard: false });
+        if !self.is_connected(process, message.server) {
+            return self.record(What::NotificationLost { process, lock, unsubscribed: false });
         }
         let now = self.clock.now();
-        let anchor = (*anchor.lock()).filter(|anchor| anchor.age_at(now) <= MAX_ANCHOR_AGE);
-        let counted = anchor.and_then(|anchor| Some((anchor, remaining_from(anchor, &message)?)));
+        let clock_sample = (*clock_sample.lock()).filter(|clock_sample| clock_sample.age_at(now) <= MAX_SAMPLE_AGE);
+        let counted =
+            clock_sample.and_then(|clock_sample| Some((clock_sample, remaining_from(clock_sample, &message)?)));
         let micros = |span: Duration| u64::try_from(span.as_micros()).expect("runs are short");
-        let anchor_us = counted.map(|(anchor, left)| (micros(anchor.sent.since(self.origin)), micros(left)));
-        self.record(What::Noticed { process, lock, id: Id::of(message.id.as_str()), anchor: anchor_us });
-        let notice = match counted {
+        let sample_us =
+            counted.map(|(clock_sample, left)| (micros(clock_sample.sent.since(self.origin)), micros(left)));
+        self.record(What::Notified { process, lock, id: Id::of(message.id.as_str()), clock_sample: sample_us });
+        let notification = match counted {
             None => Notification::AskAgain,
-            Some((anchor, remaining)) => {
+            Some((clock_sample, remaining)) => {
                 let value = Granted { remaining, ..message.granted };
-                let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
+                let answer =
+                    Answered { sent: clock_sample.sent, server: clock_sample.server, node: NodeId::default(), value };
                 Notification::Granted { id: message.id.to_shared(), at: message.at, answer }
             }
         };
-        self.tell(process, lock, &notice);
+        self.tell(process, lock, &notification);
     }
 
     /// Returns true if the process has a connection to that server.
-    pub(super) fn hears(&self, process: Process, server: u32) -> bool {
+    pub(super) fn is_connected(&self, process: Process, server: u32) -> bool {
         let state = self.state.lock();
         match &state.old {
             Some(old) if state.behind.contains(&process) => old.number == server && !old.frozen,
@@ -183,11 +194,11 @@ impl World {
         }
     }
 
-    pub(super) fn tell(&self, process: Process, lock: Lock, notice: &Notification) {
+    pub(super) fn tell(&self, process: Process, lock: Lock, notification: &Notification) {
         let state = self.state.lock();
         let to = state.subscribers.values().filter(|to| (to.process, to.lock) == (process, lock));
         for subscriber in to {
-            subscriber.to.try_send(notice.clone()).ok();
+            subscriber.to.try_send(notification.clone()).ok();
         }
     }
 
@@ -197,8 +208,8 @@ impl World {
 }
 
 /// Returns the remaining lease of a grant from the send time of the clock sample. `None` if it is over by then.
-fn remaining_from(anchor: ClockSample, message: &Message) -> Option<Duration> {
+fn remaining_from(clock_sample: ClockSample, message: &Message) -> Option<Duration> {
     let deadline_ms = message.at.as_micros() / 1000 + millis(message.granted.remaining);
-    let left_us = (deadline_ms * 1000).checked_sub(anchor.server.as_micros()).filter(|left_us| *left_us > 0)?;
+    let left_us = (deadline_ms * 1000).checked_sub(clock_sample.server.as_micros()).filter(|left_us| *left_us > 0)?;
     Some(Duration::from_micros(left_us))
 }

@@ -8,13 +8,13 @@ use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, RECALL_TIMEOUT, Settings};
 use crate::wait::{BOUND, soon, until};
 
-mod calls;
 mod cluster;
 mod costs;
 mod faults;
+mod recalls;
 
 /// Each case in memory and on the four server fixtures of the hash scheme.
-macro_rules! where_holds_stay {
+macro_rules! with_cached_holds {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -28,35 +28,35 @@ macro_rules! where_holds_stay {
     )+};
 }
 
-where_holds_stay![
-    name_that_is_used_again_stays,
+with_cached_holds![
+    name_that_is_used_again_stays_cached,
     writer_elsewhere_is_not_kept_waiting,
-    reader_elsewhere_is_not_kept_waiting_by_an_idle_writer,
-    who_tries_gets_what_nobody_uses,
-    who_tries_is_refused_by_a_guard_and_disturbs_nobody,
-    who_tries_is_refused_where_nobody_says_a_word,
-    of_two_who_try_in_a_process_one_is_refused_at_once,
-    short_wait_gets_what_nobody_uses,
+    reader_elsewhere_is_not_kept_waiting_by_a_cached_write_hold,
+    try_is_granted_a_lock_that_is_cached_unused,
+    try_is_refused_by_a_guard_and_disturbs_nobody,
+    try_is_refused_where_no_holder_replies,
+    second_try_in_a_process_is_refused_at_once,
+    short_wait_is_granted_a_lock_that_is_cached_unused,
     short_wait_beside_a_guard_ends_and_leaves_nothing,
     other_side_in_the_same_process_is_not_kept_waiting,
     tokens_grow_from_writer_to_writer,
-    what_nobody_uses_for_long_is_given_back,
-    hold_stays_while_its_node_answers,
-    close_gives_idle_holds_back,
-    last_handle_gives_idle_holds_back,
-    force_ends_idle_holds_and_lets_nobody_in_again,
+    cached_hold_that_is_unused_for_long_is_given_back,
+    hold_stays_cached_while_its_node_answers,
+    close_gives_cached_holds_back,
+    last_handle_gives_cached_holds_back,
+    force_ends_cached_holds_and_lets_nobody_in_again,
 ];
 
-const IDLE: Duration = Duration::from_secs(60);
+const CACHE_FOR: Duration = Duration::from_secs(60);
 /// Time that is shorter than the first heartbeat of a waiter: a waiter that is in by then did not need one.
 const BEFORE_A_HEARTBEAT: Duration = Duration::from_millis(900);
 
-fn keeps() -> Settings {
-    Settings { cache_for: IDLE, ..Settings::default() }
+fn caching() -> Settings {
+    Settings { cache_for: CACHE_FOR, ..Settings::default() }
 }
 
 /// Uses the lock until its hold is cached. The future has no closure of its own, so it can be sent to any runtime.
-async fn idle(manager: &Manager, name: &str, mode: Mode) {
+async fn cache_hold(manager: &Manager, name: &str, mode: Mode) {
     let began = Instant::now();
     loop {
         take(manager, name, mode).await.release_unharmed().await;
@@ -68,14 +68,14 @@ async fn idle(manager: &Manager, name: &str, mode: Mode) {
     }
 }
 
-async fn name_that_is_used_again_stays(f: &Fixture) {
-    let (manager, name) = (f.manager_with(keeps()).await, f.name());
+async fn name_that_is_used_again_stays_cached(f: &Fixture) {
+    let (manager, name) = (f.manager_with(caching()).await, f.name());
     let once = manager.read(&f.name()).await.expect("granted");
     once.release().await.expect("released");
     assert_eq!(manager.stats().holds, 0, "a name that does not come back is given back");
     for mode in [Mode::Read, Mode::Write] {
         let name = format!("{name}-{mode}");
-        idle(&manager, &name, mode).await;
+        cache_hold(&manager, &name, mode).await;
         let view = f.view(&name).await;
         assert_eq!(view.holders.len(), 1, "it is held: {view:?}");
         assert!(view.holders[0].cached, "and its process may not be inside: {view:?}");
@@ -93,18 +93,18 @@ async fn name_that_is_used_again_stays(f: &Fixture) {
     }
 }
 
-async fn not_kept_waiting(f: &Fixture, idle_side: Mode, wanted: Mode) {
-    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+async fn not_kept_waiting(f: &Fixture, cached_side: Mode, wanted: Mode) {
+    let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
     for _ in 0..3 {
-        idle(&keeper, &name, idle_side).await;
+        cache_hold(&holder, &name, cached_side).await;
         let began = Instant::now();
         let guard = take(&other, &name, wanted).await;
         assert!(began.elapsed() < BEFORE_A_HEARTBEAT, "after {:?}", began.elapsed());
-        until("it has been given up", async || keeper.stats().holds == 0).await;
+        until("it has been given up", async || holder.stats().holds == 0).await;
         guard.release_unharmed().await;
         // A waiter has recalled the hold before it was used again, so for a while it is not cached.
         for _ in 0..20 {
-            take(&keeper, &name, idle_side).await.release_unharmed().await;
+            take(&holder, &name, cached_side).await.release_unharmed().await;
         }
     }
 }
@@ -114,44 +114,44 @@ async fn writer_elsewhere_is_not_kept_waiting(f: &Fixture) {
     not_kept_waiting(f, Mode::Write, Mode::Write).await;
 }
 
-async fn reader_elsewhere_is_not_kept_waiting_by_an_idle_writer(f: &Fixture) {
+async fn reader_elsewhere_is_not_kept_waiting_by_a_cached_write_hold(f: &Fixture) {
     not_kept_waiting(f, Mode::Write, Mode::Read).await;
 }
 
-async fn who_tries_gets_what_nobody_uses(f: &Fixture) {
+async fn try_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
     // A manager that caches holds recalls at once. Another one does so when the server answers that others may cache.
-    for settings in [Settings::default(), keeps()] {
-        let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
-        idle(&keeper, &name, Mode::Read).await;
+    for settings in [Settings::default(), caching()] {
+        let (holder, other, name) = (f.manager_with(caching()).await, f.manager_with(settings).await, f.name());
+        cache_hold(&holder, &name, Mode::Read).await;
         let guard = other.try_write(&name).await.expect("answered").expect("nobody is inside");
-        until("it has been given up", async || keeper.stats().holds == 0).await;
+        until("it has been given up", async || holder.stats().holds == 0).await;
         guard.release().await.expect("released");
     }
 }
 
-async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
-    for settings in [Settings::default(), keeps()] {
-        let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
-        idle(&keeper, &name, Mode::Read).await;
-        let guard = keeper.read(&name).await.expect("granted");
+async fn try_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
+    for settings in [Settings::default(), caching()] {
+        let (holder, other, name) = (f.manager_with(caching()).await, f.manager_with(settings).await, f.name());
+        cache_hold(&holder, &name, Mode::Read).await;
+        let guard = holder.read(&name).await.expect("granted");
         for _ in 0..5 {
             assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
         }
         until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
-        let second = keeper.read(&name).await.expect("the door is open");
+        let second = holder.read(&name).await.expect("the door is open");
         assert_eq!(f.view(&name).await.holders.len(), 1, "it shares the hold");
         assert_eq!(guard.state(), HoldState::Held);
         second.release().await.expect("released");
         guard.release().await.expect("released");
-        assert_eq!(keeper.stats().cached_holds, 1);
+        assert_eq!(holder.stats().cached_holds, 1);
     }
 }
 
 /// The recall timeout is longer here than a node may be silent.
-async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
-    let (keeper, plain, other, name) =
-        (f.manager_with(keeps()).await, f.manager().await, f.manager_with(keeps()).await, f.name());
-    idle(&keeper, &name, Mode::Read).await;
+async fn try_is_refused_where_no_holder_replies(f: &Fixture) {
+    let (holder, plain, other, name) =
+        (f.manager_with(caching()).await, f.manager().await, f.manager_with(caching()).await, f.name());
+    cache_hold(&holder, &name, Mode::Read).await;
     // The reader joins the phase. A process whose hold may not be cached does not listen for recalls.
     let guard = plain.read(&name).await.expect("granted");
     assert!(other.try_write(&name).await.expect("the server answers").is_none(), "a guard is inside");
@@ -163,11 +163,11 @@ async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
 
 /// The first try converts the process's cached hold. The second try finds that hold at the server, in use by now, and
 /// its own process answers the recall.
-async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
-    let (keeper, name) = (f.manager_with(keeps()).await, f.name());
-    idle(&keeper, &name, Mode::Read).await;
+async fn second_try_in_a_process_is_refused_at_once(f: &Fixture) {
+    let (holder, name) = (f.manager_with(caching()).await, f.name());
+    cache_hold(&holder, &name, Mode::Read).await;
     let began = Instant::now();
-    let (first, second) = tokio::join!(keeper.try_write(&name), keeper.try_write(&name));
+    let (first, second) = tokio::join!(holder.try_write(&name), holder.try_write(&name));
     assert!(began.elapsed() < RECALL_TIMEOUT, "nobody had to wait for a word that does not come");
     let guards: Vec<_> = [first, second].into_iter().filter_map(|guard| guard.expect("answered")).collect();
     assert_eq!(guards.len(), 1, "one is inside");
@@ -179,17 +179,18 @@ async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
 /// Time limits that are shorter than a recall and a release take.
 const SHORT: [Duration; 2] = [Duration::ZERO, Duration::from_millis(1)];
 
-async fn short_wait_gets_what_nobody_uses(f: &Fixture) {
+async fn short_wait_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
     for wait in SHORT {
-        for (idle_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Write), (Mode::Write, Mode::Read)] {
-            let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
-            idle(&keeper, &name, idle_side).await;
+        for (cached_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Write), (Mode::Write, Mode::Read)]
+        {
+            let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
+            cache_hold(&holder, &name, cached_side).await;
             let granted = match wanted {
                 Mode::Read => other.read(&name).wait_timeout(wait).await.map(AnyGuard::Read),
                 Mode::Write => other.write(&name).wait_timeout(wait).await.map(AnyGuard::Write),
             };
-            let guard = granted.unwrap_or_else(|error| panic!("{wanted} beside an idle {idle_side}: {error}"));
-            until("it has been given up", async || keeper.stats().holds == 0).await;
+            let guard = granted.unwrap_or_else(|error| panic!("{wanted} beside a cached {cached_side}: {error}"));
+            until("it has been given up", async || holder.stats().holds == 0).await;
             guard.release_unharmed().await;
         }
     }
@@ -197,9 +198,9 @@ async fn short_wait_gets_what_nobody_uses(f: &Fixture) {
 
 async fn short_wait_beside_a_guard_ends_and_leaves_nothing(f: &Fixture) {
     for wait in SHORT {
-        let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
-        idle(&keeper, &name, Mode::Read).await;
-        let guard = keeper.read(&name).await.expect("granted");
+        let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
+        cache_hold(&holder, &name, Mode::Read).await;
+        let guard = holder.read(&name).await.expect("granted");
         let error = soon("the end", other.write(&name).wait_timeout(wait).into_future()).await;
         assert!(matches!(error, Err(Error::WaitTimeout { .. })), "a guard is inside: {error:?}");
         until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
@@ -209,9 +210,9 @@ async fn short_wait_beside_a_guard_ends_and_leaves_nothing(f: &Fixture) {
 }
 
 async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
-    let (manager, name) = (f.manager_with(keeps()).await, f.name());
-    for (idle_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
-        idle(&manager, &name, idle_side).await;
+    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    for (cached_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+        cache_hold(&manager, &name, cached_side).await;
         let began = Instant::now();
         take(&manager, &name, wanted).await.release_unharmed().await;
         assert!(began.elapsed() < BEFORE_A_HEARTBEAT, "after {:?}", began.elapsed());
@@ -219,11 +220,11 @@ async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
 }
 
 async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
-    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
-    let mut last = keeper.write(&name).await.expect("granted").fencing_token();
+    let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
+    let mut last = holder.write(&name).await.expect("granted").fencing_token();
     // More grants than several blocks of tokens have, with another process in between.
     for n in 0..300 {
-        let manager = if n % 100 == 99 { &other } else { &keeper };
+        let manager = if n % 100 == 99 { &other } else { &holder };
         let guard = manager.write(&name).await.expect("granted");
         assert!(guard.fencing_token() > last, "{n}: {:?} after {last:?}", guard.fencing_token());
         last = guard.fencing_token();
@@ -231,19 +232,19 @@ async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
     }
 }
 
-async fn what_nobody_uses_for_long_is_given_back(f: &Fixture) {
+async fn cached_hold_that_is_unused_for_long_is_given_back(f: &Fixture) {
     let settings = Settings { cache_for: Duration::from_millis(700), ..Settings::default() };
     let (manager, name) = (f.manager_with(settings).await, f.name());
-    idle(&manager, &name, Mode::Write).await;
+    cache_hold(&manager, &name, Mode::Write).await;
     f.becomes_free(&name).await;
     // The server ends the hold before the process gets the answer.
     until("the process knows", async || manager.stats().holds == 0).await;
 }
 
 /// The hold stays cached for longer than the second for which an answer of the node counts.
-async fn hold_stays_while_its_node_answers(f: &Fixture) {
-    let (manager, name) = (f.manager_with(keeps()).await, f.name());
-    idle(&manager, &name, Mode::Read).await;
+async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
+    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    cache_hold(&manager, &name, Mode::Read).await;
     let age = async || f.view(&name).await.holders[0].age;
     for _ in 0..3 {
         let before = age().await;
@@ -254,28 +255,28 @@ async fn hold_stays_while_its_node_answers(f: &Fixture) {
     }
 }
 
-async fn close_gives_idle_holds_back(f: &Fixture) {
-    let (manager, name) = (f.manager_with(keeps()).await, f.name());
-    idle(&manager, &name, Mode::Write).await;
+async fn close_gives_cached_holds_back(f: &Fixture) {
+    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    cache_hold(&manager, &name, Mode::Write).await;
     manager.close().await.expect("all are given back");
     let other = f.manager().await;
     assert!(other.try_write(&name).await.expect("answered").is_some());
 }
 
-async fn last_handle_gives_idle_holds_back(f: &Fixture) {
-    let (manager, name) = (f.manager_with(keeps()).await, f.name());
-    idle(&manager, &name, Mode::Write).await;
+async fn last_handle_gives_cached_holds_back(f: &Fixture) {
+    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    cache_hold(&manager, &name, Mode::Write).await;
     drop(manager);
     f.becomes_free(&name).await;
 }
 
-async fn force_ends_idle_holds_and_lets_nobody_in_again(f: &Fixture) {
-    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+async fn force_ends_cached_holds_and_lets_nobody_in_again(f: &Fixture) {
+    let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
     for mode in [Mode::Read, Mode::Write] {
-        idle(&keeper, &name, mode).await;
+        cache_hold(&holder, &name, mode).await;
         other.force_release(&name).await.expect("forced");
-        until("it is given up", async || keeper.stats().cached_holds == 0).await;
-        soon("the next one", async { take(&keeper, &name, mode).await.release_unharmed().await }).await;
+        until("it is given up", async || holder.stats().cached_holds == 0).await;
+        soon("the next one", async { take(&holder, &name, mode).await.release_unharmed().await }).await;
     }
 }
 
@@ -286,14 +287,14 @@ fn where_nobody_can_call_the_option_is_refused() {
         other => panic!("{other:?}"),
     };
     let url = "redis://127.0.0.1:1";
-    refused(TwoKeyManager::builder(redis_rwlock::Topology::node(url)).cache_for(IDLE).build().map(drop));
+    refused(TwoKeyManager::builder(redis_rwlock::Topology::node(url)).cache_for(CACHE_FOR).build().map(drop));
     refused(
         QuorumManager::builder([1, 2, 3].map(|port| format!("redis://127.0.0.1:{port}")))
-            .cache_for(IDLE)
+            .cache_for(CACHE_FOR)
             .build()
             .map(drop),
     );
     let adopted = RedisManager::builder(redis_rwlock::Topology::node(url)).timestamp_keys("lock:*");
-    refused(adopted.cache_for(IDLE).build().map(drop));
-    MemoryManager::builder().cache_for(IDLE).build().map(drop).expect("it may");
+    refused(adopted.cache_for(CACHE_FOR).build().map(drop));
+    MemoryManager::builder().cache_for(CACHE_FOR).build().map(drop).expect("it may");
 }
