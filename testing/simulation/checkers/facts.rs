@@ -388,41 +388,7 @@ impl<'h> Facts<'h> {
                 let (process, sent, left) = (*process, *sent, *remaining_us);
                 self.notified.entry(*id).or_default().push(ArrivedGrant { process, at, sent, left });
             }
-            What::Applied {
-                request,
-                copy,
-                primary,
-                deposed,
-                lock,
-                op,
-                reply,
-                server_us,
-                notifications,
-                before,
-                ..
-            } => {
-                if *copy == 1 {
-                    let facts = self.request_mut(*request);
-                    (facts.applied, facts.server_us) = (Some((at, *primary)), Some(*server_us));
-                }
-                if let (Op::Force { seen, .. }, Reply::Forced(ended)) = (op, reply) {
-                    // A force ends all of them at once, however few records one request removes.
-                    let all = before.held.iter().filter(|_| before.token <= *seen).map(|held| held.id);
-                    for id in ended.iter().copied().chain(all) {
-                        self.forced.entry(id).or_default().push(at);
-                    }
-                }
-                if let (Op::Acquire { id, .. } | Op::Conversion { id, .. }, Reply::Granted { .. }) = (op, reply) {
-                    self.grants(*id, at, *primary);
-                }
-                for notification in notifications {
-                    self.grants(notification.id, at, *primary);
-                }
-                for given in Given::by(&event.what).into_iter().filter(|_| *deposed) {
-                    let highest = self.deposed.entry(*lock).or_default();
-                    *highest = (*highest).max(given.token + given.tokens - 1);
-                }
-            }
+            What::Applied { .. } => self.on_applied(at, &event.what),
             What::Answered { request, reply } => {
                 self.request_mut(*request).answered = Some((at, reply.clone()));
             }
@@ -432,6 +398,36 @@ impl<'h> Facts<'h> {
                 facts.not_done = matches!(event.what, What::NotDone { .. });
             }
             _ => {}
+        }
+    }
+
+    fn on_applied(&mut self, at: Micros, what: &What) {
+        let What::Applied {
+            request, copy, primary, deposed, lock, op, reply, server_us, notifications, before, ..
+        } = what
+        else {
+            return;
+        };
+        if *copy == 1 {
+            let facts = self.request_mut(*request);
+            (facts.applied, facts.server_us) = (Some((at, *primary)), Some(*server_us));
+        }
+        if let (Op::Force { seen, .. }, Reply::Forced(ended)) = (op, reply) {
+            // A force ends all of them at once, however few records one request removes.
+            let all = before.held.iter().filter(|_| before.token <= *seen).map(|held| held.id);
+            for id in ended.iter().copied().chain(all) {
+                self.forced.entry(id).or_default().push(at);
+            }
+        }
+        if let (Op::Acquire { id, .. } | Op::Conversion { id, .. }, Reply::Granted { .. }) = (op, reply) {
+            self.grants(*id, at, *primary);
+        }
+        for notification in notifications {
+            self.grants(notification.id, at, *primary);
+        }
+        for given in Given::by(what).into_iter().filter(|_| *deposed) {
+            let highest = self.deposed.entry(*lock).or_default();
+            *highest = (*highest).max(given.token + given.tokens - 1);
         }
     }
 
