@@ -267,14 +267,6 @@ pub(crate) struct ReleaseRequest {
     pub(crate) id: AcquisitionId,
 }
 
-fn no_part_of_a_quorum() -> Failure {
-    refused_failure("this scheme is no part of a quorum")
-}
-
-pub(crate) fn without_recalls() -> Failure {
-    refused_failure("nobody is called in this scheme")
-}
-
 pub(crate) fn refused_failure(why: &str) -> Failure {
     Failure::Refused { refusal: Refusal::Other, node: None, message: why.to_owned() }
 }
@@ -282,15 +274,6 @@ pub(crate) fn refused_failure(why: &str) -> Failure {
 /// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
-    /// Acquires at one of several servers that have to agree on the token. `floor` is a lower bound for the token.
-    fn acquire_above<'a>(
-        &'a self,
-        _key: &'a Key,
-        _request: &'a AcquireRequest,
-        _floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>> {
-        Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
-    }
     /// Returns true if the scheme itself releases an acquisition that was not granted. The next attempt then needs
     /// another id.
     fn is_given_back(&self) -> bool {
@@ -327,55 +310,19 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request as long as records
     /// are left.
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>>;
-    /// Ends the holds of a lock that several servers store. `token` is the last token that this server has shown.
-    /// `seen` has the holds that any of the servers has shown, and the highest token. This server ends each hold in
-    /// `seen`, whatever the token of the hold is now. A later request with [`Floor::Any`] does not bring such a hold
-    /// back to this server.
-    fn force_shown<'a>(
-        &'a self,
-        _key: &'a Key,
-        _token: Option<FencingToken>,
-        _seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>> {
-        Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
-    }
     /// Returns when the node that serves this lock now last answered a request of any caller, and whether the node is
     /// silent.
-    fn contact(&self, _key: &Key) -> ServerContact {
-        ServerContact::default()
-    }
-    /// Returns the last clock sample of the server, if there is one.
-    fn clock_sample(&self) -> Option<ClockSample> {
-        None
-    }
-    /// Returns the latest moment at which the server can have started, if it has reported its uptime.
-    fn up_since(&self) -> Option<Moment> {
-        None
-    }
+    fn contact(&self, key: &Key) -> ServerContact;
     /// Resolves to `Ok` when a usable server answers.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
     /// Resolves to `Ok` if the user of the connection has the necessary rights on the keys of this lock. These are the
     /// rights to run every command of the scheme and the commands in `more`. Changes nothing.
-    fn check_rights<'a>(&'a self, _key: &'a Key, _more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-    /// Subscribes to the notifications for the waiters of this manager, if the scheme has notifications. The first
-    /// notification is [`Notification::AskAgain`]. It comes as soon as the subscription will miss no later
-    /// notification.
-    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Returns a subscription only if the subscription is live already, so that it will miss no notification. Never
-    /// waits. If there is no such subscription, the call costs next to nothing.
-    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Passes recalls of the lock, and changes of the subscription to recalls, to `calls` as long as `calls` has an
-    /// owner. Returns false if the scheme has no recalls.
-    fn listen(&self, _key: &Key, _calls: &Arc<Recalls>) -> bool {
-        false
-    }
-    /// Sends the recall reply "in use" to the try with this id. The server notifies the waiting try and changes nothing
-    /// else.
-    fn reply_in_use<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        Box::pin(std::future::ready(Err(without_recalls())))
-    }
+    fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>>;
+    /// Returns the notifications of the scheme. A scheme without them returns `None`, and its waiters ask again from time
+    /// to time.
+    fn notifications(&self) -> Option<&dyn NotifyingScheme>;
+    /// Returns the recalls of the scheme. In a scheme without them no process can cache a hold.
+    fn recalls(&self) -> Option<&dyn RecallingScheme>;
     /// Returns the names of the locks in `listing` that the servers know, in alphabetical order.
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;
     /// Returns the health of each server. Ends in time even if servers do not answer.
@@ -391,4 +338,49 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn process(&self) -> Process {
         Process::current()
     }
+}
+
+/// Notifications for the waiters of a manager.
+pub(crate) trait NotifyingScheme: Send + Sync {
+    /// Subscribes to the notifications for the waiters of this manager. The first notification is
+    /// [`Notification::AskAgain`]. It comes as soon as the subscription will miss no later notification.
+    fn subscribe(&self, key: &Key, manager: &str) -> Subscription;
+    /// Returns a subscription only if the subscription is live already, so that it will miss no notification. Never
+    /// waits. If there is no such subscription, the call costs next to nothing.
+    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription>;
+}
+
+/// Recalls of holds that a process has cached.
+pub(crate) trait RecallingScheme: Send + Sync {
+    /// Passes recalls of the lock, and changes of the subscription to recalls, to `calls` as long as `calls` has an
+    /// owner. Returns false if there is no background runtime for this work.
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool;
+    /// Sends the recall reply "in use" to the try with this id. The server notifies the waiting try and changes nothing
+    /// else.
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>>;
+}
+
+/// Master of a quorum: a server that stores each lock together with other, independent servers.
+pub(crate) trait MasterScheme: Scheme {
+    /// Acquires at one of several servers that have to agree on the token. `floor` is a lower bound for the token.
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>>;
+    /// Ends the holds of a lock that several servers store. `token` is the last token that this server has shown.
+    /// `seen` has the holds that any of the servers has shown, and the highest token. This server ends each hold in
+    /// `seen`, whatever the token of the hold is now. A later request with [`Floor::Any`] does not bring such a hold
+    /// back to this server.
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>>;
+    /// Returns the last clock sample of the server, if there is one.
+    fn clock_sample(&self) -> Option<ClockSample>;
+    /// Returns the latest moment at which the server can have started, if it has reported its uptime.
+    fn up_since(&self) -> Option<Moment>;
 }

@@ -15,11 +15,10 @@ use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{Moment, ServerTime};
-use crate::base::recalls::Recalls;
 use crate::store::memory::MemoryScheme;
 use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,
-    ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, NotifyingScheme,
+    RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 /// Time within which a lost copy may still arrive.
@@ -297,20 +296,16 @@ impl Scheme for Staged {
         self.memory.ready()
     }
 
-    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        self.memory.subscribe(key, manager)
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
+        self.memory.notifications()
     }
 
-    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        self.memory.subscribe_if_live(key, manager)
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
+        self.memory.recalls()
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.memory.listen(key, calls)
-    }
-
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        self.memory.reply_in_use(key, id)
+    fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        self.memory.check_rights(key, more)
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {

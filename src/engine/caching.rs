@@ -120,7 +120,9 @@ impl OnRecall for RecallHandler {
         {
             // Whoever tries waits for no longer than it can: lost, it is not told.
             common.home.spawn(async move {
-                drop(scheme.reply_in_use(&key, &id).await);
+                if let Some(recalls) = scheme.recalls() {
+                    drop(recalls.reply_in_use(&key, &id).await);
+                }
                 drop(permit);
             });
         }
@@ -186,9 +188,10 @@ impl Engine {
     }
 
     fn listen(&self, key: &Arc<Key>, cell: CachedCell) -> Option<Arc<Recalls>> {
+        let scheme = self.scheme.recalls()?;
         let ear =
             RecallHandler { cell, common: Arc::clone(&self.recall_context), answers: Mutex::new(Throttle::new()) };
         let calls = Arc::new(Recalls::new(Box::new(ear)));
-        self.scheme.listen(key, &calls).then_some(calls)
+        scheme.listen(key, &calls).then_some(calls)
     }
 }

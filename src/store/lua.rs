@@ -23,8 +23,9 @@ use crate::base::recalls::Recalls;
 use crate::net::{Call, Expiry, NO_ID, Router, Script, Words};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Holder, IfTaken, Mode, Notification, QueuedWaiter, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed,
-    Route, Scheme, ServerContact, Subscription, View, refused_failure, scripts, without_recalls,
+    Granted, Holder, IfTaken, MasterScheme, Mode, Notification, NotifyingScheme, QueuedWaiter, RecallingScheme,
+    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    refused_failure, scripts,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -314,18 +315,6 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn acquire_above<'a>(
-        &'a self,
-        key: &'a Key,
-        request: &'a AcquireRequest,
-        floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>> {
-        Box::pin(async move {
-            let reply = self.router.call(self.acquire_above_call(key, request, floor)).await?;
-            read_reply(reply, request.id.as_str(), parse_acquired)
-        })
-    }
-
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that the
@@ -397,28 +386,8 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn force_shown<'a>(
-        &'a self,
-        key: &'a Key,
-        token: Option<FencingToken>,
-        seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>> {
-        Box::pin(async move {
-            let reply = self.router.call_apart(self.force_shown_call(key, token, seen)).await?;
-            read_reply(reply, "", parse_forced)
-        })
-    }
-
     fn contact(&self, key: &Key) -> ServerContact {
         self.router.server_contact(key.slot())
-    }
-
-    fn clock_sample(&self) -> Option<ClockSample> {
-        self.router.clock_sample()
-    }
-
-    fn up_since(&self) -> Option<Moment> {
-        self.router.up_since()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
@@ -439,30 +408,12 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        Some(self.router.subscribe(key.slot(), &self.channel(key, manager), read_notification))
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
+        Some(self)
     }
 
-    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        if !self.router.is_subscribing() {
-            return None;
-        }
-        self.router.subscribe_if_live(&self.channel(key, manager))
-    }
-
-    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.has_recalls() && self.router.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
-    }
-
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        Box::pin(async move {
-            let script = self.scripts.used.as_ref().ok_or_else(without_recalls)?;
-            if !AcquisitionId::is_one(id) {
-                return Err(refused_failure("this is no id"));
-            }
-            let reply = self.router.call_ahead(self.in_use_call(script, key, id)).await?;
-            read_reply(reply, id, |code, _| (code == "told").then_some(()))
-        })
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
+        self.has_recalls().then_some(self as &dyn RecallingScheme)
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
@@ -485,6 +436,70 @@ impl Scheme for LuaScheme {
 
     fn clock(&self) -> Clock {
         self.router.clock()
+    }
+}
+
+impl NotifyingScheme for LuaScheme {
+    fn subscribe(&self, key: &Key, manager: &str) -> Subscription {
+        self.router.subscribe(key.slot(), &self.channel(key, manager), read_notification)
+    }
+
+    fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        if !self.router.is_subscribing() {
+            return None;
+        }
+        self.router.subscribe_if_live(&self.channel(key, manager))
+    }
+}
+
+impl RecallingScheme for LuaScheme {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
+        self.router.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
+    }
+
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(async move {
+            let script = self.scripts.used.as_ref().expect("a scheme with recalls has this script");
+            if !AcquisitionId::is_one(id) {
+                return Err(refused_failure("this is no id"));
+            }
+            let reply = self.router.call_ahead(self.in_use_call(script, key, id)).await?;
+            read_reply(reply, id, |code, _| (code == "told").then_some(()))
+        })
+    }
+}
+
+impl MasterScheme for LuaScheme {
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move {
+            let reply = self.router.call(self.acquire_above_call(key, request, floor)).await?;
+            read_reply(reply, request.id.as_str(), parse_acquired)
+        })
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move {
+            let reply = self.router.call_apart(self.force_shown_call(key, token, seen)).await?;
+            read_reply(reply, "", parse_forced)
+        })
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        self.router.clock_sample()
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        self.router.up_since()
     }
 }
 

@@ -28,12 +28,13 @@ use crate::base::attempt::{self, NodeId};
 use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, NodeRole, Traffic};
 use crate::base::key::{Key, Listing};
-use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::base::process::Process;
 use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Notification, ReleaseReply, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
+    MasterScheme, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, RenewalRequest, Renewed, Route, Scheme,
+    ServerContact, Subscription, View,
 };
 
 /// Number of locks below which the store does not search for idle locks.
@@ -355,15 +356,6 @@ impl Scheme for MemoryScheme {
         Box::pin(async move { self.apply(key, |record, now| record.acquire(now, u64::MAX, request)) })
     }
 
-    fn acquire_above<'a>(
-        &'a self,
-        key: &'a Key,
-        request: &'a AcquireRequest,
-        floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>> {
-        Box::pin(async move { self.apply(key, |record, now| record.acquire_above(now, u64::MAX, request, floor)) })
-    }
-
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move { self.apply(key, |record, now| record.release(now, id)) })
     }
@@ -403,37 +395,24 @@ impl Scheme for MemoryScheme {
         Box::pin(async move { self.apply(key, |record, now| record.force_seen(now, seen)) })
     }
 
-    fn force_shown<'a>(
-        &'a self,
-        key: &'a Key,
-        token: Option<FencingToken>,
-        seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>> {
-        Box::pin(async move { self.apply(key, |record, now| record.force_shown(now, token, seen)) })
-    }
-
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(std::future::ready(self.connection.check()))
     }
 
-    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        Some(self.store.subscribe(key, manager, &self.connection))
+    fn contact(&self, _: &Key) -> ServerContact {
+        ServerContact::default()
     }
 
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        Box::pin(async move {
-            self.connection.check()?;
-            Ok(self.store.reply_in_use(key, id))
-        })
+    fn check_rights<'a>(&'a self, _: &'a Key, _: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
-    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
-        None
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
+        Some(self)
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.store.listen(key, calls, &self.connection);
-        true
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
+        Some(self)
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
@@ -464,5 +443,57 @@ impl Scheme for MemoryScheme {
 
     fn process(&self) -> Process {
         self.store.process.clone()
+    }
+}
+
+impl NotifyingScheme for MemoryScheme {
+    fn subscribe(&self, key: &Key, manager: &str) -> Subscription {
+        self.store.subscribe(key, manager, &self.connection)
+    }
+
+    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
+        None
+    }
+}
+
+impl RecallingScheme for MemoryScheme {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
+        self.store.listen(key, calls, &self.connection);
+        true
+    }
+
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(async move {
+            self.connection.check()?;
+            Ok(self.store.reply_in_use(key, id))
+        })
+    }
+}
+
+impl MasterScheme for MemoryScheme {
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move { self.apply(key, |record, now| record.acquire_above(now, u64::MAX, request, floor)) })
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move { self.apply(key, |record, now| record.force_shown(now, token, seen)) })
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        None
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        None
     }
 }

@@ -36,7 +36,8 @@ use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    MasterScheme, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
+    Scheme, ServerContact, View,
 };
 
 mod acquire;
@@ -137,7 +138,7 @@ impl AnswerSummary {
 
 impl Quorum {
     pub(crate) fn new(
-        masters: Vec<Arc<dyn Scheme>>,
+        masters: Vec<Arc<dyn MasterScheme>>,
         background_runtime: &BackgroundRuntime,
         any: &Key,
         margins: Margins,
@@ -185,7 +186,7 @@ impl Quorum {
     fn ask<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         ballot: &mut Ballot,
-        asks: impl Fn(usize, Arc<dyn Scheme>) -> F,
+        asks: impl Fn(usize, Arc<dyn MasterScheme>) -> F,
     ) -> PendingAnswers<T> {
         let asked = FuturesUnordered::new();
         for (place, master) in self.masters.iter().enumerate() {
@@ -204,7 +205,7 @@ impl Quorum {
     }
 
     /// Returns the masters that are not silent.
-    fn live_masters(&self) -> impl Iterator<Item = (usize, &dyn Scheme)> {
+    fn live_masters(&self) -> impl Iterator<Item = (usize, &dyn MasterScheme)> {
         let masters = self.masters.iter().enumerate().filter(|(_, master)| !master.is_silent());
         masters.map(|(place, master)| (place, &*master.scheme))
     }
@@ -404,11 +405,11 @@ impl Scheme for Quorum {
         })
     }
 
-    fn subscribe(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
         None
     }
 
-    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
         None
     }
 

@@ -23,7 +23,8 @@ use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::base::recalls::Recalls;
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
-    Notification, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
+    Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
+    Scheme, ServerContact, Subscription, View,
 };
 
 /// Greatest age of a clock sample, as in the transport.
@@ -484,30 +485,20 @@ impl Scheme for Link {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn listen(&self, key: &Key, recalls: &Arc<Recalls>) -> bool {
-        self.world.listen_for_recalls(self.address.process, key, recalls);
-        true
+    fn contact(&self, _: &Key) -> ServerContact {
+        ServerContact::default()
     }
 
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        self.world.reply_in_use(lock_of(key), id);
-        let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
-        Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))
+    fn check_rights<'a>(&'a self, _: &'a Key, _: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
-    fn subscribe(&self, key: &Key, _: &str) -> Option<Subscription> {
-        if self.world.mutant == Some(Mutant::NeverSubscribes) {
-            return None;
-        }
-        Some(self.listening(key, self.world.subscribe(self.address.process, key)))
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
+        (self.world.mutant != Some(Mutant::NeverSubscribes)).then_some(self as &dyn NotifyingScheme)
     }
 
-    fn subscribe_if_live(&self, key: &Key, _: &str) -> Option<Subscription> {
-        if self.world.mutant == Some(Mutant::NeverSubscribes) {
-            return None;
-        }
-        let subscribed = self.world.subscribed(self.address.process, key)?;
-        Some(self.listening(key, subscribed))
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
+        Some(self)
     }
 
     fn names<'a>(&'a self, _: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
@@ -524,5 +515,29 @@ impl Scheme for Link {
 
     fn clock(&self) -> Clock {
         self.world.clock
+    }
+}
+
+impl NotifyingScheme for Link {
+    fn subscribe(&self, key: &Key, _: &str) -> Subscription {
+        self.listening(key, self.world.subscribe(self.address.process, key))
+    }
+
+    fn subscribe_if_live(&self, key: &Key, _: &str) -> Option<Subscription> {
+        let subscribed = self.world.subscribed(self.address.process, key)?;
+        Some(self.listening(key, subscribed))
+    }
+}
+
+impl RecallingScheme for Link {
+    fn listen(&self, key: &Key, recalls: &Arc<Recalls>) -> bool {
+        self.world.listen_for_recalls(self.address.process, key, recalls);
+        true
+    }
+
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        self.world.reply_in_use(lock_of(key), id);
+        let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
+        Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))
     }
 }

@@ -27,7 +27,7 @@ use crate::base::options::Options;
 use crate::base::reentry::OwnerId;
 use crate::engine::Engine;
 use crate::store::quorum::{Margins, Quorum, Restarts};
-use crate::store::{Answered, Attempt, Forced, Scheme, View};
+use crate::store::{Answered, Attempt, Forced, MasterScheme, Scheme, View};
 
 /// How long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(9);
@@ -165,7 +165,8 @@ fn manager(field: &Arc<Field>, process: Process, restarts: Restarts) -> SimManag
 
 fn quorum(field: &Arc<Field>, process: Process, restarts: Restarts) -> Quorum {
     let (max_clock_skew, last_renewed) = (Options::default().max_clock_skew, Arc::default());
-    let link = |place| -> Arc<dyn Scheme> { Arc::new(Link::new(field, process, place, max_clock_skew, &last_renewed)) };
+    let link =
+        |place| -> Arc<dyn MasterScheme> { Arc::new(Link::new(field, process, place, max_clock_skew, &last_renewed)) };
     let links = (0..field.count()).map(link).collect();
     let max_delay = lease::max_delay(RESPONSE_TIMEOUT, max_clock_skew);
     let margins = Margins { max_clock_skew, max_delay };

@@ -145,7 +145,8 @@ impl Acquisition<'_> {
         // A process that keeps holds knows that others may, too. It asks and calls at once.
         let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
         if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
-            let warm = engine.scheme.subscribe_if_live(&self.key, &engine.manager_id);
+            let scheme = engine.scheme.notifications();
+            let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&self.key, &engine.manager_id));
             self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
         let now = engine.clock.now();

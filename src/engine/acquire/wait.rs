@@ -231,7 +231,8 @@ impl Acquisition<'_> {
     /// Whoever waits wants notifications, if there are any.
     fn subscribe(&mut self) {
         if matches!(self.notices, Notifications::Unwanted) {
-            let subscription = self.engine.scheme.subscribe(&self.key, &self.engine.manager_id);
+            let scheme = self.engine.scheme.notifications();
+            let subscription = scheme.map(|scheme| scheme.subscribe(&self.key, &self.engine.manager_id));
             self.notices = subscription.map_or(Notifications::Never, Notifications::Subscribed);
         }
     }

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::net::Router;
 use crate::store::quorum::{Margins, Quorum, Restarts};
-use crate::store::{Scheme, two_key};
+use crate::store::{MasterScheme, two_key};
 
 /// Largest number of masters. The number is limited because each operation sends a request to each master.
 const MAX_MASTERS: usize = 9;
@@ -217,7 +217,7 @@ impl FromDeployment for QuorumManager {
             &options,
             &background_runtime,
         )?;
-        let scheme = |router| Arc::new(two_key::scheme(Arc::new(router))) as Arc<dyn Scheme>;
+        let scheme = |router| Arc::new(two_key::scheme(Arc::new(router))) as Arc<dyn MasterScheme>;
         let schemes = routers.into_iter().map(scheme).collect();
         let margins = Margins {
             max_clock_skew: options.max_clock_skew,

@@ -22,7 +22,7 @@ use crate::base::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure}
 use crate::base::key::Key;
 use crate::base::mode::Mode;
 use crate::base::process;
-use crate::store::{AcquireRequest, Acquired, Converted, Floor, IfTaken, Scheme};
+use crate::store::{AcquireRequest, Acquired, Converted, Floor, IfTaken, MasterScheme};
 
 /// State of a conversion at one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -241,7 +241,7 @@ fn voters(wanted: Mode) -> Voters {
 
 /// Undo of a conversion at one master.
 struct ConversionUndo {
-    scheme: Arc<dyn Scheme>,
+    scheme: Arc<dyn MasterScheme>,
     place: usize,
     key: Arc<Key>,
     new: AcquisitionId,

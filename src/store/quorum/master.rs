@@ -19,7 +19,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
 use crate::base::key::Key;
 use crate::base::lease::{Moment, ServerTime};
-use crate::store::{ReleaseReply, ReleaseRequest, Scheme};
+use crate::store::{MasterScheme, ReleaseReply, ReleaseRequest};
 
 /// So many are told in one pipeline.
 const MAX_BATCH: usize = 128;
@@ -30,7 +30,7 @@ const MAX_PENDING_RELEASES: usize = 8192;
 const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
 pub(super) struct Master {
-    pub(super) scheme: Arc<dyn Scheme>,
+    pub(super) scheme: Arc<dyn MasterScheme>,
     clock: Clock,
     background_runtime: BackgroundRuntime,
     /// Its node serves all keys alike.
@@ -63,7 +63,7 @@ impl fmt::Debug for Master {
 }
 
 impl Master {
-    pub(super) fn new(scheme: Arc<dyn Scheme>, home: BackgroundRuntime, any: Key) -> Self {
+    pub(super) fn new(scheme: Arc<dyn MasterScheme>, home: BackgroundRuntime, any: Key) -> Self {
         Self {
             clock: scheme.clock(),
             scheme,

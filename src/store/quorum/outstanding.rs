@@ -18,7 +18,7 @@ use crate::base::in_doubt::InDoubt;
 use crate::base::key::Key;
 use crate::base::lease::{self, FencingToken, Moment};
 use crate::base::mode::Mode;
-use crate::store::{Absence, ReleaseReply, Scheme};
+use crate::store::{Absence, MasterScheme, ReleaseReply};
 
 /// Fewer are not worth a look for those that nobody has told us the end of.
 const MIN_SWEEP: usize = 256;
@@ -227,7 +227,7 @@ impl Outstanding {
         self.leftovers.contains(key, master)
     }
 
-    pub(super) fn master(&self, place: usize) -> &dyn Scheme {
+    pub(super) fn master(&self, place: usize) -> &dyn MasterScheme {
         &*self.masters[place].scheme
     }
 

@@ -9,7 +9,7 @@ use super::outstanding::{ReleaseInFlight, ReleaseState};
 use super::votes::{Ballot, Verdict, Vote};
 use super::{AnswerSummary, PendingAnswers, Quorum, answer_of, finish, into_unknown};
 use crate::base::attempt::{Answered, Attempt, BoxFuture};
-use crate::store::{Absence, ReleaseReply, ReleaseRequest, Scheme};
+use crate::store::{Absence, MasterScheme, ReleaseReply, ReleaseRequest};
 
 /// Votes and answers for one release.
 type ReleaseCount = (Ballot, AnswerSummary);
@@ -98,7 +98,7 @@ impl Quorum {
 /// Sends the releases to one master. A single release overtakes acquisitions on the connection, as a pipeline does.
 fn send_releases(
     place: usize,
-    scheme: Arc<dyn Scheme>,
+    scheme: Arc<dyn MasterScheme>,
     to_tell: MasterReleases,
 ) -> BoxFuture<'static, (usize, Vec<MasterReleaseAnswer>)> {
     Box::pin(async move {

@@ -19,8 +19,8 @@ use crate::base::key::{Key, Listing};
 use crate::base::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Mode, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription,
-    View,
+    Granted, MasterScheme, Mode, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest,
+    Renewed, Route, Scheme, ServerContact, View,
 };
 
 /// As the transport has it.
@@ -240,15 +240,6 @@ impl Scheme for Link {
         unreachable!("a quorum asks for a token")
     }
 
-    fn acquire_above<'a>(
-        &'a self,
-        key: &'a Key,
-        request: &'a AcquireRequest,
-        floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>> {
-        Box::pin(self.acquire_at(key, request, floor))
-    }
-
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(self.leave_at(key, id))
     }
@@ -291,33 +282,9 @@ impl Scheme for Link {
         unreachable!("a quorum names all that was shown")
     }
 
-    fn force_shown<'a>(
-        &'a self,
-        key: &'a Key,
-        token: Option<FencingToken>,
-        seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>> {
-        let (key, mut seen) = (key.clone(), seen.clone());
-        match self.field.wrong {
-            Some(Wrong::ForceNamesTokens) => seen.holders.clear(),
-            Some(Wrong::ForceForgotten) => seen.token = None,
-            _ => {}
-        }
-        let act = move |master: &mut Master, now, _| master.force(now, &key, token, &seen);
-        Box::pin(self.carry("forces", act))
-    }
-
     fn contact(&self, _: &Key) -> ServerContact {
         let known = self.known.lock();
         ServerContact { served: known.served, is_silent: known.is_silent }
-    }
-
-    fn clock_sample(&self) -> Option<ClockSample> {
-        self.known.lock().anchor
-    }
-
-    fn up_since(&self) -> Option<Moment> {
-        self.known.lock().up_since
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
@@ -330,11 +297,15 @@ impl Scheme for Link {
         })
     }
 
-    fn subscribe(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn check_rights<'a>(&'a self, _: &'a Key, _: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
         None
     }
 
-    fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
         None
     }
 
@@ -352,5 +323,40 @@ impl Scheme for Link {
 
     fn clock(&self) -> Clock {
         self.field.clock
+    }
+}
+
+impl MasterScheme for Link {
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(self.acquire_at(key, request, floor))
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        let (key, mut seen) = (key.clone(), seen.clone());
+        match self.field.wrong {
+            Some(Wrong::ForceNamesTokens) => seen.holders.clear(),
+            Some(Wrong::ForceForgotten) => seen.token = None,
+            _ => {}
+        }
+        let act = move |master: &mut Master, now, _| master.force(now, &key, token, &seen);
+        Box::pin(self.carry("forces", act))
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        self.known.lock().anchor
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        self.known.lock().up_since
     }
 }

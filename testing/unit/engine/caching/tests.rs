@@ -478,7 +478,8 @@ async fn flood_of_calls_is_answered_as_often_as_is_allowed() {
     stage.idles(Mode::Write).await;
     let held = stage.take(Mode::Write).await;
     let token = held.share_id().token;
-    let mut subscription = stage.scheme.subscribe(&stage.key, "forger").expect("memory has notices");
+    let mut subscription =
+        stage.scheme.notifications().expect("memory has notifications").subscribe(&stage.key, "forger");
     assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 16, "a burst");
     assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 0, "all of it is used");
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -8,13 +8,13 @@ use crate::base::key::Key;
 use crate::base::lease::FencingToken;
 use crate::base::mode::Mode;
 use crate::store::memory::{MemoryScheme, Store};
-use crate::store::{ReleaseReply, ReleaseRequest, Scheme, View};
+use crate::store::{MasterScheme, ReleaseReply, ReleaseRequest, Scheme, View};
 
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Three masters within this process, and a lock.
 struct Stage {
-    masters: Vec<Arc<dyn Scheme>>,
+    masters: Vec<Arc<dyn MasterScheme>>,
     quorum: Quorum,
     key: Arc<Key>,
 }
@@ -26,7 +26,7 @@ fn asks(id: u64, mode: Mode) -> AcquireRequest {
 
 impl Stage {
     fn new() -> Self {
-        let master = || -> Arc<dyn Scheme> { Arc::new(MemoryScheme::new(Arc::new(Store::new()))) };
+        let master = || -> Arc<dyn MasterScheme> { Arc::new(MemoryScheme::new(Arc::new(Store::new()))) };
         let masters = vec![master(), master(), master()];
         let key = Key::new("quorum", "cfg").expect("a name");
         let margins = Margins { max_clock_skew: Duration::ZERO, max_delay: Duration::from_secs(1) };
