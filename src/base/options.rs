@@ -147,7 +147,7 @@ impl Options {
         check_max_hold(self.max_hold, self.max_clock_skew)?;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
-        check_timestamp_clients(self.timestamp_clients)?;
+        check_timestamp_limits(self.timestamp_clients)?;
         self.timestamp_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
         self.check_foreign_ttl(self.lease)?;
         check_max_handoffs(self.max_handoffs)?;
@@ -286,7 +286,7 @@ fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) 
 
 /// Refuses limits that are longer than [`MAX_TIMESTAMP_CLIENT`]. The scripts keep a key for that time after the last
 /// hold, so a longer limit would outlive the timestamps.
-fn check_timestamp_clients(limits: TimestampClients) -> Result<()> {
+fn check_timestamp_limits(limits: TimestampClients) -> Result<()> {
     if limits.read.max(limits.write) <= MAX_TIMESTAMP_CLIENT {
         return Ok(());
     }

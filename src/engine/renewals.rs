@@ -146,8 +146,8 @@ impl Renewals {
         next
     }
 
-    /// Returns a future that ends when the next check for stalled leaders must be earlier. The driver enables the
-    /// future before a check.
+    /// Returns a future that ends when the next check for stalled leaders must come earlier than planned. The driver
+    /// enables the future before a check.
     pub(super) fn stalled_sooner(&self) -> Notified<'_> {
         self.table.stalled.sooner()
     }

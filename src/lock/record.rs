@@ -172,9 +172,9 @@ pub(super) struct HoldRecord {
     /// Send time of the newest answered request.
     answered: Moment,
     /// Waiters that wait for the answer to a renewal, because too little of the lease is left for their shares.
-    awaited: Option<Box<Awaited>>,
+    awaited: Option<Box<AwaitedRenewal>>,
     backoff: Backoff,
-    /// Latest end that the sent requests give the hold on the server, counted from their send times. The function
+    /// Latest moment at which the hold can end on the server because of the requests that were sent. The function
     /// `server_until()` also counts copies of requests that may still arrive.
     server_until: Moment,
     /// Copies of the acquisition request. A reader repeats this request to ask the server whether it may join. The
@@ -195,7 +195,7 @@ pub(super) struct HoldRecord {
 /// Waiters that wait for the answer to a renewal. Until the answer, their shares are unclaimed: such a share is over
 /// soon if its waiter does not take it.
 #[derive(Debug, Default)]
-struct Awaited {
+struct AwaitedRenewal {
     /// Longest lease that one of these waiters wants.
     lease: Duration,
     answers: Vec<Arc<Notify>>,

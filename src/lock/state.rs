@@ -31,7 +31,7 @@ use crate::lock::state::wait_queue::WaitQueue;
 /// Complete state of one lock in this process.
 #[derive(Debug)]
 pub(super) struct State<H> {
-    /// True if the table has removed the cell.
+    /// True if the table of locks has removed this lock. A task that still has the state then begins anew.
     pub(super) is_gone: bool,
     last_waiter: u64,
     last_hold: u64,

@@ -53,7 +53,8 @@ impl Watch {
         }
     }
 
-    /// Returns the moment at which the share may be over by the clock. No signal wakes the watcher then.
+    /// Returns the moment at which the share may be over by the clock. The watcher must look by itself at this moment,
+    /// because no signal wakes it for that.
     fn looks_at(&self) -> Moment {
         self.hold.deadline().min(self.share.ends)
     }
