@@ -91,10 +91,15 @@ async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
     guard.release().await.expect("released");
 }
 
-/// The last that was given counts with those that its writer may give to the next ones of its process.
+/// The last that was given counts with those that its writer may give to the next ones of its process. At a quorum it may be
+/// later than these: a master that answered after the majority gave its token at a later time of its clock.
 async fn is_the_last_given(f: &Fixture, name: &str, token: FencingToken) {
     let reserved = Settings::default().max_handoffs;
     let last = u64::from(f.view(name).await.last_token.expect("there is one"));
     let token = u64::from(token);
-    assert!((token..token + reserved).contains(&last), "{last} {token}");
+    if f.is_quorum() {
+        assert!(last >= token, "{last} is below {token}");
+    } else {
+        assert!((token..token + reserved).contains(&last), "{last} {token}");
+    }
 }
