@@ -5,7 +5,7 @@ use std::num::NonZeroU8;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
@@ -656,3 +656,9 @@ pub(crate) use {
     alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_hash, on_one,
     on_six, proxied_on_every_server,
 };
+
+/// The time of the servers, which run on the same machine.
+pub(crate) fn now_us() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    since_1970.as_micros().try_into().expect("some years are left")
+}

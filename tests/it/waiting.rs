@@ -1,7 +1,7 @@
 //! Waiting as in a service, with many processes and many tasks each: its costs, faults while they wait, and waits that
 //! end early.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use redis_rwlock::{Acquiring, Error, Guard};
 use tokio::task::JoinHandle;
@@ -28,12 +28,6 @@ pub(crate) const MACHINE: Duration = Duration::from_secs(1);
 /// Settings with a lease so long that no hold or waiter goes away by itself while a case looks.
 fn patient(label: &str) -> Settings {
     Settings { lease: Duration::from_secs(300), ..Settings::label(label) }
-}
-
-/// The time of the servers, which run on the same machine.
-fn now_us() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    since_1970.as_micros().try_into().expect("some years are left")
 }
 
 async fn managers<const N: usize>(f: &Fixture) -> [Manager; N] {

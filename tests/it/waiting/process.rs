@@ -11,8 +11,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-use super::now_us;
-use crate::fixture::{Fixture, Manager, Settings};
+use crate::fixture::{Fixture, Manager, Settings, now_us};
 
 /// A manager with a runtime of its own, and a record of its waits and holds on the server.
 pub(super) struct Process {
