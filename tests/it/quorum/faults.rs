@@ -6,7 +6,7 @@ use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Error, HoldState, RwLockManager};
 
 use super::{Field, at, is_free, manager};
-use crate::fixture::RENEWED;
+use crate::fixture::{RENEWED, now_us};
 use crate::wait::{BOUND, bounded, until};
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -80,6 +80,26 @@ async fn late_grant_of_a_hold_that_was_released_is_given_back() {
         late.release_and_wait(BOUND).expect("it is carried out");
         let third = at(&nodes[2].url()).await;
         until("the late grant is given back", async || is_free(&third, "cfg").await).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn master_that_is_reached_late_gives_a_later_token() {
+    bounded(async {
+        let nodes = proxied(3);
+        let manager = manager(&urls(&nodes), LEASE).await;
+        let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
+        let guard = manager.write("cfg").await.expect("two of three say yes");
+        late.wait_held(BOUND).expect("it was sent");
+        let token = guard.fencing_token();
+        until("the clock passes the token", async || now_us() > u64::from(token)).await;
+        late.release_and_wait(BOUND).expect("it is carried out");
+        let last = manager.inspect("cfg").await.expect("inspected").last_token.expect("there is one");
+        assert!(last > token, "{last} is not above {token}");
+        guard.release().await.expect("released");
+        let next = manager.write("cfg").await.expect("free");
+        assert!(next.fencing_token() > token, "tokens grow");
     })
     .await;
 }
