@@ -530,73 +530,70 @@ pub(crate) fn has_hash_tag(name: &str) -> bool {
     tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
-/// A case on the six server fixtures; `$make` makes the fixture.
+/// A case on the six server fixtures; `$make` makes the fixture. Half of them run with `.ci/all` only: each kind of topology
+/// runs on each push, and each server.
 macro_rules! on_six {
     ($case:ident, $($make:tt)+) => {
         $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
-        $crate::fixture::on_one!($case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
+        $crate::fixture::on_one!(#[ignore = "runs in `.ci/all`"] $case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
         $crate::fixture::on_hash!($case, $($make)+);
     };
 }
 
-/// A case on the four server fixtures of the hash scheme.
+/// A case on the four server fixtures of the hash scheme, two of them with `.ci/all` only.
 macro_rules! on_hash {
     ($case:ident, $($make:tt)+) => {
         $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
-        $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
-        $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+);
         $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, $($make)+);
+        $crate::fixture::on_one!(#[ignore = "runs in `.ci/all`"] $case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
+        $crate::fixture::on_one!(
+            #[ignore = "runs in `.ci/all`"]
+            $case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+
+        );
     };
 }
 
 macro_rules! on_one {
-    ($case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($later:tt)*) => {
+    ($(#[$when:meta])? $case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($later:tt)*) => {
+        $crate::fixture::on_this!(
+            $(#[$when])? $case, $name,
+            ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($later)*
+        );
+    };
+}
+
+/// A case on one fixture.
+macro_rules! on_this {
+    ($(#[$when:meta])? $case:ident, $name:ident, $fixture:ident::$make:ident($($with:expr),*) $($later:tt)*) => {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        $(#[$when])?
         async fn $name() {
-            let kind = $crate::fixture::Kind::$kind;
-            let fixture = $crate::fixture::ServerFixture::$make(kind, cluster_testenv::Server::$server) $($later)*;
+            let fixture = $crate::fixture::$fixture::$make($($with),*) $($later)*;
             $crate::wait::bounded(super::$case(&fixture)).await;
         }
     };
 }
 
-/// Each case on memory and on the six server fixtures.
+/// Each case on every fixture. On each push it runs in memory, on one node and on a cluster with the hash scheme, on one node
+/// with two keys, and on five masters; on the others with `.ci/all`.
 macro_rules! on_every_fixture {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn memory() {
-                let fixture = $crate::fixture::Fixture::memory();
-                $crate::wait::bounded(super::$case(&fixture)).await;
-            }
+            use $crate::servers::Voters;
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn replicated() {
-                let fixture = $crate::fixture::Fixture::replicated();
-                $crate::wait::bounded(super::$case(&fixture)).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn five_masters() {
-                let fixture = $crate::fixture::Fixture::quorum($crate::servers::Voters::FiveOfFive);
-                $crate::wait::bounded(super::$case(&fixture)).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn three_of_five_masters() {
-                let fixture = $crate::fixture::Fixture::quorum($crate::servers::Voters::ThreeOfFive);
-                $crate::wait::bounded(super::$case(&fixture)).await;
-            }
-
+            $crate::fixture::on_this!($case, memory, Fixture::memory());
+            $crate::fixture::on_this!($case, five_masters, Fixture::quorum(Voters::FiveOfFive));
             $crate::fixture::on_six!($case, shared);
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn cached_in_memory() {
-                let fixture = $crate::fixture::Fixture::cached_in_memory();
-                $crate::wait::bounded(super::$case(&fixture)).await;
-            }
-
-            $crate::fixture::on_one!($case, cached_on_valkey_9_1, HashNode, Valkey91, caching);
+            $crate::fixture::on_this!(
+                #[ignore = "runs in `.ci/all`"]
+                $case, three_of_five_masters, Fixture::quorum(Voters::ThreeOfFive)
+            );
+            $crate::fixture::on_this!(#[ignore = "runs in `.ci/all`"] $case, replicated, Fixture::replicated());
+            $crate::fixture::on_this!(#[ignore = "runs in `.ci/all`"] $case, cached_in_memory, Fixture::cached_in_memory());
+            $crate::fixture::on_one!(
+                #[ignore = "runs in `.ci/all`"]
+                $case, cached_on_valkey_9_1, HashNode, Valkey91, caching
+            );
         }
     )+};
 }
@@ -614,12 +611,7 @@ macro_rules! hash_on_every_server {
 macro_rules! on_every_queue {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn memory() {
-                let fixture = $crate::fixture::Fixture::memory();
-                $crate::wait::bounded(super::$case(&fixture)).await;
-            }
-
+            $crate::fixture::on_this!($case, memory, Fixture::memory());
             $crate::fixture::on_six!($case, shared);
         }
     )+};
@@ -654,7 +646,7 @@ macro_rules! alone_on_every_server {
 
 pub(crate) use {
     alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_hash, on_one,
-    on_six, proxied_on_every_server,
+    on_six, on_this, proxied_on_every_server,
 };
 
 /// The time of the servers, which run on the same machine.
