@@ -35,7 +35,7 @@ fn small_scenes_with_cached_holds_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn several_acquisitions_of_clients_that_cache_holds_hold() {
     cached(2, 3, NOTHING).trying().holds(560_000);
     cached(3, 2, CONVERSION).holds(1_040_000);
@@ -45,7 +45,7 @@ fn several_acquisitions_of_clients_that_cache_holds_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn recalls_that_are_lost_or_doubled_hold() {
     cached(3, 1, LOSS).trying().holds(780_000);
     cached(3, 1, COPY).trying().holds(550_000);
@@ -56,7 +56,7 @@ fn recalls_that_are_lost_or_doubled_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn recalls_that_are_late_hold() {
     cached(2, 2, DELAY).trying().holds(2_500_000);
     cached(3, 1, DELAY).trying().holds(1_450_000);
@@ -64,7 +64,7 @@ fn recalls_that_are_late_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn subscriptions_that_break_and_holds_that_are_forced_hold() {
     subscribing(2, 2, BREAK).trying().holds(540_000);
     subscribing(2, 1, Budget { delays: 1, ..BREAK }).trying().holds(940_000);

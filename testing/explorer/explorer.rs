@@ -8,7 +8,7 @@
 //!
 //! Some runs have planted faults of the server or of clients. They show which invariant finds each fault.
 //!
-//! Unoptimised builds explore small scenes. Large scenes need an optimised build, which `.ci/run` makes.
+//! Unoptimised builds explore small scenes. Large scenes need an optimised build, which `.ci/all` makes.
 
 use std::time::Instant;
 
@@ -128,7 +128,7 @@ fn small_scenes_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn two_clients_of_three_acquisitions_hold() {
     scene(2, 3, dying_and_converting(LOSS)).holds(420_000);
     scene(2, 3, dying_and_converting(COPY)).holds(360_000);
@@ -138,21 +138,21 @@ fn two_clients_of_three_acquisitions_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_clients_of_two_acquisitions_hold_with_a_loss_or_a_copy() {
     scene(3, 2, dying_and_converting(LOSS)).holds(3_300_000);
     scene(3, 2, dying_and_converting(COPY)).holds(2_700_000);
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_clients_of_two_acquisitions_hold_with_a_late_message() {
     scene(3, 2, Budget { deaths: 1, ..DELAY }).holds(3_500_000);
     scene(3, 2, Budget { conversions: 1, ..DELAY }).holds(2_200_000);
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn bounded_operations_hold() {
     scene(4, 1, Budget { losses: 1, deaths: 1, ..NOTHING }).limited(1).holds(430_000);
     scene(4, 1, Budget { losses: 1, deaths: 1, ..NOTHING }).limited(2).holds(380_000);
@@ -162,7 +162,7 @@ fn bounded_operations_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn several_faults_at_once_hold() {
     scene(2, 1, Budget { losses: 1, copies: 1, delays: 1, deaths: 1, ..NOTHING }).trying().holds(590_000);
     scene(2, 2, Budget { losses: 1, delays: 1, ..NOTHING }).holds(930_000);
