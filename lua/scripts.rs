@@ -1,53 +1,90 @@
 //! Texts of the scripts in the form that servers get. The crate, its tests and its benches take them from here.
 #![allow(dead_code)] // some files that include this use only a part of it
 
-/// Queue of the hash scheme: a part of several scripts that has the waiters and the slow path.
-const QUEUE: &str = include_str!("hash/queue.lua");
-/// Queue of the two-key scheme: a part of several scripts.
-const TWO_KEY_QUEUE: &str = include_str!("two_key/queue.lua");
-/// Line of a script that the queue replaces. The fast path comes before this line, since it must not pay for functions
-/// that it does not call.
-const PLACE: &str = "--@queue";
+/// Names and texts of the parts of one scheme's scripts.
+type Parts = [(&'static str, &'static str)];
 
-/// Returns `script` with `queue` in the place of that line. The text has `LEN` bytes.
-const fn with_queue<const LEN: usize>(script: &str, queue: &str) -> [u8; LEN] {
-    let (script, place, queue) = (script.as_bytes(), PLACE.as_bytes(), queue.as_bytes());
-    let at = position(script, place);
-    let mut text = [0; LEN];
+/// Begins the line of a script or a part that stands for a part: its name follows, up to the end of the line.
+const MARK: &[u8] = b"--@";
+
+/// Parts of the hash scheme. They stand in line in place of functions, since a script makes its functions anew at each
+/// call, and that costs as much as all its commands.
+const HASH_PARTS: &Parts = &[
+    ("admit", include_str!("hash/parts/admit.lua")),
+    ("again", include_str!("hash/parts/again.lua")),
+    ("channel", include_str!("hash/parts/channel.lua")),
+    ("dead", include_str!("hash/parts/dead.lua")),
+    ("dequeue", include_str!("hash/parts/dequeue.lua")),
+    ("finish", include_str!("hash/parts/finish.lua")),
+    ("readers", include_str!("hash/parts/readers.lua")),
+    ("remove", include_str!("hash/parts/remove.lua")),
+    ("stamp_of", include_str!("hash/parts/stamp_of.lua")),
+    ("state", include_str!("hash/parts/state.lua")),
+    ("write", include_str!("hash/parts/write.lua")),
+    ("writer", include_str!("hash/parts/writer.lua")),
+];
+
+/// Parts of the two-key scheme: the queue.
+const TWO_KEY_PARTS: &Parts = &[("queue", include_str!("two_key/queue.lua"))];
+
+/// Writes `text` with its parts, and theirs, to `buffer` from `at` on, and returns the end. Only counts if `buffer` is
+/// empty.
+const fn assemble(text: &[u8], parts: &Parts, buffer: &mut [u8], mut at: usize) -> usize {
     let mut n = 0;
-    while n < LEN {
-        text[n] = if n < at {
-            script[n]
-        } else if n < at + queue.len() {
-            queue[n - at]
+    while n < text.len() {
+        if is_at(text, n, MARK) {
+            let start = n + MARK.len();
+            n = start;
+            while text[n] != b'\n' {
+                n += 1;
+            }
+            at = assemble(part(parts, text, start, n), parts, buffer, at);
+            n += 1; // a part ends its last line itself
         } else {
-            script[n - queue.len() + place.len()]
-        };
+            if !buffer.is_empty() {
+                buffer[at] = text[n];
+            }
+            at += 1;
+            n += 1;
+        }
+    }
+    at
+}
+
+/// Returns the part whose name is in `text` from `start` to `end`.
+const fn part<'a>(parts: &[(&str, &'a str)], text: &[u8], start: usize, end: usize) -> &'a [u8] {
+    let mut n = 0;
+    while n < parts.len() {
+        let name = parts[n].0.as_bytes();
+        if name.len() == end - start && is_at(text, start, name) {
+            return parts[n].1.as_bytes();
+        }
         n += 1;
     }
-    text
+    panic!("there is no part of this name")
 }
 
-const fn position(text: &[u8], part: &[u8]) -> usize {
-    let mut at = 0;
-    loop {
-        let mut same = 0;
-        while same < part.len() && text[at + same] == part[same] {
-            same += 1;
-        }
-        if same == part.len() {
-            return at;
-        }
-        at += 1;
+const fn is_at(text: &[u8], at: usize, word: &[u8]) -> bool {
+    let mut same = 0;
+    while same < word.len() && at + same < text.len() && text[at + same] == word[same] {
+        same += 1;
     }
+    same == word.len()
 }
 
-macro_rules! with_queue {
-    ($script:expr, $queue:expr) => {{
-        const TEXT: &[u8] = &with_queue::<{ $script.len() - PLACE.len() + $queue.len() }>($script, $queue);
-        match std::str::from_utf8(TEXT) {
+/// Embeds a script, with its parts if it has any.
+macro_rules! script {
+    ($name:literal, $parts:expr) => {{
+        const SCRIPT: &[u8] = include_str!($name).as_bytes();
+        const LENGTH: usize = assemble(SCRIPT, $parts, &mut [], 0);
+        const TEXT: [u8; LENGTH] = {
+            let mut text = [0; LENGTH];
+            assemble(SCRIPT, $parts, &mut text, 0);
+            text
+        };
+        match std::str::from_utf8(&TEXT) {
             Ok(text) => text,
-            Err(_) => panic!("both parts are text"),
+            Err(_) => panic!("a script and its parts are text"),
         }
     }};
 }
@@ -56,24 +93,24 @@ macro_rules! with_queue {
 pub(crate) const RIGHTS: &str = include_str!("rights.lua");
 
 pub(crate) mod hash {
-    use super::{PLACE, QUEUE, with_queue};
+    use super::{HASH_PARTS, assemble};
 
-    pub(crate) const ACQUIRE: &str = with_queue!(include_str!("hash/acquire.lua"), QUEUE);
-    pub(crate) const LEAVE: &str = with_queue!(include_str!("hash/leave.lua"), QUEUE);
-    pub(crate) const CONVERT: &str = with_queue!(include_str!("hash/convert.lua"), QUEUE);
-    pub(crate) const RENEW: &str = include_str!("hash/renew.lua");
-    pub(crate) const INSPECT: &str = include_str!("hash/inspect.lua");
-    pub(crate) const FORCE: &str = with_queue!(include_str!("hash/force.lua"), QUEUE);
-    pub(crate) const USED: &str = include_str!("hash/used.lua");
+    pub(crate) const ACQUIRE: &str = script!("hash/acquire.lua", HASH_PARTS);
+    pub(crate) const LEAVE: &str = script!("hash/leave.lua", HASH_PARTS);
+    pub(crate) const CONVERT: &str = script!("hash/convert.lua", HASH_PARTS);
+    pub(crate) const RENEW: &str = script!("hash/renew.lua", HASH_PARTS);
+    pub(crate) const INSPECT: &str = script!("hash/inspect.lua", HASH_PARTS);
+    pub(crate) const FORCE: &str = script!("hash/force.lua", HASH_PARTS);
+    pub(crate) const USED: &str = script!("hash/used.lua", HASH_PARTS);
 }
 
 pub(crate) mod two_key {
-    use super::{PLACE, TWO_KEY_QUEUE, with_queue};
+    use super::{TWO_KEY_PARTS, assemble};
 
-    pub(crate) const ACQUIRE: &str = with_queue!(include_str!("two_key/acquire.lua"), TWO_KEY_QUEUE);
-    pub(crate) const LEAVE: &str = with_queue!(include_str!("two_key/leave.lua"), TWO_KEY_QUEUE);
-    pub(crate) const CONVERT: &str = with_queue!(include_str!("two_key/convert.lua"), TWO_KEY_QUEUE);
-    pub(crate) const RENEW: &str = include_str!("two_key/renew.lua");
-    pub(crate) const INSPECT: &str = include_str!("two_key/inspect.lua");
-    pub(crate) const FORCE: &str = with_queue!(include_str!("two_key/force.lua"), TWO_KEY_QUEUE);
+    pub(crate) const ACQUIRE: &str = script!("two_key/acquire.lua", TWO_KEY_PARTS);
+    pub(crate) const LEAVE: &str = script!("two_key/leave.lua", TWO_KEY_PARTS);
+    pub(crate) const CONVERT: &str = script!("two_key/convert.lua", TWO_KEY_PARTS);
+    pub(crate) const RENEW: &str = script!("two_key/renew.lua", TWO_KEY_PARTS);
+    pub(crate) const INSPECT: &str = script!("two_key/inspect.lua", TWO_KEY_PARTS);
+    pub(crate) const FORCE: &str = script!("two_key/force.lua", TWO_KEY_PARTS);
 }

@@ -1,103 +1,106 @@
 #!lua
--- Gives one hold up for one of the other side, in one step: a writer's for a read hold, with which all waiting readers come in, or the
--- only reader's for a write hold, unless a writer waits or it is the turn of readers. A repeat with the new id of a live hold extends it.
+-- Converts a hold into a hold of the other side, in one step. A writer gets a read hold, and all waiting readers enter
+-- beside it. The only reader gets a write hold, unless a writer waits or readers of the phase have not entered. A repeat
+-- with the new id extends the new hold.
 -- KEYS: the lock
--- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, turns (how many tokens a writer wants at most), published limits
---   ('<read_limit_ms> <write_limit_ms>'), 'k' for who may keep the new hold (may be missing)
--- Returns 'granted new-id <time> last_token turns remaining_ms waited_for' (its tokens; 0 or 1) | 'refused new-id <time>'
---   | 'kept new-id <time>'
---   | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
-local key, old, id, mode = KEYS[1], ARGV[2], ARGV[3], ARGV[4]
-local turns, limits = ARGV[6], ARGV[7]
-local RETENTION_MS, MOST_TURNS = 60000, 64
+-- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, tokens (how many a writer wants at most), limits of
+--   timestamp clients ('<read_limit_ms> <write_limit_ms>'), 'k' if the new hold may be cached (may be missing)
+-- Returns 'granted new-id <time> last_token tokens remaining_ms waited_for' (0 or 1) | 'refused new-id <time>'
+--   | 'kept new-id <time>' | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
+local call, key, old, id, mode = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
+local wanted_tokens, limits, may_cache = ARGV[6], ARGV[7], ARGV[8]
+local RETENTION_MS, MAX_TOKENS = 60000, 64
+local format, match, sub, max = string.format, string.match, string.sub, math.max
 
-local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
-if now_ms > tonumber(ARGV[1]) then return 'late ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
+local time = call('TIME')
+local seconds, micros = time[1], time[2]
+local server_us = seconds * 1000000 + micros
+local now_ms = (server_us - server_us % 1000) / 1000
+if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. seconds .. ' ' .. micros end
 
-local last, holder, queue, write, read, own, old_own, forced, mark =
-  unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'R' .. id, 'R' .. old, 'F', 'k'))
-local deadline_ms = now_ms + ARGV[5]
+local last, holder, queue, write, read, stored, old_record, forced, flag =
+  unpack(call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'R' .. id, 'R' .. old, 'F', 'k'))
+local deadline_ms, is_granted, free_ms, asked_mode = now_ms + ARGV[5], false, nil, nil
+last = tonumber(last or 0)
+--@state
+--@dead
 
---@queue
-
-local function granted(turns)
-  local waited_for = (next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms) and 1 or 0
-  -- As in `acquire`.
-  if ARGV[8] and (waited_for == 0 or tonumber(string.match(redis.call('HGET', key, 'k') or '', '^%d+')) ~= last) then set('k', last) end
-  finish()
-  return string.format('granted %s %s %s %.0f %d %.0f %d', id, time[1], time[2], last, turns, deadline_ms - now_ms, waited_for)
-end
-
--- A new hold has no place in the queue.
-local function leave_queue()
-  if head == '-' and in_turn + waiting == 0 then return end
-  local about, place, next, prev = unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))
-  if about then dequeue(id, place, next, prev) end
-end
-
--- The deadline of a reader that is live and beside whom no foreign writer is or was.
-local function held_until(about)
-  local ends_ms, since = string.match(about or '', '^(%d+) (%d+)$')
-  return ends_ms and not ended and tonumber(ends_ms) > now_ms and not write and tonumber(since) >= overrun_ms and ends_ms
-end
-
--- Whether nobody but `old` reads. Dead readers leave on the way.
-local function reads_alone()
-  if sole then return true end
-  local slot = redis.call('HGET', key, 's' .. old)
-  if slot ~= '1' then -- to the bottom of the array
-    local bottom = redis.call('HGET', key, 'r1')
-    redis.call('HSET', key, 'r1', old, 's' .. old, 1, 'r' .. slot, bottom, 's' .. bottom, slot)
-    touched = true
+if sole == id then stored = format('%d %d', sole_ms, sole_since) end
+if sole == old then old_record = format('%d %d', sole_ms, sole_since) end
+-- Returns the deadline of a live reader beside which no intruder is or was, and the time of its grant.
+local function held_until(record)
+  local ends_ms, since = match(record or '', '^(%d+) (%d+)$')
+  if ends_ms and kind ~= 'x' and ends_ms + 0 > now_ms and not write and since + 0 >= overrun_ms then
+    return ends_ms + 0, since
   end
-  while slots > 1 do
-    local other = redis.call('HGET', key, 'r' .. slots)
-    local ends_ms = tonumber(string.match(redis.call('HGET', key, 'R' .. other), '^%d+'))
-    if ends_ms > now_ms or records == 0 then return false end
-    redis.call('HDEL', key, 'r' .. slots, 's' .. other, 'R' .. other)
-    slots, records, touched = slots - 1, records - 1, true
+end
+own_ms, own_since = held_until(stored)
+local old_ms = held_until(old_record)
+--@admit
+--@again
+for n = 1, new_readers and #new_readers or 0, 2 do
+  if new_readers[n] == old then old_ms = new_readers[n + 1] end
+end
+--@readers
+--@writer
+local is_downgrade = not is_granted and mode == 'r' and writer == old and write == writer_stamp
+local is_upgrade = not is_granted and mode == 'w' and old_ms ~= nil
+if is_downgrade or is_upgrade then
+  -- All is written before records are removed: `read` of readers that have just entered, and the links of the queue.
+  --@write
+  live_reader_ms, new_readers, read_until_ms = read_until_ms or live_reader_ms, nil, nil
+  is_granted = is_downgrade or in_phase == 0 and head == '-' and foreign_read_until_ms <= now_ms
+  if is_upgrade and is_granted and not sole then -- is no other reader live? `old` goes to the first slot, dead ones go
+    slot = call('HGET', key, 's' .. old)
+    if slot ~= '1' then
+      local moved = call('HGET', key, 'r1')
+      call('HSET', key, 'r1', old, 's' .. old, '1', 'r' .. slot, moved, 's' .. moved, slot)
+    end
+    while is_granted and slots > 1 do
+      local other = call('HGET', key, 'r' .. slots)
+      if match(call('HGET', key, 'R' .. other), '^%d+') + 0 > now_ms or records_left == 0 then
+        is_granted = false
+      else
+        call('HDEL', key, 'r' .. slots, 's' .. other, 'R' .. other)
+        slots, records_left, holder_changed = slots - 1, records_left - 1, true
+      end
+    end
+    if is_granted then to_delete = {'r1', 's' .. old, 'R' .. old} end
   end
-  return true
+end
+if is_granted and (is_downgrade or is_upgrade) then
+  if head ~= '-' or in_phase + later_readers > 0 then
+    waiter_record, place, next_writer, previous_writer =
+      unpack(call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))
+    if waiter_record then -- a new hold has no place in the queue
+      --@dequeue
+    end
+  end
+  if is_upgrade then
+    new_writer, new_writer_ms, new_writer_tokens = id, deadline_ms, wanted_tokens
+  else
+    writer, writer_gone, live_reader_ms, new_readers, read_until_ms = nil, true, nil, {id, deadline_ms}, deadline_ms
+    --@admit
+    --@readers
+  end
+  --@writer
 end
 
-if sole == old then old_own = string.format('%.0f %.0f', sole_ms, sole_since) end
-admit()
-if #news > 0 then old_own = redis.call('HGET', key, 'R' .. old) end
-local writes = write == writer_ends and writer
-local own_ms, old_ms = held_until(own), held_until(old_own)
-
-if mode == 'w' and writes == id then
-  deadline_ms = math.max(deadline_ms, writer_ms)
-  writer_ms, stamped, touched = deadline_ms, true, true
-  return granted(block)
-elseif mode == 'r' and own_ms then
-  deadline_ms, looked, live_ms = math.max(deadline_ms, own_ms), true, own_ms
-  read_phase(deadline_ms)
-  extend_reader(id, deadline_ms, string.match(own, '%d+$'))
-  return granted(1)
-elseif mode == 'r' and writes == old then
-  writer = nil
-  begin_turn()
-  leave_queue()
-  enter_reader(id, deadline_ms)
-  admit()
-  return granted(1)
-elseif mode == 'w' and old_ms then
-  if in_turn == 0 and not next_writer() and foreign_read_ms <= now_ms and reads_alone() then
-    leave_queue()
-    if not sole then delete('r1', 's' .. old, 'R' .. old) end
-    enter_writer(id, deadline_ms, turns)
-    return granted(block)
-  end
-  finish()
-  local marked = string.match(mark or '', '^%d+')
-  if tonumber(marked) == last then -- perhaps nobody is inside of what is in the way: it is called, as by a try
-    redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
-    return 'kept ' .. id .. ' ' .. time[1] .. ' ' .. time[2]
-  end
-  return 'refused ' .. id .. ' ' .. time[1] .. ' ' .. time[2]
+local flag_token = match(flag or '', '^%d+')
+-- As in `acquire`.
+if is_granted and may_cache and (waited_for == 0 or tonumber(flag_token) ~= last) then
+  to_set[#to_set + 1], to_set[#to_set + 2] = 'k', format('%d', last)
 end
-finish()
-return string.format('lost %s %s %s %s', id, time[1], time[2], forced or 0)
+--@finish
+
+if is_granted then
+  return format('granted %s %s %s %d %d %d %d', id, seconds, micros, last, mode == 'w' and tokens or 1,
+    deadline_ms - now_ms, waited_for)
+elseif not is_upgrade then
+  return format('lost %s %s %s %s', id, seconds, micros, forced or 0)
+end
+if tonumber(flag_token) ~= last then return 'refused ' .. id .. ' ' .. seconds .. ' ' .. micros end
+-- Perhaps no guard uses the hold that is in the way: it is recalled, as by a try.
+--@channel
+redis.pcall('SPUBLISH', channel .. ':call', flag_token .. ' ' .. id)
+return 'kept ' .. id .. ' ' .. seconds .. ' ' .. micros

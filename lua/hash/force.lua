@@ -1,76 +1,73 @@
 #!lua flags=allow-oom
--- Ends every hold that `inspect` showed, foreign stamps too, and nothing newer, and calls who may keep them. The last token stays, and
--- marks all holds up to it as ended by force. All end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same
--- call again goes on. Whoever waits is next.
+-- Ends every hold that `inspect` has shown, foreign stamps too, and no newer hold. Recalls cached holds. The last token
+-- stays, and marks all holds up to it as ended by force. All holds end at once, but one call removes a limited number of
+-- records. Until all are removed no client enters, and the same call again removes more. The next waiter enters.
 -- KEYS: the lock
--- ARGV: last_token, foreign_write_stamp_ms, foreign_read_stamp_ms, as `inspect` answered them; published limits
---   ('<read_limit_ms> <write_limit_ms>'), the ids of the holds that it answered, with a blank between them (may be missing)
--- Returns {'forced - <time> more' (0 or 1), id, …}: the holds that were live until now, and whether to call again | 'version - <time>'
-local key, id, seen, seen_write, seen_read = KEYS[1], '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+-- ARGV: last_token, foreign_write_stamp_ms, foreign_read_stamp_ms, as `inspect` answered them; limits of timestamp clients
+--   ('<read_limit_ms> <write_limit_ms>'), the ids of the holds that it showed, with blanks between them (may be missing)
+-- Returns {'forced - <time> more' (0 or 1), id, …}: the ids of holds that were live until now; 1: repeat the call
+--   | 'version - <time>'
+local call, key, id, seen, seen_write, seen_read =
+  redis.call, KEYS[1], '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local limits, seen_ids = ARGV[4], ' ' .. (ARGV[5] or '') .. ' '
-local RETENTION_MS, MOST_TURNS = 60000, 64
+local RETENTION_MS, MAX_TOKENS = 60000, 64
+local format, match, sub, max = string.format, string.match, string.sub, math.max
 
-local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
-local last, holder, queue, write, read, mark = unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k'))
-local own
-local reply = {'forced - ' .. time[1] .. ' ' .. time[2] .. ' 0'}
+local time = call('TIME')
+local seconds, micros = time[1], time[2]
+local server_us = seconds * 1000000 + micros
+local now_ms = (server_us - server_us % 1000) / 1000
+local last, holder, queue, write, read, flag = unpack(call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k'))
+local reply = {'forced - ' .. seconds .. ' ' .. micros .. ' 0'}
 if tonumber(last or 0) > seen then
-  -- What was seen is over, and this copy late; but for a writer whose renewal brought it new tokens since.
-  local held = string.match(holder or '', '^2 w %d+ %d+ %d+ (.*)$')
+  -- The holds of `inspect` are over, so this copy is late; except for a writer whose renewal brought it new tokens since.
+  local held = match(holder or '', '^2 w %d+ %d+ %d+ (.*)$')
   if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end
 end
-local marked = mark and string.match(mark, '^%d+') == last and last
---@queue
+local recallable = flag and match(flag, '^%d+') == last and last
+local deadline_ms, asked_mode, free_ms
+--@state
+--@dead
 
-touched = true
-if last > 0 then set('F', last) end
-
+holder_changed = true
+if last then to_set[1], to_set[2] = 'F', last end
+last = tonumber(last or 0)
 if writer then
-  if write == writer_ends then
-    reply[2] = writer
-    delete('write')
-    write = nil
-  end
-  writer = nil
-  begin_turn()
+  if write == writer_stamp then reply[2], to_delete[1], write = writer, 'write', nil end
+  writer, writer_gone = nil, true
 end
 if sole then
   if sole_ms > now_ms then reply[2] = sole end
-  sole, slots, records, ended = nil, 0, records - 1, true
+  sole, slots, records_left, kind = nil, 0, records_left - 1, 'x'
 end
-local count, places, about = math.min(slots, records), {}, {}
-for n = 1, count do places[n] = 'r' .. (slots - n + 1) end
+local count, names, records = math.min(slots, records_left), {}, {}
 if count > 0 then
-  local ids = redis.call('HMGET', key, unpack(places))
-  for n, who in ipairs(ids) do
-    about[n], places[#places + 1], places[#places + 2] = 'R' .. who, 's' .. who, 'R' .. who
+  for n = 1, count do names[n] = 'r' .. (slots - n + 1) end
+  local ids = call('HMGET', key, unpack(names))
+  for n, reader_id in ipairs(ids) do
+    records[n], names[#names + 1], names[#names + 2] = 'R' .. reader_id, 's' .. reader_id, 'R' .. reader_id
   end
-  about = redis.call('HMGET', key, unpack(about))
-  for n, who in ipairs(ids) do
-    if tonumber(string.match(about[n], '^%d+')) > now_ms then reply[#reply + 1] = who end
+  records = call('HMGET', key, unpack(records))
+  for n, reader_id in ipairs(ids) do
+    if match(records[n], '^%d+') + 0 > now_ms then reply[#reply + 1] = reader_id end
   end
-  redis.call('HDEL', key, unpack(places))
-  slots, records, ended = slots - count, records - count, true
+  call('HDEL', key, unpack(names))
+  slots, records_left, kind = slots - count, records_left - count, 'x'
+  end_slot = format('%d', slots)
 end
 
--- Stamps have no token: one that differs from what was seen has come since, and stays.
-if write and stamp_of(write) == seen_write then
-  delete('write')
-  write, foreign_write_ms = nil, 0
+-- Stamps have no token: one that differs from the one that was seen has come since, and stays.
+if write and foreign_write == seen_write then to_delete[#to_delete + 1], write, foreign_write_until_ms = 'write', nil, 0 end
+if foreign_read and foreign_read == seen_read then to_delete[#to_delete + 1], read, foreign_read = 'read', nil, nil end
+if covered == seen_read then covered = 0 end
+foreign_read_until_ms = (foreign_read or covered > 0) and max(foreign_read or 0, covered) + match(limits, '^%d+') + 1 or 0
+--@admit
+--@readers
+--@writer
+--@finish
+if recallable then
+  --@channel
+  redis.pcall('SPUBLISH', channel .. ':call', recallable)
 end
-if foreign_read and foreign_read == seen_read then
-  delete('read')
-  read, foreign_read, foreign_read_ms = nil, nil, covered > 0 and covered + read_limit_ms + 1 or 0
-end
-if covered == seen_read then
-  covered = 0
-  foreign_read_ms = foreign_read and foreign_read + read_limit_ms + 1 or 0
-end
-
-admit()
-finish()
-if marked then redis.pcall('SPUBLISH', channel_of(':call'), marked) end
-if ended and slots > 0 then reply[1] = 'forced - ' .. time[1] .. ' ' .. time[2] .. ' 1' end
+if kind == 'x' and slots > 0 then reply[1] = 'forced - ' .. seconds .. ' ' .. micros .. ' 1' end
 return reply

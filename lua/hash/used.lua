@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- Answers the call of a try: somebody is inside. Its waiter is told so by its channel, and nothing is changed.
+-- Replies to the recall of a try: a guard uses the hold. Publishes that to the waiter, and changes nothing.
 -- KEYS: the lock
 -- ARGV: id
--- Returns 'told id <time>', whoever has heard it
+-- Returns 'told id <time>', even if no process has received it
 local key, id = KEYS[1], ARGV[1]
-local MOST_BYTES = 118 -- of a manager's name, a number and a label
+local MAX_BYTES = 118 -- of a manager's name, a number and a label
 
--- It comes out of a message, which anybody may have sent: what no id is goes nowhere.
-if id == '' or #id > MOST_BYTES or string.find(id, '[%s%c]') then return redis.error_reply('ERR this is no id') end
+-- The id comes out of a message, which any client may have sent. A text that is no id goes nowhere.
+if id == '' or #id > MAX_BYTES or string.find(id, '[%s%c]') then return redis.error_reply('ERR this is no id') end
 local time = redis.call('TIME')
-local tagged = string.find(key, '^[^{]*{[^}]+}')
-redis.pcall('SPUBLISH', (tagged and key or '{' .. key .. '}') .. ':wake:' .. string.sub(id, 1, 32), 'used ' .. id)
+--@channel
+redis.pcall('SPUBLISH', channel .. ':wake:' .. string.sub(id, 1, 32), 'used ' .. id)
 return 'told ' .. id .. ' ' .. time[1] .. ' ' .. time[2]

@@ -1,0 +1,16 @@
+-- Removes the record of the reader `id`, which is in `slot`. The reader in the last slot moves into the gap.
+-- Reads: id, slot, end_reader, before_end (the reader in the slot before the last one, if it is known), format.
+-- Sets: sole, slots, end_slot, end_reader, picked, holder_changed, to_set, to_delete.
+if sole then
+  sole = nil
+else
+  local n = #to_delete
+  to_delete[n + 1], to_delete[n + 2], to_delete[n + 3] = 'r' .. end_slot, 's' .. id, 'R' .. id
+  if slot ~= end_slot then
+    n = #to_set
+    to_set[n + 1], to_set[n + 2], to_set[n + 3], to_set[n + 4] = 'r' .. slot, end_reader, 's' .. end_reader, slot
+  end
+  end_slot = format('%d', slots - 1)
+  if slot ~= end_slot then end_reader = before_end end
+end
+slots, picked, holder_changed = slots - 1, nil, true
