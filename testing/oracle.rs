@@ -233,7 +233,7 @@ fn altered(changes: &[(&str, &str)]) -> &'static Scripts {
 
 /// Change after which one operation touches at most two records. The server also converts the hashes of a lock to
 /// tables early.
-const TWO_RECORDS: [(&str, &str); 2] = [("MOST_RECORDS = 96", "MOST_RECORDS = 2"), ("local FEW = 8", "local FEW = 3")];
+const TWO_RECORDS: [(&str, &str); 2] = [("MAX_RECORDS = 96", "MAX_RECORDS = 2"), ("MIN_TABLE = 8", "MIN_TABLE = 3")];
 
 /// Asserts that the oracle finds a difference between scripts with this change and the specification. The rarest change
 /// shows within a thousand histories on average. So a change that 20,000 histories do not show is not found at all.
@@ -249,36 +249,33 @@ fn broken_stamps_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
         // At its limit a stamp does not count.
-        ("stamp_of(write) + write_limit_ms + 1", "stamp_of(write) + write_limit_ms"),
-        ("foreign_read + read_limit_ms + 1 or 0", "foreign_read + read_limit_ms or 0"),
+        ("foreign_write + write_limit_ms + 1", "foreign_write + write_limit_ms"),
+        ("max(foreign_read or 0, covered) + read_limit_ms + 1", "max(foreign_read or 0, covered) + read_limit_ms"),
         // The stamp behind our stamp is forgotten, or shortened.
-        ("covered = math.max(foreign_read, covered)", "covered = 0"),
-        ("stamp = math.max(stamp, deadline_ms, covered)", "stamp = math.max(stamp, deadline_ms)"),
-        ("if covered > 0 then set('read', covered) elseif", "if"),
-        // Our stamps count as stamps of other clients.
-        ("and read ~= stamp and stamp_of(read)", "and tonumber(read) ~= tonumber(stamp) and stamp_of(read)"),
+        ("covered = max(foreign_read, covered)", "covered = 0"),
+        ("max(stamp_ms, read_until_ms, covered)", "max(stamp_ms, read_until_ms)"),
+        ("    if covered > 0 then\n      to_set[#to_set + 1], to_set[#to_set + 2] = 'read', covered\n    elseif", "    if"),
+        // Our stamps count as stamps of other clients, or theirs as ours.
+        ("  if read and read ~= read_stamp then f", "  if read and tonumber(read) ~= tonumber(read_stamp or '0') then f"),
+        ("if read and read ~= read_stamp then f", "if read and read ~= read_stamp and read ~= writer_stamp then f"),
         // An overrun holder does not learn of the overrun.
-        ("not write and tonumber(own_since) >= tonumber(overrun)", "tonumber(own_since) >= tonumber(overrun)"),
-        ("not ended and (write or tonumber(own_since) < overrun_ms)", "false"),
-        ("overrun_ms, last = now_ms, math.max(server_us, last + 1)", ""),
+        ("now_ms and not write and own_since + 0 >= overrun_ms", "now_ms and own_since + 0 >= overrun_ms"),
+        ("elseif mode == 'r' and (write or own_since + 0 < overrun_ms) then", "elseif false then"),
+        ("birth, overrun_ms, last = last + 1, now_ms, max(server_us, last + 1)", ""),
         // An overrun while another client holds the lock is forgotten with the first answer. The answer is to a new
         // client, a repeat, a release or a renewal.
-        ("      disown()\n      overrun_ms, last", "      overrun_ms, last"),
-        ("  disown()\n  writer = nil", "  writer = nil"),
-        ("    disown()\n    last = math.max(server_us, last + 1)", ""),
-        (
-            "  else -- another stamp, or none, is somebody else's: not ours to the end, and not ours to delete\n    disown()",
-            "",
-        ),
-        ("if was_live and write then disown() end", ""),
-        ("elseif tonumber(ends) > now_ms then -- another value, or none, is somebody else's\n    disown()", ""),
-        ("if kind == 'r' and tonumber(own_ms) > now_ms and write then disown() end", ""),
+        ("birth, overrun_ms, last = last + 1, now_ms,", "overrun_ms, last = now_ms,"),
+        ("birth, writer, writer_gone, holder_changed = last + 1, nil, true, true", "writer, writer_gone, holder_changed = nil, true, true"),
+        ("    birth = last + 1\n    last = max(server_us, birth)\n", ""),
+        ("who may delete it\n    birth = last + 1", "who may delete it"),
+        ("if was_live and write then birth = last + 1 end", ""),
+        ("is_overwritten = write ~= writer_stamp", "is_overwritten = false"),
+        ("is_overwritten = write and true or false", "is_overwritten = false"),
         // More than one token is granted although the earlier tokens are unknown.
-        ("remembered == 0 and 1 or", "false or"),
+        ("if known == 0 then", "if known == 0 then birth = last end\n  if false then"),
         // The header of one reader does not show the stamps of other readers.
-        ("or covered + overrun_ms > 0", ""),
-        ("if write or foreign or tonumber(sole_ends)", "if write or tonumber(sole_ends)"),
-        ("if write then\n  held = start", "if write and not read then\n  held = start"),
+        ("stamp_ms > sole_ms or covered + overrun_ms > 0", "stamp_ms > sole_ms"),
+        ("if write then\n  held_until = start", "if write and not read then\n  held_until = start"),
         // A number that is no time counts as a time.
         ("number <= 9007199254740000 and math.floor(number) or 0", "math.floor(number) or 0"),
     ];
@@ -293,43 +290,34 @@ fn broken_marks_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
         // The recallable flag is not set: by a grant, a reader that joins, a conversion, a renewal.
-        ("if keeps then call('HSET', key, 'k', token) end", ""),
-        ("    if keeps then call('HSET', key, 'k', last) end", ""),
-        ("if ARGV[8] and (waited_for", "if false and (waited_for"),
-        ("    redis.call('HSET', key, 'k', token)\n", ""),
-        ("if keeps and mark ~= last then call('HSET', key, 'k', last) end", ""),
-        // The flag does not follow new tokens, or counts for a later phase.
-        ("redis.call('HSET', key, 'k', token .. rest)", ""),
-        ("local is_kept = tonumber(marked) == last and", "local is_kept = marked and"),
+        ("if may_cache then call('HSET', key, 'k', token) end", ""),
+        ("if is_granted and may_cache and not (is_recallable", "if false and not (is_recallable"),
+        ("if is_granted and may_cache and (waited_for", "if false and (waited_for"),
+        ("if token .. recalled_ms ~= flag then", "if false then"),
+        // The flag counts for a later phase.
+        ("is_recallable = flag_token and tonumber(flag_token) == last", "is_recallable = flag_token"),
         // The server forgets that it sent a recall.
-        ("if keeps and (waited_for == 0 or", "if keeps and (true or"),
-        ("passed_ms < 0 or passed_ms >= CALL_MS", "true"),
-        (
-            "called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')",
-            "called_ms = string.match(mark or '', '^(%d+)'), '0'",
-        ),
-        // A waiter recalls although a waiting writer keeps it out. A try does not give its id. A refusal recalls.
-        ("== last and (mode == 'w' or writer)\n", "== last\n"),
-        ("marked .. ' ' .. id)", "marked)"),
-        ("    if tries then", "    if false then"),
+        ("may_cache and not (is_recallable and waited_for == 1) then", "may_cache then"),
+        ("is_try or passed_ms < 0 or passed_ms >= RECALL_INTERVAL_MS", "true"),
+        ("flag_token, recalled_ms = match(flag, '^(%d+) ?(%d*)$')", "flag_token, recalled_ms = match(flag, '^(%d+)'), '0'"),
+        // A waiter recalls although a waiting writer keeps it out. A try does not give its id.
+        ("is_recallable and (mode == 'w' or writer)\n", "is_recallable\n"),
+        ("is_try and flag_token .. ' ' .. id or flag_token", "flag_token"),
         // A try takes a place in the queue where it recalls no holder, or forgets a place that it has.
-        ("  patience_ms = 0 -- nobody", "  -- nobody"),
-        ("if queues and tries and not is_kept then", "if false then"),
-        ("  queues = tonumber(string.match(about or '0', '^%d+')) > now_ms\n", "  queues = false\n"),
+        ("if is_try and not (can_recall or is_alive) then", "if false then"),
+        ("if is_try and not (can_recall or is_alive) then", "if is_try and not can_recall then"),
         // A waiter does not learn of the flag.
-        ("    calls = ' 1'\n", ""),
-        ("string.match(mark, '^%d+') == last and 'kept' or 'contended'", "'contended'"),
-        ("    answer = 'kept'", ""),
+        ("  recalled = ' 1'\n", ""),
+        ("  code = 'kept'", ""),
         // A renewal reports no waiters, or reports dead waiters. A grant reports no readers to a writer.
-        ("is_waited_for and 1 or 0,", "0,"),
-        ("kept(deadline_ms, tonumber(heard_ms) > now_ms, turns", "kept(deadline_ms, queue, turns"),
-        ("(next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms)", "next_writer()"),
+        ("is_waited_for and 1 or 0, first", "0, first"),
+        ("is_waited_for = alive_until_ms > now_ms and", "is_waited_for = queue and"),
+        ("(head ~= '-' or writer and in_phase + later_readers > 0 and alive_until_ms > now_ms)", "head ~= '-'"),
         // There are too many tokens, tokens come twice, or they are not the tokens of the repeat.
-        ("turns = math.min(more, MOST_TURNS, ahead)", "turns = math.min(more, ahead)"),
-        ("      redis.call('HSET', key, 't', string.format('%.0f', last + ahead))\n", ""),
-        ("      block = string.format('%02d', turns)\n", ""),
+        ("tokens = math.min(wanted_tokens, MAX_TOKENS, passed)", "tokens = math.min(wanted_tokens, passed)"),
+        ("    to_set[3], to_set[4] = 't', format('%d', last + passed)", "    to_set[3], to_set[4] = 'F', format('%d', last + passed)"),
         // A force sends no recall, spares a hold that was renewed, or ends a newer hold.
-        ("if marked then redis.pcall('SPUBLISH', channel_of(':call'), marked) end", ""),
+        ("if recallable then", "if false then"),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", "return reply"),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", ""),
         // An inspection shows no flag.
@@ -345,16 +333,13 @@ fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
         // A writer enters before all readers of the phase are inside.
-        ("if in_turn == 0 and next_writer() and head_lives", "if next_writer() and head_lives"),
+        ("elseif in_phase == 0 and head_is_alive and", "elseif head ~= '-' and head_record and match(head_record, '^%d+') + 0 > now_ms and"),
         // No waiter is asked to go on.
-        ("if call and call ~= id then", "if false then"),
+        ("if next_reader and next_reader ~= id then", "if false then"),
         // The server examines more records than allowed.
-        ("if records == 0 then\n      crowded = true", "if false then\n      crowded = true"),
+        ("elseif records_left == 0 then\n      too_many_dead", "elseif false then\n      too_many_dead"),
         // A reader that may cache its hold learns of readers that are not inside yet.
-        (
-            "tonumber(heard_ms) > now_ms and writers_wait, 0, 0) end\n    return",
-            "tonumber(heard_ms) > now_ms, 0, 0) end\n    return",
-        ),
+        ("alive_until_ms > now_ms and (writer or waiting_writers > 0)", "alive_until_ms > now_ms"),
     ];
     for (from, to) in changes {
         let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);
@@ -367,13 +352,13 @@ fn what_breaks_with_the_clock_is_noticed() {
     let node = Node::builder(Server::Valkey91).clock().start().expect("the server starts");
     let changes = [
         // The key is removed too early.
-        ("RETENTION_MS, MOST_TURNS = 60000, 64", "RETENTION_MS, MOST_TURNS = 50000, 64"),
+        ("RETENTION_MS, MAX_TOKENS = 60000, 64", "RETENTION_MS, MAX_TOKENS = 50000, 64"),
         // A lost hold comes back.
-        ("redis.call('HSET', key, 'R' .. id, '0 ' .. own_since)", ""),
+        ("    to_set[1], to_set[2] = 'R' .. id, '0 ' .. own_since", ""),
         // A token does not grow when the clock goes back.
-        ("last = math.max(server_us, last + 1)", "last = server_us"),
+        ("max(server_us, known + 1)", "server_us"),
         // No recall is sent until the clock is again where it was.
-        ("passed_ms < 0 or passed_ms >= CALL_MS", "passed_ms >= CALL_MS"),
+        ("is_try or passed_ms < 0 or passed_ms >=", "is_try or passed_ms >="),
     ];
     for (from, to) in changes {
         let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);

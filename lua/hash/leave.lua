@@ -98,7 +98,9 @@ elseif own_record or sole == id then
   if was_live and write then birth = last + 1 end
   if was_live and not write and own_since + 0 >= overrun_ms then code = 'held' end
   --@remove
-  ttl_stays = code == 'held' and slots == 0 and not queue and stamp_ms - now_ms <= MAX_UNUSED_MS
+  -- Not beside a foreign stamp: its client has given the key a ttl of its own, which may be shorter.
+  ttl_stays = code == 'held' and slots == 0 and not queue and read == read_stamp and covered + overrun_ms == 0
+    and stamp_ms - now_ms <= MAX_UNUSED_MS
 elseif waiter_record then
   if match(waiter_record, '^%d+') + 0 > now_ms then code = 'queued' end
   --@dequeue

@@ -1,4 +1,4 @@
-//! The short ways of `acquire`, `leave` and `renew` come to what the long way does: answers, fields, notices, and a ttl that is no shorter.
+//! The fast paths of `acquire` and `leave` come to what the slow path does: answers, fields, notices, and a ttl that is no shorter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,6 @@ use crate::scripts;
 hash_cases!(shared:
     short_ways_of_acquire_come_to_what_the_long_way_does,
     short_ways_of_leave_come_to_what_the_long_way_does,
-    short_ways_of_renew_come_to_what_the_long_way_does,
 );
 
 /// So much longer than the retention a key may live that is not used any more.
@@ -112,29 +111,22 @@ struct Script {
     long: String,
 }
 
-const FREE: &str = "if not (holder or queue or write or read) then -- free";
-const SHORT: &str = "-- Short ways";
+const FAST: &str = "-- Fast path";
+const SLOW: &str = "-- Slow path.\n";
 
-/// The text up to its long way.
-fn short(text: &str, long: &str) -> String {
-    let (before, _) = text.split_once(long).expect("the long way is there");
-    format!("{before}do return 'long' end\n")
+/// Returns the text up to its slow path, and the text without its fast paths.
+fn both_ways(text: &str, kept: &str) -> Script {
+    let (before, _) = text.split_once(SLOW).expect("the slow path is there");
+    let long = without(text, FAST, SLOW).replacen(SLOW, kept, 1);
+    Script { short: format!("{before}do return 'long' end\n"), long }
 }
 
 fn acquire() -> Script {
-    let (text, begins) = (scripts::hash::ACQUIRE, "local turns, limits = ARGV[6]");
-    let long = without(text, FREE, "local patience_ms");
-    Script { short: short(text, begins), long: without(&long, SHORT, begins) }
-}
-
-fn renew() -> Script {
-    let (text, begins) = (scripts::hash::RENEW, "local heard_ms = queue");
-    Script { short: short(text, begins), long: without(text, SHORT, begins) }
+    both_ways(scripts::hash::ACQUIRE, "")
 }
 
 fn leave() -> Script {
-    let (text, begins) = (scripts::hash::LEAVE, "local limits = ARGV[2]");
-    Script { short: short(text, begins), long: without(text, SHORT, begins) }
+    both_ways(scripts::hash::LEAVE, "local server_us = seconds * 1000000 + micros\n")
 }
 
 /// Of whom so many read and so many write.
@@ -228,23 +220,7 @@ fn assert_gone(ways: &BTreeMap<String, u32>, expected: &[&str]) {
 
 fn short_ways_of_acquire_come_to_what_the_long_way_does(lock: Lock) {
     let ways = compare(lock, &acquire(), |lock, (id, mode), rng| lock.wish_args(&id, mode, wish(rng)));
-    assert_gone(
-        &ways,
-        &[
-            "- alone granted",
-            "r alone granted",
-            "s alone granted",
-            "w alone contended",
-            "w alone kept",
-            "w alone queued",
-            "w one waits contended",
-            "w one waits kept",
-            "w one waits queued",
-            "w several wait contended",
-            "w several wait kept",
-            "w several wait queued",
-        ],
-    );
+    assert_gone(&ways, &["- alone granted"]);
 }
 
 fn short_ways_of_leave_come_to_what_the_long_way_does(lock: Lock) {
@@ -252,9 +228,6 @@ fn short_ways_of_leave_come_to_what_the_long_way_does(lock: Lock) {
     assert_gone(
         &ways,
         &[
-            "r alone held",
-            "r one waits held",
-            "r several wait held",
             "s alone held",
             "s one waits held",
             "s several wait held",
@@ -263,19 +236,4 @@ fn short_ways_of_leave_come_to_what_the_long_way_does(lock: Lock) {
             "w several wait held",
         ],
     );
-}
-
-fn short_ways_of_renew_come_to_what_the_long_way_does(lock: Lock) {
-    let ways = compare(lock, &renew(), |_, (id, _), rng| {
-        let lease_ms = rng.choice([1, 1_000, 300_000]).expect("one of them");
-        let mut args = vec![id, lease_ms.to_string()];
-        args.extend(
-            rng.choice([&[][..], &["k"], &["k", "0"], &["k", "9"]])
-                .expect("one of them")
-                .iter()
-                .map(|&word| word.to_owned()),
-        );
-        args
-    });
-    assert_gone(&ways, &["r alone renewed", "s alone renewed", "w alone renewed"]);
 }

@@ -26,11 +26,21 @@ pub(crate) fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The scripts, without what is only put into others.
+/// Returns true for a text that only stands in others.
+fn is_part(path: &Path) -> bool {
+    path.ends_with("two_key/queue.lua") || path.parent().is_some_and(|folder| folder.ends_with("parts"))
+}
+
+/// Returns the scripts without their parts.
 fn scripts() -> Vec<(PathBuf, String)> {
     let mut found = files("lua", "lua");
-    found.retain(|(path, _)| !path.ends_with("queue.lua"));
+    found.retain(|(path, _)| !is_part(path));
     found
+}
+
+/// Returns the names of the parts that a text includes.
+fn included(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|line| line.trim_start().strip_prefix("--@")).collect()
 }
 
 #[test]
@@ -38,10 +48,10 @@ fn each_script_is_embedded_once() {
     let embedding = fs::read_to_string(root().join("lua/scripts.rs")).expect("a source file");
     for (script, _) in files("lua", "lua") {
         let name = script.strip_prefix(root().join("lua")).expect("below the folder").display().to_string();
-        let embedded = embedding.matches(&format!("include_str!(\"{name}\")")).count();
+        let forms = [format!("include_str!(\"{name}\")"), format!("script!(\"{name}\", ")];
+        let embedded: usize = forms.iter().map(|form| embedding.matches(form).count()).sum();
         assert_eq!(embedded, 1, "{name} is embedded {embedded} times");
     }
-    assert_eq!(embedding.matches("include_str!").count(), files("lua", "lua").len());
     for (source, text) in files("src", "rs") {
         // Those of published clients are for tests.
         let own = text.replace("tests/lua/published/", "").matches(".lua\")").count();
@@ -50,14 +60,27 @@ fn each_script_is_embedded_once() {
     }
 }
 
-/// Where the queue is put in, and nowhere before the short way out.
+/// A part is in the folder of its scheme, says what it reads and sets, and some script includes it.
 #[test]
-fn queue_is_part_of_those_that_mark_a_place_for_it() {
-    let embedding = fs::read_to_string(root().join("lua/scripts.rs")).expect("a source file");
-    for (script, text) in scripts() {
-        let name = script.strip_prefix(root().join("lua")).expect("below the folder").display().to_string();
-        let put_in = embedding.contains(&format!("with_queue!(include_str!(\"{name}\"),"));
-        assert_eq!(text.matches("--@queue").count(), usize::from(put_in), "{name}");
+fn each_part_says_what_it_reads_and_sets() {
+    let parts: Vec<_> = files("lua/hash/parts", "lua");
+    let texts: Vec<_> = files("lua/hash", "lua");
+    for (path, text) in &parts {
+        let name = path.file_stem().expect("a name").to_str().expect("text");
+        let header: Vec<&str> = text.lines().take_while(|line| line.starts_with("-- ")).collect();
+        for word in ["-- Reads: ", "-- Sets: "] {
+            assert!(header.iter().any(|line| line.starts_with(word)), "{name}: its header has no {word:?}");
+        }
+        assert!(!header[0].starts_with("-- Reads: "), "{name}: its header does not say what it does");
+        assert!(text.ends_with('\n'), "{name}: the last line has an end");
+        let users = texts.iter().filter(|(_, text)| included(text).contains(&name)).count();
+        assert!(users > 0, "{name} is in no script");
+    }
+    for (path, text) in &texts {
+        for name in included(text) {
+            let is_there = parts.iter().any(|(part, _)| part.file_stem().is_some_and(|stem| stem == name));
+            assert!(is_there, "{}: there is no part {name}", path.display());
+        }
     }
 }
 
