@@ -1,6 +1,6 @@
--- Takes the waiter `id` out of the queue, at once.
+-- Takes the waiter `id` out of the queue. The links change at once, and the deletion of its fields is pending.
 -- Reads: call, key, id, sub, place (of a reader), next_writer and previous_writer (of a writer); and as `write`.
--- Sets: phase counts, waiting_writers, head, tail, head_record, queue_changed; and as `write`.
+-- Sets: phase counts, waiting_writers, head, tail, head_record, queue_changed, to_set, to_delete.
 --@write
 queue_changed, head_record = true, nil
 if place then
@@ -10,11 +10,15 @@ if place then
     local moved = call('HGET', key, end_place)
     call('HSET', key, place, moved, 'Q' .. moved, place)
   end
-  call('HDEL', key, 'U' .. id, 'Q' .. id, end_place)
+  to_delete = {'U' .. id, 'Q' .. id, end_place}
   if letter == phase then in_phase = in_phase - 1 else later_readers = later_readers - 1 end
 else
-  if head == id then head = next_writer else call('HSET', key, 'N' .. previous_writer, next_writer) end
-  if tail == id then tail = previous_writer else call('HSET', key, 'P' .. next_writer, previous_writer) end
-  call('HDEL', key, 'U' .. id, 'N' .. id, 'P' .. id)
+  if head ~= id and tail ~= id then
+    call('HSET', key, 'N' .. previous_writer, next_writer, 'P' .. next_writer, previous_writer)
+  else
+    if head == id then head = next_writer else call('HSET', key, 'N' .. previous_writer, '-') end
+    if tail == id then tail = previous_writer else call('HSET', key, 'P' .. next_writer, '-') end
+  end
+  to_delete = {'U' .. id, 'N' .. id, 'P' .. id}
   waiting_writers = waiting_writers - 1
 end
