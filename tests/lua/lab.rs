@@ -260,10 +260,11 @@ impl Lock {
         Lab::start(server).lock(scheme)
     }
 
-    /// A lock on a server of its own, where one script of the two-key scheme looks at two who wait, dead or not.
+    /// Returns a lock on a server of its own, where one script looks at two records, dead or not.
     pub(crate) fn limited(scheme: Scheme, server: Server) -> Self {
         let two = [
             ("touches_left = 100", "touches_left = 2"),
+            ("MAX_RECORDS = 96", "MAX_RECORDS = 2"),
             ("local FEW, ALIVE_OFFSET, RESERVED_MS = 4,", "local FEW, ALIVE_OFFSET, RESERVED_MS = 1,"),
             UNHURRIED,
         ];

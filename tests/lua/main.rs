@@ -10,6 +10,7 @@ mod lab;
 mod layout;
 mod marks;
 mod model;
+mod pending;
 mod published;
 mod queue;
 mod readers;

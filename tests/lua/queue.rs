@@ -69,7 +69,7 @@ impl Lock {
         view.ids().into_iter().map(str::to_owned).collect()
     }
 
-    fn waiters(&mut self) -> Vec<String> {
+    pub(crate) fn waiters(&mut self) -> Vec<String> {
         let view = self.inspect();
         view.waiting().into_iter().map(str::to_owned).collect()
     }

@@ -16,8 +16,10 @@ else
   if head ~= id and tail ~= id then
     call('HSET', key, 'N' .. previous_writer, next_writer, 'P' .. next_writer, previous_writer)
   else
-    if head == id then head = next_writer else call('HSET', key, 'N' .. previous_writer, '-') end
+    -- The link back of the first one may be old: `admit` writes it at the end only.
+    if head == id then previous_writer = '-' else call('HSET', key, 'N' .. previous_writer, '-') end
     if tail == id then tail = previous_writer else call('HSET', key, 'P' .. next_writer, '-') end
+    if head == id then head = next_writer end
   end
   to_delete = {'U' .. id, 'N' .. id, 'P' .. id}
   waiting_writers = waiting_writers - 1
