@@ -52,6 +52,8 @@ fn each_script_is_embedded_once() {
         let embedded: usize = forms.iter().map(|form| embedding.matches(form).count()).sum();
         assert_eq!(embedded, 1, "{name} is embedded {embedded} times");
     }
+    let embedded: usize = ["include_str!(\"", "script!(\""].iter().map(|form| embedding.matches(form).count()).sum();
+    assert_eq!(embedded, files("lua", "lua").len(), "nothing else is embedded");
     for (source, text) in files("src", "rs") {
         // Those of published clients are for tests.
         let own = text.replace("tests/lua/published/", "").matches(".lua\")").count();

@@ -7,8 +7,7 @@ use std::path::Path;
 use crate::tidy::{files, root};
 
 /// Files that are to be written anew soon. Their comments are as they were, and this list gets shorter with them.
-const WRITTEN_ANEW: [&str; 26] = [
-    "lua/hash/",
+const WRITTEN_ANEW: [&str; 25] = [
     "src/engine/acquire",
     "src/engine/cache_policy",
     "src/engine/caching",
