@@ -48,9 +48,12 @@ impl Script {
         Self { text, digest: OnceLock::new(), named: OnceLock::new() }
     }
 
-    /// Returns the names of the commands that the script calls with `redis.call`. The script needs all of them.
+    /// Returns the names of the commands that the script calls with `redis.call`, or with a local `call`. The script needs
+    /// all of them. It can do without the commands that it calls with `pcall`.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
-        self.text.split("redis.call('").skip(1).filter_map(|rest| rest.split('\'').next())
+        let text = self.text;
+        let calls = text.match_indices("call('").filter(|(at, _)| !text[..*at].ends_with('p'));
+        calls.filter_map(|(at, call)| text[at + call.len()..].split('\'').next())
     }
 
     fn digest(&self) -> &str {

@@ -28,3 +28,18 @@ pub(crate) fn scheme_of(scripts: &'static Scripts, router: Arc<Router>, limits: 
     let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
     LuaScheme::new(scripts, router, ScriptQueue::InTheLock { limits })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn rights_name_each_command_that_scripts_cannot_do_without() {
+        let text = "local call = redis.call call('TIME') redis.call('HGET', k) redis.pcall('SPUBLISH', c)";
+        assert_eq!(Script::new(text).commands().collect::<Vec<_>>(), ["TIME", "HGET"]);
+        let commands = ["HDEL", "HGET", "HMGET", "HSET", "PEXPIREAT", "TIME"];
+        assert_eq!(SCRIPTS.commands(), BTreeSet::from(commands));
+    }
+}

@@ -42,6 +42,14 @@ pub(crate) struct Scripts {
     pub(crate) key_parts: &'static [&'static str],
 }
 
+impl Scripts {
+    /// Returns the commands of the server that the scheme needs.
+    pub(super) fn commands(&self) -> BTreeSet<&'static str> {
+        let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self;
+        [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
+    }
+}
+
 static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
 /// Place in which a scheme records the waiters of a lock.
@@ -73,15 +81,9 @@ impl LuaScheme {
         Self { scripts, router, queue: waiting }
     }
 
-    /// Returns the commands of the server that the scheme needs.
-    fn commands(&self) -> BTreeSet<&'static str> {
-        let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self.scripts;
-        [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
-    }
-
     fn rights_call(&self, key: &Key, more: &[&str]) -> Call {
         let mut call = self.call(&RIGHTS, key);
-        let commands: Vec<&str> = self.commands().into_iter().chain(more.iter().copied()).collect();
+        let commands: Vec<&str> = self.scripts.commands().into_iter().chain(more.iter().copied()).collect();
         call.arg(&commands.join(" "));
         call
     }
