@@ -51,6 +51,23 @@ if not (holder or queue or write or read) then
   return 'granted ' .. id .. ' ' .. seconds .. ' ' .. micros .. ' ' .. token .. ' ' .. tokens .. ' ' .. lease_ms .. ' 0'
 end
 
+-- Fast path: readers are inside, and no client waits. The new one takes a random slot, whose reader moves to the end.
+if mode == 'r' and read and not (write or queue or fields[7]) then
+  local slots, stamp = match(holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+  if stamp == read and stamp + 0 > now_ms and slots ~= '7' then -- the eighth makes the hash a table
+    local pick, new_slot = format('%d', server_us % slots + 1), format('%d', slots + 1)
+    local ends = call('HMGET', key, 'r' .. slots, 'r' .. pick)
+    if match(call('HGET', key, 'R' .. ends[1]), '^%d+') + 0 > now_ms then
+      local text = format('%d.0', max(stamp, deadline_ms))
+      call('HSET', key, 'h', '2 r ' .. new_slot .. ' ' .. text .. ' 0 0', 'r' .. new_slot, ends[2], 's' .. ends[2], new_slot,
+        'r' .. pick, id, 's' .. id, pick, 'R' .. id, format('%d %d', deadline_ms, now_ms), 'read', text)
+      if may_cache then call('HSET', key, 'k', last) end
+      call('PEXPIREAT', key, format('%d', sub(text, 1, -3) + RETENTION_MS))
+      return 'granted ' .. id .. ' ' .. seconds .. ' ' .. micros .. ' ' .. last .. ' 1 ' .. lease_ms .. ' 0'
+    end
+  end
+end
+
 -- Slow path.
 local waiter_ttl_ms, wanted_tokens, limits = tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local is_granted, free_ms, asked_mode = false, nil, mode

@@ -33,6 +33,23 @@ if held_until and not queue then -- no client waits
   return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
 end
 
+-- Fast path: the caller is a reader of several, and no client waits. The reader in the last slot moves into the gap.
+local count, stamp = match(read and not (write or queue) and holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+if stamp == read and count ~= '1' and stamp + 0 > now_ms then
+  local record, slot_of, moved = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count))
+  if record and match(record, '^%d+') + 0 > now_ms then
+    local header = '2 r ' .. format('%d', count - 1) .. ' ' .. stamp .. ' 0 0'
+    if slot_of == count then
+      call('HSET', key, 'h', header)
+    else
+      call('HSET', key, 'h', header, 'r' .. slot_of, moved, 's' .. moved, slot_of)
+    end
+    call('HDEL', key, 'r' .. count, 's' .. id, 'R' .. id)
+    call('PEXPIREAT', key, format('%d', stamp + RETENTION_MS))
+    return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+  end
+end
+
 local server_us = seconds * 1000000 + micros
 if held_until and not (write and read) then -- the first waiting writer enters. Behind a writer, readers come before it
   local alive_until_ms, phase, later_readers, waiting_writers, head, tail =
