@@ -3,3 +3,4 @@
 mod oracle;
 mod simulation;
 pub(crate) mod staged;
+mod transcripts;

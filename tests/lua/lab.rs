@@ -10,7 +10,9 @@ use std::{
 
 use cluster_testenv::{Client, Node, Reply, Server};
 
+pub(crate) use crate::transcripts::Side as Mode;
 use crate::{invariants, layout, scripts};
+pub(crate) use Mode::{Read, Write};
 
 pub(crate) const LEASE_MS: i64 = 100_000;
 /// So much longer than `LEASE_MS` that no stall of the machine makes the two look alike.
@@ -40,15 +42,8 @@ pub(crate) enum Scheme {
     TwoKey,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Read,
-    Write,
-}
-pub(crate) use Mode::{Read, Write};
-
 impl Mode {
-    fn letter(self) -> &'static str {
+    pub(crate) fn letter(self) -> &'static str {
         match self {
             Read => "r",
             Write => "w",
@@ -194,7 +189,7 @@ impl Lab {
     }
 
     /// With other texts in some places of the scripts.
-    fn start_with(server: Server, changes: &[(&str, &str)]) -> Arc<Self> {
+    pub(crate) fn start_with(server: Server, changes: &[(&str, &str)]) -> Arc<Self> {
         for (from, _) in changes {
             assert!(SCRIPTS.iter().any(|(_, _, text)| text.contains(from)), "{from} is in no script");
         }
@@ -233,6 +228,7 @@ impl Lab {
             client: self.node.client().expect("the server answers"),
             lab: Arc::clone(self),
             known: (0, 0),
+            clock_us: None,
         }
     }
 }
@@ -247,6 +243,8 @@ pub(crate) struct Lock {
     pub(crate) lab: Arc<Lab>,
     /// The last and the first token that the last `none` told.
     pub(crate) known: (i64, i64),
+    /// Time that the scripts get as two more keys, if they do not read the server's clock.
+    pub(crate) clock_us: Option<i64>,
 }
 
 impl Lock {
@@ -278,9 +276,11 @@ impl Lock {
             Scheme::TwoKey => "two_key",
         };
         let sha = &self.lab.shas[&(folder, script)];
-        let count = self.keys.len().to_string();
+        let time = self.clock_us.iter().flat_map(|us| [us / 1_000_000, us % 1_000_000]);
+        let keys: Vec<_> = self.keys.iter().cloned().chain(time.map(|part| part.to_string())).collect();
+        let count = keys.len().to_string();
         let mut command = vec!["EVALSHA", sha, &count];
-        command.extend(self.keys.iter().map(String::as_str));
+        command.extend(keys.iter().map(String::as_str));
         command.extend(args.iter().map(AsRef::as_ref));
         self.client.command(&command).expect("the server answers")
     }
@@ -590,6 +590,9 @@ impl Lock {
     }
 
     pub(crate) fn server_us(&mut self) -> i64 {
+        if let Some(us) = self.clock_us {
+            return us;
+        }
         let time = self.command(&["TIME"]);
         let time = time.array().expect("two numbers");
         let number = |part: &Reply| part.text().and_then(|text| text.parse::<i64>().ok()).expect("a number");
@@ -680,6 +683,14 @@ impl Lock {
         let keys = self.keys.clone();
         let lost: i64 = keys.iter().map(|key| self.int(&["PERSIST", key])).sum();
         assert!(lost > 0, "a key had a ttl");
+    }
+
+    /// Takes the right to publish off this connection.
+    pub(crate) fn lose_channels(&mut self) {
+        let user = self.channel.replace(' ', "-");
+        let rights = ["on", ">pw", "~*", "+@all", "resetchannels"];
+        self.command(&[&["ACL", "SETUSER", &user][..], &rights].concat());
+        self.command(&["AUTH", &user, "pw"]);
     }
 
     /// Takes the ttl off the key that also remembers the token.

@@ -18,6 +18,7 @@ mod readers;
 mod scripts;
 mod servers;
 mod stamps;
+mod transcripts;
 mod turns;
 mod two_key;
 mod versions;

@@ -32,14 +32,14 @@ hash_cases!(shared:
     waiters_on_any_key_are_told_in_its_slot,
 );
 
-const THEIR_TTL_MS: i64 = 10_000;
+pub(crate) const THEIR_TTL_MS: i64 = 10_000;
 const READ_LOCK: &str = include_str!("published/read_lock.lua");
 const WRITE_LOCK: &str = include_str!("published/write_lock.lua");
 const READ_UNLOCK: &str = include_str!("published/read_unlock.lua");
 const WRITE_UNLOCK: &str = include_str!("published/write_unlock.lua");
 
 impl Lock {
-    fn published(&mut self, mode: Mode, stamp_ms: i64, [read_ms, write_ms]: [i64; 2]) -> bool {
+    pub(crate) fn published(&mut self, mode: Mode, stamp_ms: i64, [read_ms, write_ms]: [i64; 2]) -> bool {
         let script = if mode == Read { READ_LOCK } else { WRITE_LOCK };
         let [ttl, read, write, stamp] = [THEIR_TTL_MS, read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
         let key = self.key();

@@ -148,6 +148,14 @@ impl Record {
         }
     }
 
+    /// Sets or removes a timestamp, whatever the timestamps are.
+    pub(crate) fn set_client_stamp(&mut self, mode: Mode, stamp_ms: Option<u64>) {
+        if let Some(stamps) = &mut self.stamps {
+            *stamps.field(mode) = stamp_ms;
+            stamps.is_ours &= mode == Mode::Write;
+        }
+    }
+
     /// Removes all dead holds at once. In the two-key scheme, a script or the expiry of a key may do this.
     pub(crate) fn sweep(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;

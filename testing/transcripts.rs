@@ -1,0 +1,213 @@
+//! Transcripts of the tests of the scripts, on the specification in memory.
+
+#[path = "../tests/lua/transcripts/harness.rs"]
+mod harness;
+
+use std::time::Duration;
+
+use harness::{Answer, Limit, MANAGER, READ_LIMIT_MS, Seen, Server, Side, Step, WRITE_LIMIT_MS, Wish};
+
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
+use crate::store::{
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Holder, IfTaken, Mode, ReleaseReply,
+    Renewed, View,
+};
+
+#[test]
+fn specification_plays_the_transcripts() {
+    harness::play("specification", |limit| {
+        let record = if limit == Limit::TwoRecords { Record::with_limit(2) } else { Record::default() };
+        record.beside_timestamp_clients(TimestampClientsMs { read_ms: READ_LIMIT_MS, write_ms: WRITE_LIMIT_MS })
+    });
+}
+
+impl Server for Record {
+    fn run(&mut self, now_us: u64, step: &Step) -> Answer {
+        let now = ServerTime::from_micros(now_us);
+        let mut rows = Vec::new();
+        let text = match step {
+            Step::Acquire(wish) => acquired(match floor_of(wish) {
+                Some(floor) => self.acquire_above(now, wish.not_after_ms, &request(wish), floor),
+                None => self.acquire(now, wish.not_after_ms, &request(wish)),
+            }),
+            Step::Release(name) => match self.release(now, &id(name)) {
+                ReleaseReply::Held => "held".to_owned(),
+                ReleaseReply::Queued => "queued".to_owned(),
+                ReleaseReply::None(Absence { forced, last, first }) => {
+                    let [forced, last, first] = [forced, last, first].map(number);
+                    format!("none {forced} {last} {first}")
+                }
+            },
+            Step::Renew { id: name, lease_ms, tokens } => renewed(
+                *tokens,
+                match tokens {
+                    Some(tokens) => self.renew_cached(now, &id(name), Duration::from_millis(*lease_ms), *tokens),
+                    None => self.renew(now, &id(name), Duration::from_millis(*lease_ms)),
+                },
+            ),
+            Step::Convert(old, wish) => converted(self.convert(now, wish.not_after_ms, &id(old), &request(wish))),
+            Step::Inspect => {
+                let view = self.inspect(now);
+                rows.extend(rows_of(&view));
+                view_text(&view)
+            }
+            Step::Force(seen) => {
+                let forced = match seen.highest {
+                    Some(highest) => {
+                        let shown = View { token: FencingToken::from_wire(highest), ..view_of(seen) };
+                        self.force_shown(now, FencingToken::from_wire(seen.token), &shown)
+                    }
+                    None => self.force_seen(now, &view_of(seen)),
+                };
+                rows = forced.ids;
+                format!("forced {}", u8::from(forced.has_more))
+            }
+            Step::ClientLock(side, stamp_ms) => u8::from(self.client_lock(mode(*side), *stamp_ms)).to_string(),
+            Step::ClientUnlock(side, stamp_ms) => {
+                self.client_unlock(mode(*side), *stamp_ms);
+                String::new()
+            }
+            Step::SetStamp(side, stamp_ms) => {
+                self.set_client_stamp(mode(*side), *stamp_ms);
+                String::new()
+            }
+            Step::LoseKey => {
+                self.forget();
+                String::new()
+            }
+            Step::Used(_) => "told".to_owned(),
+            // Keys and channels are not specified here.
+            Step::LoseTtl | Step::LoseChannels => String::new(),
+        };
+        Answer { text, rows, messages: messages(self, now, step) }
+    }
+}
+
+/// Returns the messages that a server publishes. A waiter whose own request gets the lock receives the reply only.
+fn messages(record: &mut Record, now: ServerTime, step: &Step) -> Vec<String> {
+    let own = match step {
+        Step::Acquire(wish) | Step::Convert(_, wish) => Some(wish.id.as_str()),
+        _ => None,
+    };
+    let mut messages = Vec::new();
+    for GrantNotification { id, granted } in record.take_notifications() {
+        let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, now.as_micros());
+        let deadline_ms = u128::from(server_us / 1000) + granted.remaining.as_millis();
+        let flag = u8::from(granted.is_waited_for);
+        if own != Some(id.as_str()) {
+            messages.push(format!("{} {last} {} {deadline_ms} {server_us} {flag}", id.as_str(), granted.tokens));
+        }
+    }
+    if let Step::Used(id) = step {
+        messages.push(format!("used {id}"));
+    }
+    let next = record.take_next_to_ask().map(|id| id.as_str().to_owned());
+    messages.extend(next.filter(|id| own != Some(id)));
+    if let Some(PendingRecall { token, id }) = record.take_recall() {
+        let by = id.map_or_else(String::new, |id| format!(" {}", id.as_str()));
+        messages.push(format!("call {}{by}", token.as_u64()));
+    }
+    messages
+}
+
+fn id(text: &str) -> AcquisitionId {
+    let label = text.strip_prefix(MANAGER).and_then(|rest| rest.strip_prefix(".0.")).expect("an id");
+    AcquisitionId::new(MANAGER, 0, label)
+}
+
+fn mode(side: Side) -> Mode {
+    if side == Side::Read { Mode::Read } else { Mode::Write }
+}
+
+fn number(token: Option<FencingToken>) -> u64 {
+    token.map_or(0, FencingToken::as_u64)
+}
+
+fn request(wish: &Wish) -> AcquireRequest {
+    let waiter_ttl = Duration::from_millis(wish.waiter_ms);
+    let if_taken = match wish.waiter_ms {
+        0 => IfTaken::Leave,
+        _ if wish.is_try => IfTaken::Try { waiter_ttl },
+        _ => IfTaken::Queue { waiter_ttl },
+    };
+    AcquireRequest {
+        id: id(&wish.id),
+        mode: mode(wish.side),
+        lease: Duration::from_millis(wish.lease_ms),
+        max_tokens: wish.tokens,
+        if_taken,
+        caches: wish.caches,
+    }
+}
+
+fn floor_of(wish: &Wish) -> Option<Floor> {
+    let (token, is_raised) = wish.floor?;
+    let token = FencingToken::from_wire(token).expect("a token");
+    Some(if is_raised { Floor::Any(token) } else { Floor::New(token) })
+}
+
+fn granted(Granted { token, tokens, remaining, is_waited_for }: Granted) -> String {
+    let (last, flag) = (token.as_u64() + tokens - 1, u8::from(is_waited_for));
+    format!("granted {last} {tokens} {} {flag}", remaining.as_millis())
+}
+
+fn acquired(acquired: Acquired) -> String {
+    match acquired {
+        Acquired::Granted(grant) => granted(grant),
+        Acquired::Queued { retry_in, is_cached: true } => format!("queued {} 1", retry_in.as_millis()),
+        Acquired::Queued { retry_in, .. } => format!("queued {}", retry_in.as_millis()),
+        Acquired::Contended { retry_in } => format!("contended {}", retry_in.as_millis()),
+        Acquired::Cached { retry_in } => format!("kept {}", retry_in.as_millis()),
+        Acquired::Late => "late".to_owned(),
+    }
+}
+
+fn renewed(asked: Option<u64>, renewed: Renewed) -> String {
+    match renewed {
+        Renewed::Renewed { remaining, is_waited_for, tokens } if asked.is_some() => {
+            let (first, tokens) = tokens.map_or((0, 0), |(first, tokens)| (first.as_u64(), tokens));
+            format!("renewed {} {} {first} {tokens}", remaining.as_millis(), u8::from(is_waited_for))
+        }
+        Renewed::Renewed { remaining, .. } => format!("renewed {}", remaining.as_millis()),
+        Renewed::Lost { forced } => format!("lost {}", number(forced)),
+    }
+}
+
+fn converted(converted: Converted) -> String {
+    match converted {
+        Converted::Granted(grant) => granted(grant),
+        Converted::Refused => "refused".to_owned(),
+        Converted::Cached => "kept".to_owned(),
+        Converted::Lost { forced } => format!("lost {}", number(forced)),
+        Converted::Late => "late".to_owned(),
+    }
+}
+
+fn view_text(view: &View) -> String {
+    let (write_ms, read_ms) = (view.client_write_ms.unwrap_or(0), view.client_read_ms.unwrap_or(0));
+    let (more_holders, more_waiters) = (view.more_holders, view.more_waiters);
+    let recallable = u8::from(view.is_recallable);
+    format!("view {} {write_ms} {read_ms} {more_holders} {more_waiters} {recallable}", number(view.token))
+}
+
+fn rows_of(view: &View) -> impl Iterator<Item = String> {
+    let letter = |mode| if mode == Mode::Read { "r" } else { "w" };
+    let holds = view.holders.iter().map(move |hold| {
+        format!("hold {} {} {} {}", hold.id, letter(hold.mode), hold.since_ms, hold.remaining.as_millis())
+    });
+    let waits =
+        view.waiters.iter().map(move |wait| format!("wait {} {} {}", wait.id, letter(wait.mode), wait.since_ms));
+    holds.chain(waits)
+}
+
+fn view_of(seen: &Seen) -> View {
+    let holder = |id: &String| Holder { id: id.clone(), mode: Mode::Write, since_ms: 0, remaining: Duration::ZERO };
+    View {
+        token: FencingToken::from_wire(seen.token).filter(|_| seen.token > 0),
+        holders: seen.ids.iter().map(holder).collect(),
+        client_write_ms: (seen.write_ms > 0).then_some(seen.write_ms),
+        client_read_ms: (seen.read_ms > 0).then_some(seen.read_ms),
+        ..View::default()
+    }
+}

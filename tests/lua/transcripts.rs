@@ -1,0 +1,236 @@
+//! Transcripts of the scripts. `testing/transcripts.rs` plays them on the specification.
+
+mod harness;
+
+use std::collections::BTreeMap;
+
+use cluster_testenv::{Reply, Server as Kind};
+
+use crate::invariants;
+use crate::lab::{Lab, Listener, Lock, RETENTION_MS, Scheme};
+use crate::published;
+pub(crate) use harness::Side;
+use harness::{Answer, Limit, MANAGER, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
+
+#[test]
+fn hash_on_redis_7_0() {
+    play("hash", Scheme::Hash, Kind::Redis70);
+}
+
+#[test]
+fn hash_on_valkey_9_1() {
+    play("hash", Scheme::Hash, Kind::Valkey91);
+}
+
+#[test]
+fn two_key_on_redis_7_0() {
+    play("two-key", Scheme::TwoKey, Kind::Redis70);
+}
+
+#[test]
+fn two_key_on_valkey_9_1() {
+    play("two-key", Scheme::TwoKey, Kind::Valkey91);
+}
+
+/// Scripts whose time stands still: two more keys are the time.
+const TIME: [(&str, &str); 2] =
+    [("redis.call('TIME')", "call('TIME')"), ("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}")];
+const TWO_RECORDS: [(&str, &str); 3] = [
+    ("touches_left = 100", "touches_left = 2"),
+    ("MAX_RECORDS = 96", "MAX_RECORDS = 2"),
+    ("local FEW, ALIVE_OFFSET, RESERVED_MS = 4,", "local FEW, ALIVE_OFFSET, RESERVED_MS = 1,"),
+];
+/// Time for which a lock that no client uses may have its key.
+const MAX_UNUSED_MS: i64 = 180_000;
+
+fn play(name: &str, scheme: Scheme, kind: Kind) {
+    let usual = Lab::start_with(kind, &TIME);
+    let limited = Lab::start_with(kind, &[&TIME[..], &TWO_RECORDS].concat());
+    harness::play(name, |limit| {
+        let lab = if limit == Limit::TwoRecords { &limited } else { &usual };
+        let lock = lab.lock(scheme);
+        let channels = if scheme == Scheme::Hash { format!("{}:", lock.key()) } else { lock.key().replace("read", "") };
+        let wake = Listener::new(&lock, &format!("{channels}wake:{MANAGER}"));
+        let call = Listener::new(&lock, &format!("{channels}call"));
+        Scripts { lock, wake, call, has_clients: false, is_silent: false, unchecked: None }
+    });
+}
+
+struct Scripts {
+    lock: Lock,
+    wake: Listener,
+    call: Listener,
+    /// True from the first client of the timestamp scheme on. Such clients shorten the ttl of the key.
+    has_clients: bool,
+    /// True if the scripts have no right to publish.
+    is_silent: bool,
+    /// Set if the state has changed since the last check: true if a hold was released.
+    unchecked: Option<bool>,
+}
+
+impl Server for Scripts {
+    fn run(&mut self, now_us: u64, step: &Step) -> Answer {
+        self.lock.clock_us = Some(now_us.cast_signed());
+        self.remove_expired();
+        let (script, id, args) = match step {
+            Step::Acquire(wish) => ("acquire", wish.id.as_str(), acquire_args(self.lock.scheme, wish)),
+            Step::Release(id) => ("leave", id.as_str(), self.with_limits(vec![id.clone()])),
+            Step::Renew { id, lease_ms, tokens } => {
+                let cached = tokens.iter().flat_map(|tokens| ["k".to_owned(), tokens.to_string()]);
+                ("renew", id.as_str(), [id.clone(), lease_ms.to_string()].into_iter().chain(cached).collect())
+            }
+            Step::Convert(old, wish) => ("convert", wish.id.as_str(), self.convert_args(old, wish)),
+            Step::Inspect => ("inspect", "-", Vec::new()),
+            Step::Force(seen) => ("force", "-", self.force_args(seen)),
+            Step::Used(id) => ("used", id.as_str(), vec![id.clone()]),
+            other => return Answer { text: self.change(other).to_owned(), ..Answer::default() },
+        };
+        let before = self.lock.snapshot();
+        let reply = self.lock.try_run(script, &args);
+        let answer = self.answer(reply, id);
+        let code = answer.text.split(' ').next().expect("a code");
+        let is_new = before.iter().all(|(value, _)| value.is_nil());
+        if ["late", "told"].contains(&code) || is_new && ["lost", "none"].contains(&code) {
+            assert_eq!(self.lock.snapshot(), before, "{code} changes nothing");
+        } else if code != "view" {
+            self.unchecked = Some(code == "held");
+        } else if let Some(was_released) = self.unchecked.take() {
+            self.check(was_released, &answer.rows);
+        }
+        answer
+    }
+}
+
+impl Scripts {
+    /// Removes the keys whose time is over, as the server does by its own clock.
+    fn remove_expired(&mut self) {
+        let now_ms = self.lock.now_ms();
+        for key in self.lock.keys.clone() {
+            if (0..=now_ms).contains(&self.lock.int(&["PEXPIRETIME", &key])) {
+                self.lock.command(&["DEL", &key]);
+            }
+        }
+    }
+
+    /// Carries out a step that is no script. Returns 1 for a client that has entered, and 0 for one that has not.
+    fn change(&mut self, step: &Step) -> &'static str {
+        let (key, now_ms) = (self.lock.key(), self.lock.now_ms());
+        let lock = &mut self.lock;
+        match *step {
+            Step::ClientLock(side, stamp_ms) => {
+                self.has_clients = true;
+                let limits = [READ_LIMIT_MS, WRITE_LIMIT_MS].map(u64::cast_signed);
+                let enters = lock.published(side, stamp_ms.cast_signed(), limits);
+                if enters {
+                    // The client's script counts from the server's own clock.
+                    lock.command(&["PEXPIREAT", &key, &(now_ms + published::THEIR_TTL_MS).to_string()]);
+                }
+                return if enters { "1" } else { "0" };
+            }
+            Step::ClientUnlock(side, stamp_ms) => lock.they_leave(side, stamp_ms.cast_signed()),
+            Step::SetStamp(side, stamp_ms) => {
+                let field = if side.letter() == "r" { "read" } else { "write" };
+                self.has_clients = true;
+                match stamp_ms {
+                    Some(stamp_ms) => lock.command(&["HSET", &key, field, &stamp_ms.to_string()]),
+                    None => lock.command(&["HDEL", &key, field]),
+                };
+                lock.command(&["PEXPIREAT", &key, &(now_ms + published::THEIR_TTL_MS).to_string(), "NX"]);
+            }
+            Step::LoseKey => lock.keys.clone().iter().for_each(|key| drop(lock.command(&["DEL", key]))),
+            Step::LoseTtl => {
+                lock.persist();
+                self.unchecked = None;
+            }
+            Step::LoseChannels => {
+                lock.lose_channels();
+                self.is_silent = true;
+            }
+            ref other => panic!("a script does this: {other:?}"),
+        }
+        ""
+    }
+
+    /// Returns the reply without the id and the time, which must be those of the request.
+    fn answer(&mut self, reply: Reply, id: &str) -> Answer {
+        let texts = match reply {
+            Reply::Array(rows) => rows,
+            text => vec![text],
+        };
+        let mut rows = texts.iter().map(|row| row.text().unwrap_or_else(|| panic!("not a text: {row:?}")).into_owned());
+        let head = rows.next().expect("a head");
+        let words: Vec<_> = head.split(' ').collect();
+        assert_eq!(words[1], id, "{head} names the request");
+        let [seconds, micros] = [words[2], words[3]].map(|word| word.parse::<i64>().expect("a number"));
+        assert_eq!(Some(seconds * 1_000_000 + micros), self.lock.clock_us, "{head} has the time");
+        let text = [&words[..1], &words[4..]].concat().join(" ");
+        let rows = rows.collect();
+        let mut messages = Vec::new();
+        if !self.is_silent {
+            messages = self.wake.heard(&mut self.lock);
+            messages.extend(self.call.heard(&mut self.lock).iter().map(|message| format!("call {message}")));
+        }
+        Answer { text, rows, messages }
+    }
+
+    /// Checks the invariants, and how long the key stays.
+    fn check(&mut self, was_released: bool, rows: &[String]) {
+        invariants::check(&mut self.lock);
+        let key = self.lock.key();
+        let (ends_ms, now_ms) = (self.lock.int(&["PEXPIRETIME", &key]), self.lock.now_ms());
+        if ends_ms < 0 || self.has_clients {
+            return;
+        }
+        let remaining =
+            rows.iter().filter_map(|row| row.strip_prefix("hold ")?.rsplit(' ').next()?.parse::<i64>().ok());
+        let fields =
+            if self.lock.scheme == Scheme::Hash { invariants::fields(&mut self.lock) } else { BTreeMap::new() };
+        let has = |names: [&str; 2]| names.iter().any(|name| fields.contains_key(*name));
+        assert!(has(["W", "a"]) || !has(["write", "read"]), "a timestamp without a holder: {fields:?}");
+        let covered_ms = now_ms + remaining.max().unwrap_or(0) + RETENTION_MS;
+        assert!(ends_ms >= covered_ms, "the key goes {} ms too early", covered_ms - ends_ms);
+        assert!(!was_released || !rows.is_empty() || ends_ms <= now_ms + MAX_UNUSED_MS, "nobody uses the key");
+    }
+
+    fn with_limits(&self, mut args: Vec<String>) -> Vec<String> {
+        args.extend((self.lock.scheme == Scheme::Hash).then(|| format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")));
+        args
+    }
+
+    fn convert_args(&self, old: &str, wish: &Wish) -> Vec<String> {
+        let Wish { id, side, lease_ms, tokens, not_after_ms, .. } = wish;
+        let mut args = vec![not_after_ms.to_string(), old.to_owned(), id.clone(), side.letter().to_owned()];
+        args.push(lease_ms.to_string());
+        args.extend((self.lock.scheme == Scheme::Hash).then(|| tokens.to_string()));
+        let mut args = self.with_limits(args);
+        args.extend(wish.caches.then(|| "k".to_owned()));
+        args
+    }
+
+    fn force_args(&self, seen: &Seen) -> Vec<String> {
+        let args = [seen.token, seen.write_ms, seen.read_ms].map(|number| number.to_string()).to_vec();
+        let mut args = self.with_limits(args);
+        match seen.highest {
+            Some(highest) => args.extend([highest.to_string(), seen.ids.join(" ")]),
+            None => args.extend((self.lock.scheme == Scheme::Hash).then(|| seen.ids.join(" "))),
+        }
+        args
+    }
+}
+
+fn acquire_args(scheme: Scheme, wish: &Wish) -> Vec<String> {
+    let Wish { id, side, lease_ms, waiter_ms, tokens, not_after_ms, .. } = wish;
+    let mut args = vec![not_after_ms.to_string(), id.clone(), side.letter().to_owned(), lease_ms.to_string()];
+    args.push(waiter_ms.to_string());
+    if scheme == Scheme::Hash {
+        args.extend([tokens.to_string(), format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")]);
+        let letters = [(wish.caches, "k"), (wish.is_try, "t")];
+        let letters: String = letters.into_iter().filter_map(|(is_so, letter)| is_so.then_some(letter)).collect();
+        args.extend((!letters.is_empty()).then_some(letters));
+    }
+    if let Some((token, is_raised)) = wish.floor {
+        args.push(token.to_string());
+        args.extend(is_raised.then(|| "raise".to_owned()));
+    }
+    args
+}
