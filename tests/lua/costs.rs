@@ -34,11 +34,6 @@ impl Lock {
         inner.map(|(_, (calls, _))| calls).sum()
     }
 
-    /// For how long scripts have run since the counts began.
-    pub(crate) fn evalsha_us(&mut self) -> u64 {
-        self.stats()["evalsha"].1
-    }
-
     /// For each command how often it ran, and for how many microseconds.
     fn stats(&mut self) -> BTreeMap<String, (u64, u64)> {
         let info = self.command(&["INFO", "commandstats"]);

@@ -11,6 +11,7 @@ use std::{
 use cluster_testenv::{Client, Node, Reply, Server};
 
 pub(crate) use crate::transcripts::Side as Mode;
+use crate::transcripts::TWO_RECORDS;
 use crate::{invariants, layout, scripts};
 pub(crate) use Mode::{Read, Write};
 
@@ -24,11 +25,6 @@ pub(crate) const READ_LIMIT_MS: i64 = 100_000;
 pub(crate) const WRITE_LIMIT_MS: i64 = 300_000;
 /// Below it the two-key scheme keeps until when a waiter is believed.
 pub(crate) const HEARD: i64 = 1 << 44;
-/// So many records one script removes, lets in or shows.
-pub(crate) const MOST_RECORDS: usize = 96;
-/// So long the two-key scheme keeps the lock for those who were told: much longer than a stall of the machine, much shorter than
-/// a lease.
-pub(crate) const RESERVED_MS: i64 = 20_000;
 /// The scripts say a quarter of a second, which a busy machine may take for one command.
 const UNHURRIED: (&str, &str) = (", 17592186044416, 250", ", 17592186044416, 20000");
 /// A machine's clock is set by so much at a time, now and then.
@@ -71,15 +67,6 @@ pub(crate) enum Left {
 pub(crate) enum Renewed {
     Renewed { remaining_ms: i64 },
     Lost { forced: i64 },
-}
-
-/// What a renewal tells who may keep the hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
-    pub(crate) remaining_ms: i64,
-    pub(crate) waited_for: bool,
-    pub(crate) first: i64,
-    pub(crate) turns: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,12 +247,7 @@ impl Lock {
 
     /// Returns a lock on a server of its own, where one script looks at two records, dead or not.
     pub(crate) fn limited(scheme: Scheme, server: Server) -> Self {
-        let two = [
-            ("touches_left = 100", "touches_left = 2"),
-            ("MAX_RECORDS = 96", "MAX_RECORDS = 2"),
-            ("local FEW, ALIVE_OFFSET, RESERVED_MS = 4,", "local FEW, ALIVE_OFFSET, RESERVED_MS = 1,"),
-            UNHURRIED,
-        ];
+        let two = [&TWO_RECORDS[..], &[UNHURRIED]].concat();
         Lab::start_with(server, &two).lock(scheme)
     }
 
@@ -495,17 +477,6 @@ impl Lock {
         renewed
     }
 
-    /// Renews a hold that may be kept, and wants so many more tokens.
-    pub(crate) fn renew_kept(&mut self, id: &str, turns: i64) -> Kept {
-        let mut reply = self.run("renew", id, &[id, &LEASE_MS.to_string(), "k", &turns.to_string()]);
-        assert_eq!(reply.code, "renewed");
-        let (remaining_ms, waited_for) = (reply.int(), reply.int() == 1);
-        let kept = Kept { remaining_ms, waited_for, first: reply.int(), turns: reply.int() };
-        reply.end();
-        self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
-        kept
-    }
-
     /// Renews and returns the remaining time.
     pub(crate) fn renewed(&mut self, id: &str, lease_ms: i64) -> i64 {
         match self.renew(id, lease_ms) {
@@ -577,6 +548,14 @@ impl Lock {
         let reply = self.run("used", id, &[id]);
         assert_eq!(reply.code, "told");
         reply.end();
+    }
+
+    pub(crate) fn holders(&mut self) -> Vec<String> {
+        self.inspect().ids().into_iter().map(str::to_owned).collect()
+    }
+
+    pub(crate) fn waiters(&mut self) -> Vec<String> {
+        self.inspect().waiting().into_iter().map(str::to_owned).collect()
     }
 
     /// Any command, on this lock's connection.
@@ -666,18 +645,6 @@ impl Lock {
         }
     }
 
-    /// Makes `token` the last one that was given.
-    pub(crate) fn set_last_token(&mut self, token: i64) {
-        if self.scheme == Scheme::Hash {
-            self.set_field("t", token);
-        } else {
-            let key = self.key();
-            self.command(&["ZADD", &key, &(-token).to_string(), "#token"]);
-        }
-        let key = self.key();
-        self.command(&["PEXPIRE", &key, "60000", "NX"]);
-    }
-
     /// Takes the ttl off every key, and tells whether there was a key.
     pub(crate) fn persist(&mut self) {
         let keys = self.keys.clone();
@@ -691,12 +658,6 @@ impl Lock {
         let rights = ["on", ">pw", "~*", "+@all", "resetchannels"];
         self.command(&[&["ACL", "SETUSER", &user][..], &rights].concat());
         self.command(&["AUTH", &user, "pw"]);
-    }
-
-    /// Takes the ttl off the key that also remembers the token.
-    pub(crate) fn persist_first(&mut self) {
-        let key = self.key();
-        assert_eq!(self.int(&["PERSIST", &key]), 1, "it had a ttl");
     }
 
     /// The token is remembered for the retention after `deadline_ms`.
@@ -748,11 +709,6 @@ impl Listener {
             heard.push(text(&message[2]));
         }
     }
-}
-
-/// How many rows a reply has.
-pub(crate) fn rows(reply: &Reply) -> usize {
-    Fields::of(reply.clone()).rows.len()
 }
 
 /// The words of a reply, from first to last, and the rows behind them.

@@ -9,8 +9,8 @@ use cluster_testenv::{Reply, Server as Kind};
 use crate::invariants;
 use crate::lab::{Lab, Listener, Lock, RETENTION_MS, Scheme};
 use crate::published;
-pub(crate) use harness::Side;
-use harness::{Answer, Limit, MANAGER, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
+use harness::{Answer, Limit, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
+pub(crate) use harness::{MANAGER, Side};
 
 #[test]
 fn hash_on_redis_7_0() {
@@ -35,7 +35,8 @@ fn two_key_on_valkey_9_1() {
 /// Scripts whose time stands still: two more keys are the time.
 const TIME: [(&str, &str); 2] =
     [("redis.call('TIME')", "call('TIME')"), ("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}")];
-const TWO_RECORDS: [(&str, &str); 3] = [
+/// Scripts that touch two records.
+pub(crate) const TWO_RECORDS: [(&str, &str); 3] = [
     ("touches_left = 100", "touches_left = 2"),
     ("MAX_RECORDS = 96", "MAX_RECORDS = 2"),
     ("local FEW, ALIVE_OFFSET, RESERVED_MS = 4,", "local FEW, ALIVE_OFFSET, RESERVED_MS = 1,"),

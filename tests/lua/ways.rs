@@ -165,7 +165,7 @@ fn wish(rng: &mut Rng) -> Wish {
 /// One operation that may leave the lock in any state.
 fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut Rng) {
     let (id, mode) = crowd.anybody(rng);
-    match rng.u32(..29) {
+    match rng.u32(..31) {
         0..14 => _ = lock.ask(&id, mode, wish(rng)),
         14..20 => _ = lock.leave(&id),
         20 => _ = lock.renew(&id, 1_000),
@@ -175,6 +175,10 @@ fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut 
             if lock.their_lock(mode, stamp_ms) {
                 theirs.push((mode, stamp_ms));
             }
+        }
+        29.. => {
+            let (new, mode) = crowd.anybody(rng);
+            _ = lock.turn(&id, &new, mode, wish(rng));
         }
         23..25 => theirs.drain(..).for_each(|(mode, stamp_ms)| lock.they_leave(mode, stamp_ms)),
         _ => {
