@@ -1,4 +1,4 @@
-//! Tokens of the hash scheme at full speed, when its hash becomes a table, how dead readers are found, and what is no id.
+//! The hash scheme: tokens at full speed, when its hash becomes a table, how dead readers are found, and what is no id.
 
 use cluster_testenv::Reply;
 

@@ -1,8 +1,8 @@
 //! The Lua scripts alone, on real servers: every return code and every branch, on each server.
 //!
-//! What the scripts promise is in `transcripts/`. The other files have what no transcript can say: the cost of a script, its
-//! fields, random states, full servers, keys of other clients. Nobody waits for a lease to end: time stands still, or a record
-//! is made dead by writing a deadline of the past into it. After every script the lab checks the invariants of
+//! The promises of the scripts are in `transcripts/`. The other files have what no transcript can say: the cost of a
+//! script, its fields, random states, full servers, keys of other clients. No test waits for a lease to end: time
+//! stands still, or a deadline of the past is written into a record. After a script, the lab checks the invariants of
 //! `lua/README.md`, so each case is a test of those as well.
 
 mod contract;

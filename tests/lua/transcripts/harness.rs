@@ -2,8 +2,9 @@
 //!
 //! A line `on hash, specification` names the servers of the scenarios below it. With `two records` at its end, one
 //! operation touches at most two records. A scenario begins with `= ` and the promise that it checks. Each further line
-//! has steps with `;` between them. After `->` follows what must come of them: the answers, the messages that the server
-//! publishes, and in brackets the holders and waiters after the steps, if they have changed. A `?` stands for any word.
+//! has steps with `;` between them. After `->` follows what must come of them: the answers, the messages that the
+//! server publishes, and in brackets the holders and waiters after the steps, if they have changed. A `?` stands for
+//! any word.
 //!
 //! Time stands still except for `advance`, so all times are exact. Times and tokens count from the start of the
 //! scenario, tokens in seconds and microseconds: `2s+1`. Without other words a lease has 10 s, and a waiter lives 7 s
@@ -12,14 +13,25 @@
 //! | step | meaning |
 //! |---|---|
 //! | `a, b read` `r1..r9 write` | each requests the lock and does not wait |
-//! | `a waits to read` `a waits 3s to write` `a tries to write` | requests the lock, and waits; as a try |
-//! | … `lease 2s` `tokens 9` `cached` `by 1ms` `above 5s` `raised to 5s` | options, also of conversions: lease, tokens, may cache, latest time to execute, floor |
+//! | `a waits to read` `a waits 3s to write` | requests the lock, and waits |
+//! | `a tries to write` | requests the lock as a try |
+//! | … `lease 2s` `tokens 9` `cached` `by 1ms` | lease, wanted tokens, may cache, latest time to execute |
+//! | … `above 5s` `raised to 5s` | lowest token, of a new hold or of any |
 //! | `a releases` `a renews lease 2s` `a renews cached tokens 9` | |
-//! | `a becomes reader b` | converts the hold a into the hold b |
-//! | `inspect` `force` `force seen` `force shown 3 highest 5 a b` | `force` ends the present holds, `force seen` those of the last `inspect` or `force` |
-//! | `client x reads` `client x writes at -2s` `client x leaves` | a client of the timestamp scheme, whose clock may differ |
+//! | `a becomes reader b lease 2s` | converts the hold a into the hold b |
+//! | `inspect` `force` `force seen` | ends the holds of now, or of the last `inspect` or `force` |
+//! | `force shown 3 highest 5 a b` | ends what several servers have shown |
+//! | `client x reads` `client x writes at -2s` `client x leaves` | a timestamp client, with its own clock |
 //! | `client x overwrites write` `delete read` | changes a timestamp without a look at the others |
-//! | `used a` `advance 2s` `lose key` `lose ttl` `lose channels` | replies to a try; the clock, which may go back; the key; its ttl; the right to publish |
+//! | `used a` | replies to the recall of the try a |
+//! | `advance 2s` `lose key` `lose ttl` `lose channels` | the clock; the key, its ttl, or the right to publish is lost |
+//!
+//! | outcome | meaning |
+//! |---|---|
+//! | `granted 5 to 7 for 7s, waited for` | tokens; time, if not the lease; whether the hold keeps a waiter out |
+//! | `queued 3s, recalls` `contended 3s` `cached 3s` | time to the next request; the last is at a cached hold |
+//! | `none of 0 to 5, forced 3` | first and last token of the key; last token of the last force |
+//! | `b c: granted 5 for 7s` `b: may ask` `recall 5 by t` | messages to waiters, and to the caching process |
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -118,8 +130,8 @@ pub(crate) enum Limit {
     TwoRecords,
 }
 
-/// Plays all scenarios for the server with this name, each on a new lock. Panics with the true transcripts of those that
-/// differ.
+/// Plays all scenarios for the server with this name, each on a new lock. Panics with the true transcripts of those
+/// that differ.
 pub(crate) fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S) {
     let (mut wrong, mut count) = (String::new(), 0);
     for (file, text) in FILES {
