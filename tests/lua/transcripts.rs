@@ -188,7 +188,8 @@ impl Scripts {
             if self.lock.scheme == Scheme::Hash { invariants::fields(&mut self.lock) } else { BTreeMap::new() };
         let has = |names: [&str; 2]| names.iter().any(|name| fields.contains_key(*name));
         assert!(has(["W", "a"]) || !has(["write", "read"]), "a timestamp without a holder: {fields:?}");
-        let covered_ms = now_ms + remaining.max().unwrap_or(0) + RETENTION_MS;
+        let waiters_ms = fields.get("u").map_or(0, |until_ms| until_ms.parse().expect("a number"));
+        let covered_ms = waiters_ms.max(now_ms + remaining.max().unwrap_or(0)) + RETENTION_MS;
         assert!(ends_ms >= covered_ms, "the key goes {} ms too early", covered_ms - ends_ms);
         assert!(!was_released || !rows.is_empty() || ends_ms <= now_ms + MAX_UNUSED_MS, "nobody uses the key");
     }
