@@ -7,6 +7,7 @@
 
 mod contract;
 mod costs;
+mod fast_paths;
 mod hash;
 mod invariants;
 mod lab;
@@ -19,4 +20,3 @@ mod servers;
 mod transcripts;
 mod two_key;
 mod versions;
-mod ways;

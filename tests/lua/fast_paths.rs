@@ -1,4 +1,5 @@
-//! The fast paths of `acquire` and `leave` come to what the slow path does: answers, fields, notices, and a ttl that is no shorter.
+//! The fast paths of `acquire` and `leave` have the results of the slow path: replies, fields, notifications, and a ttl
+//! that is no shorter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,41 +11,41 @@ use crate::lab::{Lock, Mode, PATIENCE_MS, RETENTION_MS, Read, WRITE_LIMIT_MS, Wi
 use crate::scripts;
 
 hash_cases!(shared:
-    short_ways_of_acquire_come_to_what_the_long_way_does,
-    short_ways_of_leave_come_to_what_the_long_way_does,
+    fast_paths_of_acquire_agree_with_the_slow_path,
+    fast_paths_of_leave_agree_with_the_slow_path,
 );
 
-/// So much longer than the retention a key may live that is not used any more.
-const MORE_MS: i64 = 120_000;
+/// Time beyond the retention for which a key that no client uses may live.
+const MAX_UNUSED_MS: i64 = 120_000;
 
-/// What a script did.
+/// Effects of a script.
 #[derive(Debug)]
 struct Outcome {
-    answer: String,
+    reply: String,
     fields: BTreeMap<String, String>,
     /// Channels and messages.
-    said: Vec<String>,
+    published: Vec<String>,
     until_ms: i64,
 }
 
-/// An answer, in which numbers may begin with zeros.
-fn words(answer: &str) -> String {
+/// Returns a reply without the zeros at the start of its numbers.
+fn words(reply: &str) -> String {
     let words: Vec<_> =
-        answer.split(' ').map(|word| word.parse::<i64>().map_or(word.to_owned(), |n| n.to_string())).collect();
+        reply.split(' ').map(|word| word.parse::<i64>().map_or(word.to_owned(), |n| n.to_string())).collect();
     words.join(" ")
 }
 
-/// `text` without all from `from` up to `to`.
+/// Returns `text` without the part from `from` up to `to`.
 fn without(text: &str, from: &str, to: &str) -> String {
     let (before, rest) = text.split_once(from).unwrap_or_else(|| panic!("{from} is there"));
     let (_, behind) = rest.split_once(to).unwrap_or_else(|| panic!("{to} is behind {from}"));
     format!("{before}{to}{behind}")
 }
 
-/// The script with what it says written down, at a time that stands still.
+/// Returns the script at a time that stands still. It records its messages in a list.
 fn at(text: &str, server_us: i64) -> String {
     let time = format!("{{'{}', '{}'}}", server_us / 1_000_000, server_us % 1_000_000);
-    let text = text.replace("redis.pcall('SPUBLISH', ", "redis.call('RPUSH', key .. ':said', ");
+    let text = text.replace("redis.pcall('SPUBLISH', ", "redis.call('RPUSH', key .. ':published', ");
     text.replacen("call('TIME')", &time, 1)
 }
 
@@ -56,42 +57,43 @@ impl Lock {
         self.command(&["COPY", &own, &key]);
         let mut command = vec!["EVAL", text, "1", &key];
         command.extend(args.iter().map(String::as_str));
-        let answer = self.command(&command);
-        let said = self.command(&["LRANGE", &format!("{key}:said"), "0", "-1"]);
+        let reply = self.command(&command);
+        let published = self.command(&["LRANGE", &format!("{key}:published"), "0", "-1"]);
         let text = |reply: &Reply| reply.text().expect("a text").into_owned();
-        let said = said.array().expect("a list").iter().map(|word| text(word).replace(&key, "lock")).collect();
+        let published =
+            published.array().expect("a list").iter().map(|word| text(word).replace(&key, "lock")).collect();
         let outcome = Outcome {
-            answer: words(&text(&answer)),
+            reply: words(&text(&reply)),
             fields: invariants::stored(&mut copy),
-            said,
+            published,
             until_ms: self.int(&["PEXPIRETIME", &key]),
         };
-        self.command(&["DEL", &key, &format!("{key}:said")]);
+        self.command(&["DEL", &key, &format!("{key}:published")]);
         outcome
     }
 
-    /// Runs `script` by its short ways and by its long one. The way that it takes, if that is a short one.
-    fn by_both_ways(&mut self, script: &Script, args: &[String]) -> Option<String> {
+    /// Runs `script` by its fast paths and by its slow one. Returns the fast path that it takes, if any.
+    fn by_both_paths(&mut self, script: &Script, args: &[String]) -> Option<String> {
         let now_us = self.server_us();
-        let (before, way) = (invariants::stored(self), self.header_words());
-        let short = self.on_a_copy(&at(&script.short, now_us), args);
-        if short.answer == "long" {
-            assert_eq!(short.fields, before, "nothing is changed before the long way");
+        let (before, path) = (invariants::stored(self), self.header_words());
+        let fast = self.on_a_copy(&at(&script.fast, now_us), args);
+        if fast.reply == "slow" {
+            assert_eq!(fast.fields, before, "nothing changes before the slow path");
             return None;
         }
-        let long = self.on_a_copy(&at(&script.long, now_us), args);
-        let what = format!("{way}: {before:?}\n{args:?}\n{short:?}\n{long:?}");
-        assert_eq!(short.answer, long.answer, "{what}");
-        assert_eq!(short.fields, long.fields, "{what}");
-        assert_eq!(short.said, long.said, "{what}");
-        let is_used = ["h", "u"].iter().any(|field| long.fields.contains_key(*field));
-        let most_ms = if is_used { long.until_ms } else { now_us / 1000 + RETENTION_MS + MORE_MS };
-        assert!((long.until_ms..=most_ms.max(long.until_ms)).contains(&short.until_ms), "{what}");
-        let code = short.answer.split(' ').next().expect("a code").to_owned();
-        Some(format!("{way} {code}"))
+        let slow = self.on_a_copy(&at(&script.slow, now_us), args);
+        let what = format!("{path}: {before:?}\n{args:?}\n{fast:?}\n{slow:?}");
+        assert_eq!(fast.reply, slow.reply, "{what}");
+        assert_eq!(fast.fields, slow.fields, "{what}");
+        assert_eq!(fast.published, slow.published, "{what}");
+        let is_used = ["h", "u"].iter().any(|field| slow.fields.contains_key(*field));
+        let max_ms = if is_used { slow.until_ms } else { now_us / 1000 + RETENTION_MS + MAX_UNUSED_MS };
+        assert!((slow.until_ms..=max_ms.max(slow.until_ms)).contains(&fast.until_ms), "{what}");
+        let code = fast.reply.split(' ').next().expect("a code").to_owned();
+        Some(format!("{path} {code}"))
     }
 
-    /// Who holds and who waits, in a few words.
+    /// Returns the kind of the header, and how many wait, in words.
     fn header_words(&mut self) -> String {
         let (holder, queue) = (self.stored_field("h"), self.stored_field("u"));
         let second = holder.as_deref().and_then(|header| header.split(' ').nth(1)).unwrap_or("-").to_owned();
@@ -105,31 +107,31 @@ impl Lock {
     }
 }
 
-/// A script that answers `long` in place of its long way, and one that has nothing but that.
+/// A script that replies `slow` in place of its slow path, and one that has only its slow path.
 struct Script {
-    short: String,
-    long: String,
+    fast: String,
+    slow: String,
 }
 
 const FAST: &str = "-- Fast path";
 const SLOW: &str = "-- Slow path.\n";
 
 /// Returns the text up to its slow path, and the text without its fast paths.
-fn both_ways(text: &str, kept: &str) -> Script {
+fn both_paths(text: &str, kept: &str) -> Script {
     let (before, _) = text.split_once(SLOW).expect("the slow path is there");
-    let long = without(text, FAST, SLOW).replacen(SLOW, kept, 1);
-    Script { short: format!("{before}do return 'long' end\n"), long }
+    let slow = without(text, FAST, SLOW).replacen(SLOW, kept, 1);
+    Script { fast: format!("{before}do return 'slow' end\n"), slow }
 }
 
 fn acquire() -> Script {
-    both_ways(scripts::hash::ACQUIRE, "")
+    both_paths(scripts::hash::ACQUIRE, "")
 }
 
 fn leave() -> Script {
-    both_ways(scripts::hash::LEAVE, "local server_us = seconds * 1000000 + micros\n")
+    both_paths(scripts::hash::LEAVE, "local server_us = seconds * 1000000 + micros\n")
 }
 
-/// Of whom so many read and so many write.
+/// Numbers of readers and writers.
 #[derive(Clone, Copy)]
 struct Crowd {
     readers: u32,
@@ -148,7 +150,7 @@ const CROWDS: [Crowd; 7] = [
 ];
 
 impl Crowd {
-    fn anybody(self, rng: &mut Rng) -> (String, Mode) {
+    fn random_client(self, rng: &mut Rng) -> (String, Mode) {
         let n = rng.u32(..self.readers + self.writers);
         let id = format!("0123456789abcdef0123456789abcdef.{n}.label");
         (id, if n < self.readers { Read } else { Write })
@@ -162,9 +164,9 @@ fn wish(rng: &mut Rng) -> Wish {
     Wish { lease_ms, patience_ms: rng.i64(0..3) * PATIENCE_MS, turns: rng.i64(1..70), letters, ..Wish::default() }
 }
 
-/// One operation that may leave the lock in any state.
+/// Runs one operation, which may leave the lock in any state.
 fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut Rng) {
-    let (id, mode) = crowd.anybody(rng);
+    let (id, mode) = crowd.random_client(rng);
     match rng.u32(..31) {
         0..14 => _ = lock.ask(&id, mode, wish(rng)),
         14..20 => _ = lock.leave(&id),
@@ -177,7 +179,7 @@ fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut 
             }
         }
         29.. => {
-            let (new, mode) = crowd.anybody(rng);
+            let (new, mode) = crowd.random_client(rng);
             _ = lock.turn(&id, &new, mode, wish(rng));
         }
         23..25 => theirs.drain(..).for_each(|(mode, stamp_ms)| lock.they_leave(mode, stamp_ms)),
@@ -191,46 +193,46 @@ fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut 
     }
 }
 
-/// Asks in each of many states what the script does by both ways. The short ways that were gone, and how often.
+/// Runs the script by both paths in many states. Returns the fast paths that it took, and how often.
 fn compare(
     mut lock: Lock,
     script: &Script,
     mut args: impl FnMut(&Lock, (String, Mode), &mut Rng) -> Vec<String>,
 ) -> BTreeMap<String, u32> {
-    let mut ways = BTreeMap::new();
+    let mut paths = BTreeMap::new();
     for (seed, crowd) in (0..).zip(CROWDS.into_iter().cycle().take(3 * CROWDS.len())) {
         let (mut rng, mut theirs) = (Rng::with_seed(seed), Vec::new());
         for _ in 0..120 {
             step(&mut lock, crowd, &mut theirs, &mut rng);
             for _ in 0..2 {
-                let whose = crowd.anybody(&mut rng);
-                let args = args(&lock, whose, &mut rng);
-                if let Some(way) = lock.by_both_ways(script, &args) {
-                    *ways.entry(way).or_default() += 1;
+                let client = crowd.random_client(&mut rng);
+                let args = args(&lock, client, &mut rng);
+                if let Some(path) = lock.by_both_paths(script, &args) {
+                    *paths.entry(path).or_default() += 1;
                 }
             }
         }
         lock = lock.lab.lock(lock.scheme);
     }
-    ways
+    paths
 }
 
-/// Each was gone, and no other.
-fn assert_gone(ways: &BTreeMap<String, u32>, expected: &[&str]) {
-    println!("{ways:?}");
-    let gone: BTreeSet<_> = ways.keys().map(String::as_str).collect();
-    assert_eq!(gone, expected.iter().copied().collect(), "{ways:?}");
+/// Asserts that the scripts took these fast paths and no others.
+fn assert_taken(paths: &BTreeMap<String, u32>, expected: &[&str]) {
+    println!("{paths:?}");
+    let taken: BTreeSet<_> = paths.keys().map(String::as_str).collect();
+    assert_eq!(taken, expected.iter().copied().collect(), "{paths:?}");
 }
 
-fn short_ways_of_acquire_come_to_what_the_long_way_does(lock: Lock) {
-    let ways = compare(lock, &acquire(), |lock, (id, mode), rng| lock.wish_args(&id, mode, wish(rng)));
-    assert_gone(&ways, &["- alone granted", "r alone granted"]);
+fn fast_paths_of_acquire_agree_with_the_slow_path(lock: Lock) {
+    let paths = compare(lock, &acquire(), |lock, (id, mode), rng| lock.wish_args(&id, mode, wish(rng)));
+    assert_taken(&paths, &["- alone granted", "r alone granted"]);
 }
 
-fn short_ways_of_leave_come_to_what_the_long_way_does(lock: Lock) {
-    let ways = compare(lock, &leave(), |lock, (id, _), _| lock.leave_args(&id));
-    assert_gone(
-        &ways,
+fn fast_paths_of_leave_agree_with_the_slow_path(lock: Lock) {
+    let paths = compare(lock, &leave(), |lock, (id, _), _| lock.leave_args(&id));
+    assert_taken(
+        &paths,
         &[
             "r alone held",
             "s alone held",
