@@ -34,6 +34,7 @@ const OLD_QUEUE: &str = include_str!("baseline/queue.lua");
 struct Set {
     acquire: String,
     leave: String,
+    renew: String,
     /// The limits of published clients, as these scripts take them.
     limits: &'static [&'static str],
     lease_ms: String,
@@ -80,6 +81,10 @@ impl Set {
         let id = id(n);
         let head = ["EVALSHA", &self.leave, "1", key, &id];
         head.into_iter().chain(self.limits.iter().copied()).map(str::to_owned).collect()
+    }
+
+    fn renew(&self, key: &str, n: usize) -> Command {
+        ["EVALSHA", &self.renew, "1", key, &id(n), &self.lease_ms].map(str::to_owned).to_vec()
     }
 }
 
@@ -166,9 +171,27 @@ impl Bench {
                 let pair = |n| [set.acquire(&key, n + 1, "w", 60_000), set.leave(&key, n)];
                 (vec![set.acquire(&key, 0, "w", 0)], (0..CALLS / 2).flat_map(pair).collect())
             }
+            Case::Mixed => self.mixed(set, &key),
         };
         self.run(&prepare, Pace::Batch);
         self.measure(&calls, pace)
+    }
+
+    /// Returns what prepares the locks of a mixed load, and its requests. Of each 20 requests, 12 are uncontended pairs,
+    /// four are joins beside five readers and their releases, two queue a writer and hand the lock over, and two renew.
+    fn mixed(&mut self, set: &Set, free: &str) -> (Vec<Command>, Vec<Command>) {
+        let [read, queued, held] = [(); 3].map(|()| self.key());
+        let mut prepare = vec![set.acquire(&queued, 0, "w", 0), set.acquire(&held, 0, "w", 0)];
+        prepare.extend((1..6).map(|n| set.acquire(&read, n, "r", 0)));
+        let requests = (0..CALLS / 20).flat_map(|n| {
+            let modes = ["w", "r"].into_iter().cycle().take(6);
+            let pairs = modes.flat_map(|mode| [set.acquire(free, n, mode, 0), set.leave(free, n)]);
+            let joins = (6..8).flat_map(|n| [set.acquire(&read, n, "r", 0), set.leave(&read, n)]);
+            let hand_over = [set.acquire(&queued, n + 1, "w", 60_000), set.leave(&queued, n)];
+            let renewals = [set.renew(&held, 0), set.renew(&read, 1)];
+            pairs.chain(joins).chain(hand_over).chain(renewals).collect::<Vec<_>>()
+        });
+        (prepare, requests.collect())
     }
 }
 
@@ -186,9 +209,11 @@ enum Case {
     Join(usize),
     /// From a writer to a writer that has come meanwhile.
     HandOver,
+    /// Like the load of a service.
+    Mixed,
 }
 
-const CASES: [(&str, Case, Pace); 10] = [
+const CASES: [(&str, Case, Pace); 11] = [
     ("write pair", Case::Pair("w"), Pace::Batch),
     ("read pair", Case::Pair("r"), Pace::Batch),
     ("write pair, one by one", Case::Pair("w"), Pace::OneByOne),
@@ -199,6 +224,7 @@ const CASES: [(&str, Case, Pace); 10] = [
     ("join beside 5", Case::Join(5), Pace::Batch),
     ("join beside 15", Case::Join(15), Pace::Batch),
     ("queued and handed over", Case::HandOver, Pace::Batch),
+    ("mixed load", Case::Mixed, Pace::Batch),
 ];
 
 /// The medians of what the process uses and of what the script does.
@@ -221,11 +247,16 @@ struct Sides {
 
 impl Sides {
     fn load(bench: &mut Bench, lease_ms: &str) -> Self {
-        let old = [include_str!("baseline/acquire.lua"), include_str!("baseline/leave.lua")];
-        let [acquire, leave] = old.map(|text| bench.load(&text.replace("--@queue", OLD_QUEUE)));
-        let old = Set { acquire, leave, limits: &["1000", "3000"], lease_ms: lease_ms.to_owned() };
-        let [acquire, leave] = [scripts::hash::ACQUIRE, scripts::hash::LEAVE].map(|text| bench.load(text));
-        let new = Set { acquire, leave, limits: &["1000 3000"], lease_ms: lease_ms.to_owned() };
+        let old = [
+            include_str!("baseline/acquire.lua"),
+            include_str!("baseline/leave.lua"),
+            include_str!("baseline/renew.lua"),
+        ];
+        let [acquire, leave, renew] = old.map(|text| bench.load(&text.replace("--@queue", OLD_QUEUE)));
+        let old = Set { acquire, leave, renew, limits: &["1000", "3000"], lease_ms: lease_ms.to_owned() };
+        let new = [scripts::hash::ACQUIRE, scripts::hash::LEAVE, scripts::hash::RENEW];
+        let [acquire, leave, renew] = new.map(|text| bench.load(text));
+        let new = Set { acquire, leave, renew, limits: &["1000 3000"], lease_ms: lease_ms.to_owned() };
         Self { no_op: bench.load(NO_OP), shape: bench.load(SHAPE), old, new }
     }
 
