@@ -302,10 +302,12 @@ fn broken_marks_are_noticed() {
     let changes = [
         // The recallable flag is not set: by a grant, a reader that joins, a conversion, a renewal.
         ("if may_cache then call('HSET', key, 'k', token) end", ""),
+        ("      if may_cache then call('HSET', key, 'k', last) end\n", ""),
         ("if is_granted and may_cache and not (is_recallable", "if false and not (is_recallable"),
         ("if is_granted and may_cache and (waited_for", "if false and (waited_for"),
         ("if token .. recalled_ms ~= flag then", "if false then"),
-        // The flag counts for a later phase.
+        // The flag does not follow new tokens, or counts for a later phase.
+        ("local token = new_tokens > 0 and to_set[4] or last", "local token = last"),
         ("is_recallable = flag_token and tonumber(flag_token) == last", "is_recallable = flag_token"),
         // The server forgets that it sent a recall.
         ("may_cache and not (is_recallable and waited_for == 1) then", "may_cache then"),
@@ -314,9 +316,12 @@ fn broken_marks_are_noticed() {
             "flag_token, recalled_ms = match(flag, '^(%d+) ?(%d*)$')",
             "flag_token, recalled_ms = match(flag, '^(%d+)'), '0'",
         ),
-        // A waiter recalls although a waiting writer keeps it out. A try does not give its id.
+        // A waiter recalls although a waiting writer keeps it out. A try does not give its id, waits for the time of the
+        // next recall, or moves it.
         ("is_recallable and (mode == 'w' or writer)\n", "is_recallable\n"),
         ("is_try and flag_token .. ' ' .. id or flag_token", "flag_token"),
+        ("if is_try or passed_ms < 0", "if passed_ms < 0"),
+        ("if not is_try and type(published)", "if type(published)"),
         // A try takes a place in the queue where it recalls no holder, or forgets a place that it has.
         ("if is_try and not (can_recall or is_alive) then", "if false then"),
         ("if is_try and not (can_recall or is_alive) then", "if is_try and not can_recall then"),
@@ -333,6 +338,7 @@ fn broken_marks_are_noticed() {
             "    to_set[3], to_set[4] = 't', format('%d', last + passed)",
             "    to_set[3], to_set[4] = 'F', format('%d', last + passed)",
         ),
+        ("    tokens = math.min(wanted_tokens,", "    local tokens = math.min(wanted_tokens,"),
         // A force sends no recall, spares a hold that was renewed, or ends a newer hold.
         ("if recallable then", "if false then"),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", "return reply"),

@@ -62,7 +62,7 @@ end
 local is_waited_for = alive_until_ms > now_ms and (writer or waiting_writers > 0)
 if is_granted and may_cache then -- if a waiter exists, a flag that is there stays, with the time of the last recall
   local flag_token, recalled_ms = match(flag or '', '^(%d+)(.*)$')
-  local token = to_set[4] and new_tokens > 0 and to_set[4] or last
+  local token = new_tokens > 0 and to_set[4] or last
   if not (is_waited_for and flag_token == last) then recalled_ms = '' end
   if token .. recalled_ms ~= flag then to_set[#to_set + 1], to_set[#to_set + 2] = 'k', token .. recalled_ms end
 end
