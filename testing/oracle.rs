@@ -254,8 +254,6 @@ fn broken_stamps_are_noticed() {
         // The stamp behind our stamp is forgotten, or shortened.
         ("covered = max(foreign_read, covered)", "covered = 0"),
         ("max(stamp_ms, read_until_ms, covered)", "max(stamp_ms, read_until_ms)"),
-        // A hidden stamp outlives a writer that entered after its limit.
-        ("foreign_read, covered = nil, 0", "foreign_read = nil"),
         (
             "    if covered > 0 then\n      to_set[#to_set + 1], to_set[#to_set + 2] = 'read', covered\n    elseif",
             "    if",
