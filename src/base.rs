@@ -22,5 +22,6 @@ pub(crate) mod panics;
 pub(crate) mod process;
 pub(crate) mod recalls;
 pub(crate) mod reentry;
+pub(crate) mod single_task;
 pub(crate) mod throttle;
 pub(crate) mod topology;

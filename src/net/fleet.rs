@@ -13,7 +13,7 @@
 //! the map last. A node that is cut off from the others would name itself as the owner for ever.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use crate::base::lease::Moment;
 use crate::base::metrics::Counter;
 use crate::base::options::Options;
 use crate::base::panics::catch_panic;
+use crate::base::single_task::{Running, SingleTask};
 use crate::base::topology::{Access, AddressSource};
 use crate::net::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::net::announced::{Announced, Announcer};
@@ -73,9 +74,9 @@ pub(super) struct Fleet {
     migrating: Mutex<HashMap<u16, Moment>>,
     /// Number of migrating slots. It is usually zero, and then a call need not lock `migrating`.
     migrating_count: AtomicUsize,
-    looking: AtomicBool,
-    /// True while a task asks suspects whether they answer again.
-    asking_suspects: AtomicBool,
+    refresh_task: SingleTask,
+    /// Task that asks suspects whether they answer again.
+    suspects_task: SingleTask,
     /// Time before which the refresh loop does not end.
     look_until: Mutex<Moment>,
     /// Lock for a question to the map source, so that only one task asks at a time. It holds the outcome of the last
@@ -190,8 +191,8 @@ impl Fleet {
             suspect_count: AtomicUsize::new(0),
             migrating: Mutex::default(),
             migrating_count: AtomicUsize::new(0),
-            looking: AtomicBool::new(false),
-            asking_suspects: AtomicBool::new(false),
+            refresh_task: SingleTask::default(),
+            suspects_task: SingleTask::default(),
             look_until: Mutex::new(Moment::from_nanos(0)),
             refresh_lock: tokio::sync::Mutex::new(None),
             map_refreshes: AtomicU64::new(0),
@@ -373,27 +374,20 @@ impl Fleet {
     /// Starts the refresh loop, unless it runs already. The loop refreshes the map at least once, and goes on until no
     /// owner of slots is silent.
     pub(super) fn look_in_background(self: &Arc<Self>) {
-        if self.looking.swap(true, Ordering::SeqCst) {
+        let Some(running) = self.refresh_task.begin() else {
             return;
-        }
-        let looking = RefreshLoop(Arc::downgrade(self));
+        };
+        let fleet = Arc::downgrade(self);
         self.background_runtime.spawn(async move {
-            let mut pause = LOOK_AGAIN;
-            loop {
-                let Some(fleet) = looking.0.upgrade() else {
-                    return;
-                };
-                fleet.ask_suspects_in_background();
-                drop(fleet.ask_in_turn(None).await);
-                drop(fleet);
+            let (mut pause, mut running) = (LOOK_AGAIN, Some(running));
+            while let (Some(mark), Some(this)) = (running.take(), fleet.upgrade()) {
+                this.ask_suspects_in_background();
+                drop(this.ask_in_turn(None).await);
+                drop(this);
                 // The loop pauses even if all nodes work, because this limits the rate of the questions.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_LOOK_AGAIN);
-                if looking.0.upgrade().is_none_or(|fleet| fleet.end_if_well()) {
-                    // The flag was cleared already. It must not be cleared again, because another loop may have set it
-                    // since.
-                    return looking.let_go();
-                }
+                running = fleet.upgrade().and_then(|fleet| fleet.goes_on(mark));
             }
         });
     }
@@ -401,11 +395,13 @@ impl Fleet {
     /// Asks the suspects in a separate task, because a suspect without an answer must not delay the question to the map
     /// source.
     fn ask_suspects_in_background(self: &Arc<Self>) {
-        if self.asking_suspects.swap(true, Ordering::SeqCst) {
-            return;
+        if let Some(running) = self.suspects_task.begin() {
+            let fleet = Arc::clone(self);
+            self.background_runtime.spawn(async move {
+                fleet.ask_suspects().await;
+                drop(running);
+            });
         }
-        let asking = AsksSuspects(Arc::clone(self));
-        self.background_runtime.spawn(async move { asking.0.ask_suspects().await });
     }
 
     /// Asks silent suspects that own slots. So a suspect that answers again becomes trusted even if no caller sends it
@@ -434,20 +430,16 @@ impl Fleet {
         }
     }
 
-    /// Clears the flag `looking` if the refresh loop may end, and returns true. If a node becomes suspect at the same
-    /// time, either this loop goes on or a new loop begins.
-    fn end_if_well(&self) -> bool {
+    /// Returns the mark of the refresh loop if the loop has to go on. If a node becomes suspect while the loop ends,
+    /// either this loop goes on or a new loop begins.
+    fn goes_on(&self, mark: Running) -> Option<Running> {
         if !self.is_well() {
-            return false;
+            return Some(mark);
         }
         if let MapSource::Members(members) = &self.map_source {
             members.lock().begin_again();
         }
-        // The flag is cleared before the second check. A task that marks a node as suspect after that check finds the
-        // flag clear, and starts a new loop.
-        self.looking.store(false, Ordering::SeqCst);
-        // If a node became suspect before that check, this loop goes on, unless a new loop has begun.
-        self.is_well() || self.looking.swap(true, Ordering::SeqCst)
+        mark.end_unless(|| !self.is_well())
     }
 
     /// Returns true if no owner of slots is silent and no change is recent. Also forgets the suspects that own no slots
@@ -732,35 +724,6 @@ impl Fleet {
         let no_answer = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
         let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
         (address, answer)
-    }
-}
-
-/// Guard of the running refresh loop. Marks the loop as ended when it is dropped, for example because the runtime has
-/// ended.
-struct RefreshLoop(Weak<Fleet>);
-
-impl RefreshLoop {
-    /// Drops this value without marking the loop as ended.
-    fn let_go(mut self) {
-        self.0 = Weak::new();
-    }
-}
-
-impl Drop for RefreshLoop {
-    fn drop(&mut self) {
-        if let Some(fleet) = self.0.upgrade() {
-            fleet.looking.store(false, Ordering::SeqCst);
-        }
-    }
-}
-
-/// Guard of the task that asks suspects. Marks the task as ended when it is dropped, for example because the runtime
-/// has ended.
-struct AsksSuspects(Arc<Fleet>);
-
-impl Drop for AsksSuspects {
-    fn drop(&mut self) {
-        self.0.asking_suspects.store(false, Ordering::SeqCst);
     }
 }
 

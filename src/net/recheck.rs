@@ -5,13 +5,13 @@
 //! callers make no requests, and after a primary was replaced, because no caller uses it any more. A check costs one
 //! connection. While all nodes work, there is no task.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 
 use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::single_task::{Running, SingleTask};
 use crate::net::conditions::Conditions;
 use crate::net::fleet::Fleet;
 use crate::net::node::Node;
@@ -29,7 +29,7 @@ pub(super) struct Recheck {
     background_runtime: BackgroundRuntime,
     outages: Weak<Outages>,
     conditions: Arc<Conditions>,
-    is_running: AtomicBool,
+    task: SingleTask,
 }
 
 enum Nodes {
@@ -54,15 +54,29 @@ impl Recheck {
             background_runtime: background_runtime.clone(),
             outages: Arc::downgrade(outages),
             conditions: Arc::clone(conditions),
-            is_running: AtomicBool::new(false),
+            task: SingleTask::default(),
         });
         outages.on_trouble(Box::new(move || recheck.begin()));
     }
 
     fn begin(self: &Arc<Self>) {
-        if !self.is_running.swap(true, Ordering::SeqCst) {
-            let running = RecheckRun { recheck: Arc::clone(self), has_ended: false };
-            self.background_runtime.spawn(running.run());
+        if let Some(running) = self.task.begin() {
+            self.background_runtime.spawn(Arc::clone(self).run(running));
+        }
+    }
+
+    async fn run(self: Arc<Self>, mut running: Running) {
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            let Some(nodes) = self.nodes_to_check() else { return };
+            if nodes.is_empty() {
+                let has_nodes = || self.nodes_to_check().is_some_and(|nodes| !nodes.is_empty());
+                match running.end_unless(has_nodes) {
+                    Some(goes_on) => running = goes_on,
+                    None => return,
+                }
+            }
+            join_all(nodes.iter().map(|node| node.look_again())).await;
         }
     }
 
@@ -85,39 +99,5 @@ impl Recheck {
                 addresses.iter().take(MAX_NODES).filter_map(|address| fleet.passing_node(address).ok()).collect()
             }
         })
-    }
-}
-
-/// Guard of the running task. Marks the task as ended when it is dropped, for example because the runtime has ended.
-struct RecheckRun {
-    recheck: Arc<Recheck>,
-    has_ended: bool,
-}
-
-impl RecheckRun {
-    async fn run(mut self) {
-        loop {
-            tokio::time::sleep(PAUSE).await;
-            let Some(nodes) = self.recheck.nodes_to_check() else { return };
-            if nodes.is_empty() {
-                self.recheck.is_running.store(false, Ordering::SeqCst);
-                // A node may have got into trouble since the check. Its trouble started no new task, because this task
-                // was still marked as running. So this task checks again.
-                let is_idle = self.recheck.nodes_to_check().is_none_or(|nodes| nodes.is_empty());
-                if is_idle || self.recheck.is_running.swap(true, Ordering::SeqCst) {
-                    self.has_ended = true;
-                    return;
-                }
-            }
-            join_all(nodes.iter().map(|node| node.look_again())).await;
-        }
-    }
-}
-
-impl Drop for RecheckRun {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.recheck.is_running.store(false, Ordering::SeqCst);
-        }
     }
 }

@@ -15,6 +15,7 @@ use crate::base::error::{Refusal, Source};
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
+use crate::base::single_task::SingleTask;
 use crate::base::topology::AddressSource;
 use crate::net::outages::{Outages, Trouble};
 
@@ -27,13 +28,13 @@ pub(super) struct Outage {
     /// True if the probe has paused since the node last executed a request.
     was_probed: AtomicBool,
     state: Mutex<OutageState>,
+    pub(super) probe_task: SingleTask,
     /// Wakes the waiting callers when the node answers again.
     answered: Notify,
 }
 
 #[derive(Default)]
 struct OutageState {
-    is_probing: bool,
     /// Number of callers that wait for the end of the outage.
     waiting: usize,
     /// True if a caller began to wait since the probe task last checked this flag.
@@ -53,6 +54,7 @@ impl Outage {
             is_silent: AtomicBool::new(false),
             was_probed: AtomicBool::new(false),
             state: Mutex::default(),
+            probe_task: SingleTask::default(),
             answered: Notify::new(),
         }
     }
@@ -96,16 +98,6 @@ impl Outage {
     /// Returns a future that resolves when the node answers again.
     pub(super) fn next_answer(&self) -> Notified<'_> {
         self.answered.notified()
-    }
-
-    /// Claims the right to probe the node. Returns true if no other task has this right. The caller must then start a
-    /// probe task.
-    pub(super) fn begins_probing(&self) -> bool {
-        !std::mem::replace(&mut self.state.lock().is_probing, true)
-    }
-
-    pub(super) fn ends_probing(&self) {
-        self.state.lock().is_probing = false;
     }
 
     /// Returns true if a caller waits for the node now, or began to wait since the last call of this function.

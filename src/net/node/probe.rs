@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::connections::Connections;
 use super::outage::Waits;
+use crate::base::single_task::Running;
 use crate::net::fault::Fault;
 
 impl Connections {
@@ -32,58 +33,35 @@ impl Connections {
     }
 
     fn probe(self: &Arc<Self>) {
-        if self.outage.begins_probing() {
-            let probe = Probe { connections: Arc::downgrade(self) };
-            self.background_runtime.spawn(probe.run());
+        if let Some(running) = self.outage.probe_task.begin() {
+            self.background_runtime.spawn(probe(Arc::downgrade(self), running));
         }
     }
 }
 
-/// Task that probes a node.
-struct Probe {
-    connections: Weak<Connections>,
-}
-
-impl Probe {
-    async fn run(self) {
-        while let Some(connections) = self.connections.upgrade() {
-            if !connections.outage.is() || !connections.outage.is_wanted() {
-                return self.ends(&connections);
+/// Probes a node until it answers or no caller waits for it.
+async fn probe(connections: Weak<Connections>, mut running: Running) {
+    while let Some(connections) = connections.upgrade() {
+        let outage = &connections.outage;
+        if !outage.is() || !outage.is_wanted() || is_answered(&connections).await {
+            match running.end_unless(|| outage.is_waited_for() && outage.is()) {
+                Some(goes_on) => running = goes_on,
+                None => return,
             }
-            // The present connection may be dead without a sign of it. A request on this connection would fail only
-            // after one response timeout, so the probe uses a new connection.
-            if let Some(live) = connections.current() {
-                connections.give_up(&live);
-            }
-            // A server that refuses the connection has answered as well, so a refusal also ends the outage.
-            if matches!(connections.live().await, Ok(_) | Err(Fault::Refused { .. } | Fault::Broken { .. })) {
-                return self.ends(&connections);
-            }
-            let pause = connections.outage.pause();
-            drop(connections);
-            tokio::time::sleep(pause).await;
+            continue;
         }
-    }
-
-    fn ends(self, connections: &Arc<Connections>) {
-        // Gives up the right to probe before the check. A caller that begins to wait after this line can start a probe
-        // task itself.
-        drop(self);
-        let is_wanted = connections.outage.is_waited_for();
-        // A caller that began to wait before that line found the right taken, and started no probe task. This task must
-        // start one for it.
-        if is_wanted && connections.outage.is() {
-            connections.probe();
-        }
+        let pause = outage.pause();
+        drop(connections);
+        tokio::time::sleep(pause).await;
     }
 }
 
-/// Gives up the right to probe, but starts no other probe task. On a runtime that has ended, each new task is dropped
-/// at once, so a start at this place would repeat without end.
-impl Drop for Probe {
-    fn drop(&mut self) {
-        if let Some(connections) = self.connections.upgrade() {
-            connections.outage.ends_probing();
-        }
+/// Returns true if the node answers. The present connection may be dead without a sign of it, and a request on it would
+/// fail only after one response timeout. So this function uses a new connection.
+async fn is_answered(connections: &Arc<Connections>) -> bool {
+    if let Some(live) = connections.current() {
+        connections.give_up(&live);
     }
+    // A server that refuses the connection has answered as well.
+    matches!(connections.live().await, Ok(_) | Err(Fault::Refused { .. } | Fault::Broken { .. }))
 }

@@ -1,4 +1,5 @@
 use std::net::IpAddr;
+use std::sync::atomic::AtomicBool;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -20,9 +21,9 @@ async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
     )
     .expect("valid");
     fleet.look_in_background();
-    assert!(fleet.looking.load(Ordering::SeqCst));
+    assert!(fleet.refresh_task.begin().is_none());
     let ended = async {
-        while fleet.looking.load(Ordering::SeqCst) {
+        while fleet.refresh_task.begin().is_none() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
@@ -166,7 +167,7 @@ async fn thousand_nodes_are_asked_by_three() {
     let moved = format!("{}:{}", address(7), nodes.port);
     assert!(fleet.on_moved(0, &moved, &moved).is_ok());
     let ended = async {
-        while fleet.looking.load(Ordering::SeqCst) {
+        while fleet.refresh_task.begin().is_none() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
@@ -216,7 +217,7 @@ async fn each_question_to_silent_nodes_goes_on_where_the_last_one_ended() {
     let fleet = nodes.fleet(Duration::from_secs(1));
     assert!(fleet.ready().await.is_ok(), "the seed answers");
     // The refresh loop for the lost connection would ask in between.
-    fleet.looking.store(true, Ordering::SeqCst);
+    let _running = fleet.refresh_task.begin();
     nodes.shared.are_silent.store(true, Ordering::SeqCst);
     nodes.kill_all_but(&[]);
     let mut before = nodes.counts().0;
