@@ -19,7 +19,6 @@ mod renewals;
 mod replay;
 mod tries;
 mod waiters;
-mod wake;
 
 use std::ops::Deref;
 use std::pin::pin;
@@ -46,9 +45,8 @@ use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
 use crate::engine::waiters::WaiterLimit;
-use crate::engine::wake::Wake;
 use crate::lock::effects::Rules;
-use crate::lock::hold::{Due, Ended, Hold, HoldState, Next, ShareId};
+use crate::lock::hold::{Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
 use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
@@ -204,10 +202,8 @@ impl Held {
 
     /// Returns a watch of the share. The watch may outlive this value.
     pub(crate) fn watch(&self) -> Watch {
-        let (engine, hold, share_id) = self.parts();
-        let (watch, due) = Watch::of(hold, *share_id);
-        engine.carry_out(due, engine.clock.now());
-        watch
+        let (_, hold, share_id) = self.parts();
+        Watch::of(hold, *share_id)
     }
 
     /// Waits until the hold is lost. If the share is given back, waits for ever.
@@ -231,8 +227,7 @@ impl Held {
         }
         // The watch starts before the claim is sent, because the answer may come at once.
         let watch = self.watch();
-        let now = engine.clock.now();
-        engine.carry_out(watch.claim_now(now), now);
+        watch.claim_now(engine.clock.now());
         match watch.confirmed().await {
             Ok(()) => Ok(()),
             Err(Ended::Lost(reason)) => Err(lost(reason)),
@@ -265,21 +260,18 @@ impl Engine {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
         let (clock, manager_id, process) = (scheme.clock(), random_id(), scheme.process());
         let background_runtime = options.background_runtime(clock);
-        let wake = Arc::new(Wake::default());
         let table = Arc::new(Table::new(rules(&options, clock, process.clone())));
-        let releases =
-            Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake), options.response_timeout);
+        let releases = Releases::new(Arc::clone(&scheme), Arc::clone(&table), options.response_timeout);
         let releases = Arc::new(releases);
         let uses = options.may_cache().then(|| CachePolicy::of(options.max_cached));
-        let renewals =
-            Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
-        let recall_context = RecallContext::new(&manager_id, &scheme, background_runtime.clone(), &renewals);
+        let renewals = Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), uses.clone()));
+        let recall_context = RecallContext::new(&manager_id, &scheme, background_runtime.clone());
         let background = Background::new(
             Arc::clone(&scheme),
             background_runtime,
             Arc::clone(&renewals),
             Arc::clone(&releases),
-            wake,
+            Arc::clone(&table),
         );
         let waiters = WaiterLimit::new(options.max_waiters);
         let core = Core {
@@ -346,11 +338,6 @@ impl Engine {
     /// Returns the longest time between the sending of a request and its execution by a server.
     pub(crate) fn max_delay(&self) -> Duration {
         request_delay(&self.options)
-    }
-
-    /// Schedules the holds whose next deadline an event of a cell has changed.
-    pub(crate) fn carry_out(&self, due: Due, now: Moment) {
-        self.renewals.schedule_all(due, now);
     }
 
     /// Starts the retries of a new request.
@@ -428,7 +415,7 @@ impl Engine {
     /// Returns true if no acquisition, hold or release is left.
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_idle(&self) -> bool {
-        self.table.is_idle() && self.renewals.is_idle() && !self.releases.is_releasing()
+        self.table.is_idle() && self.table.deadlines.has_no_holds() && !self.releases.is_releasing()
     }
 
     /// Waits until no acquisition is in progress and no release is left to send.
@@ -507,7 +494,7 @@ impl Drop for Core {
         // No guard and no manager is left that could use the cached holds, so they are released.
         for (_, hold) in self.table.cached_holds() {
             hold.lose(LossReason::Closed);
-            self.renewals.forget(&hold);
+            self.table.deadlines.forget(&hold);
             // This also removes the reference to the hold from its cell.
             self.releases.unblock(&hold);
             self.releases.give_back(&hold, None, self.clock.now());

@@ -4,25 +4,25 @@
 //! outage began, and which requests are in doubt.
 //!
 //! The contents of a cell are one state, which does no I/O and reads no clock. Each event changes the state under the
-//! mutex of the cell and produces effects. The cell carries out the effects after it has released the mutex, because a
-//! waker may run any code.
+//! mutex of the cell and produces effects: tasks to wake, losses to report, and holds that the background has to look at
+//! earlier. The cell carries out the effects after it has released the mutex, because a waker may run any code.
 //!
 //! Knows the layer `base` only. Must not know stores and connections.
 
 mod cell;
+pub(crate) mod deadlines;
 pub(crate) mod effects;
 pub(crate) mod end;
-mod few;
 pub(crate) mod hold;
 mod record;
 pub(crate) mod release;
 pub(crate) mod shares;
 pub(crate) mod side;
-mod stalled;
 mod state;
 pub(crate) mod table;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../testing/unit/lock/tests.rs"]
 mod tests;
 pub(crate) mod wait;
+pub(crate) mod wake;
 pub(crate) mod watch;

@@ -180,14 +180,13 @@ pub(crate) async fn acquire(
     }
     let permit = engine.waiters.admit(&key)?;
     let grace = grace(engine);
-    let (entry, due) = match patience {
+    let entry = match patience {
         Patience::Wait => engine.table.enter(&key, mode, wants, grace, began),
         Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, grace, began) {
             Some(entry) => entry,
             None => return Ok(None),
         },
     };
-    engine.carry_out(due, began);
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
     let tries = tries(engine, patience, began);
     let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, (entry, permit), tries);
@@ -218,8 +217,7 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
         return Err(Error::UpgradeConflict { lock: key.shared_name() });
     }
     // It may want the hold for longer than the others do.
-    let (share_id, due) = hold.join_own(wants.from(now), now);
-    engine.carry_out(due, now);
+    let share_id = hold.join_own(wants.from(now), now);
     Ok(share_id.map(|share_id| Held::new(engine, hold, share_id)))
 }
 
@@ -522,12 +520,8 @@ impl<'a> Acquisition<'a> {
         let Some(entry) = &mut self.entry else {
             return;
         };
-        let (is_here, due) = entry.waits_again(now);
-        self.engine.carry_out(due, now);
-        if !is_here {
-            let (anew, due) = table.enter(&self.key, self.mode, self.wants, grace(self.engine), now);
-            *entry = anew;
-            self.engine.carry_out(due, now);
+        if !entry.waits_again(now) {
+            *entry = table.enter(&self.key, self.mode, self.wants, grace(self.engine), now);
         }
     }
 

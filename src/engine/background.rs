@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, FuturesUnordered};
@@ -27,13 +27,16 @@ use crate::base::attempt::{Attempt, BoxFuture, Failure, Route};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
+use crate::base::deadline_queue::DeadlineQueue;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::process;
+use crate::base::single_task::{Running, SingleTask};
 use crate::engine::releases::{ReleaseTask, Releases};
 use crate::engine::renewals::{BATCH_WINDOW, DueRenewal, Renewals};
-use crate::engine::wake::{DriverId, Wake};
 use crate::lock::hold::Hold;
+use crate::lock::table::Table;
+use crate::lock::wake::DriverId;
 use crate::store::{ReleaseReply, Renewed, Scheme};
 
 #[cfg(all(test, feature = "_testing"))]
@@ -77,10 +80,10 @@ struct BackgroundWork {
     clock: Clock,
     renewals: Arc<Renewals>,
     releases: Arc<Releases>,
-    wake: Arc<Wake>,
+    table: Arc<Table>,
     queues: Mutex<BTreeMap<Route, RouteQueue>>,
-    /// True while there is a driver in the background runtime. An in-memory manager does not use this field.
-    is_driven: AtomicBool,
+    /// Driver in the background runtime. An in-memory manager does not use this field.
+    driver: SingleTask,
     /// Number of drivers that have not ended, including drivers that were not polled yet.
     drivers: AtomicUsize,
 }
@@ -89,8 +92,8 @@ struct BackgroundWork {
 /// notices if the hold is not renewed in time.
 #[derive(Debug)]
 struct RouteQueue {
-    /// Holds to renew, sorted by the ends of their local validity.
-    holds: BTreeMap<(Moment, u64), Arc<Hold>>,
+    /// Holds to renew, by the ends of their local validity.
+    holds: DeadlineQueue<Arc<Hold>>,
     releases: VecDeque<ReleaseTask>,
     /// Earliest moment for the next batch of renewals.
     next: Moment,
@@ -104,7 +107,7 @@ struct RouteQueue {
 impl RouteQueue {
     fn new(now: Moment) -> Self {
         Self {
-            holds: BTreeMap::new(),
+            holds: DeadlineQueue::default(),
             releases: VecDeque::new(),
             next: now,
             renewing: 0,
@@ -127,7 +130,7 @@ impl RouteQueue {
         let most = batch_size(self.holds.len());
         self.next = now.after(if most < MAX_BATCH { BATCH_GAP } else { MIN_BATCH_GAP });
         self.renewing += 1;
-        std::iter::from_fn(|| self.holds.pop_first()).take(most).map(|(_, hold)| hold).collect()
+        std::iter::from_fn(|| self.holds.pop_first()).take(most).collect()
     }
 
     fn next_releases(&mut self) -> Vec<ReleaseTask> {
@@ -150,16 +153,16 @@ impl Background {
         background_runtime: BackgroundRuntime,
         renewals: Arc<Renewals>,
         releases: Arc<Releases>,
-        wake: Arc<Wake>,
+        table: Arc<Table>,
     ) -> Self {
         let work = BackgroundWork {
             clock: scheme.clock(),
             scheme,
             renewals,
             releases,
-            wake,
+            table,
             queues: Mutex::default(),
-            is_driven: AtomicBool::new(false),
+            driver: SingleTask::default(),
             drivers: AtomicUsize::new(0),
         };
         Self { work: Arc::new(work), background_runtime, drivers: Mutex::default() }
@@ -170,11 +173,8 @@ impl Background {
     pub(crate) fn keep_running(&self) {
         match &self.background_runtime {
             BackgroundRuntime::Process | BackgroundRuntime::On(_) => {
-                let is_driven = &self.work.is_driven;
-                // Usually there is a driver. So the flag is read first, because a swap would write to a cache line that
-                // all threads read.
-                if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
-                    self.background_runtime.spawn(Driven::new(&self.work).run());
+                if let Some(running) = self.work.driver.begin() {
+                    self.background_runtime.spawn(Driven::new(&self.work, Some(running)).run());
                 }
             }
             BackgroundRuntime::Callers => {
@@ -187,7 +187,7 @@ impl Background {
                     return;
                 }
                 drivers.retain(|(_, driver)| !driver.is_finished());
-                let driver = process::spawn_on(&runtime, Driven::new(&self.work).run());
+                let driver = process::spawn_on(&runtime, Driven::new(&self.work, None).run());
                 drivers.push((id, driver.abort_handle()));
             }
         }
@@ -198,7 +198,7 @@ impl Background {
     pub(crate) fn stop(&self) {
         self.work.releases.stop();
         if self.work.drivers.load(Ordering::SeqCst) > 0 {
-            self.work.wake.all();
+            self.work.table.deadlines.wake.all();
         } else {
             // No driver is left to send the waiting releases. A waiting release refers to `Releases`, and `Releases`
             // contains it, so the cycle would keep both in memory.
@@ -208,19 +208,22 @@ impl Background {
 }
 
 /// Count of one driver, from its creation to its end. If its runtime ends, the drop of this value still counts the end.
-struct Driven(Arc<BackgroundWork>);
+struct Driven {
+    work: Arc<BackgroundWork>,
+    running: Option<Running>,
+}
 
 impl Driven {
-    fn new(work: &Arc<BackgroundWork>) -> Self {
+    fn new(work: &Arc<BackgroundWork>, running: Option<Running>) -> Self {
         work.drivers.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(work))
+        Self { work: Arc::clone(work), running }
     }
 
     async fn run(self) {
         let mut backoff = Backoff::new();
         // A panic drops the batches in progress, and this puts their requests back into the queues. So the driver can
         // start again.
-        while AssertUnwindSafe(Arc::clone(&self.0).drive()).catch_unwind().await.is_err() {
+        while AssertUnwindSafe(Arc::clone(&self.work).drive()).catch_unwind().await.is_err() {
             backoff.wait().await;
         }
     }
@@ -228,8 +231,8 @@ impl Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        let work = &self.0;
-        work.is_driven.store(false, Ordering::Release);
+        let work = &self.work;
+        drop(self.running.take());
         let is_last = work.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && work.releases.is_stopped() {
             // The runtime of the driver has ended before all releases were sent, and no other driver will start.
@@ -241,35 +244,33 @@ impl Drop for Driven {
 impl BackgroundWork {
     /// Sends the queued requests. Returns when the background work is stopped and no release is left.
     async fn drive(self: Arc<Self>) {
-        let driver = Driver { work: Arc::clone(&self), id: self.wake.register() };
+        let wake = &self.table.deadlines.wake;
+        let driver = Driver { work: Arc::clone(&self), id: wake.register() };
         let mut underway: FuturesUnordered<BoxFuture<'static, BatchAnswers>> = FuturesUnordered::new();
         let mut changes = self.scheme.changes().unwrap_or_else(never).chain(never());
         loop {
-            let (woken, sooner) = (self.wake.woken(), self.renewals.stalled_sooner());
-            tokio::pin!(woken, sooner);
-            // Both futures are enabled before the queues are read. So they notice work that another task adds after
-            // that.
+            let woken = wake.woken();
+            tokio::pin!(woken);
+            // The future is enabled before the queues are read. So it notices work that another task adds after that.
             woken.as_mut().enable();
-            sooner.as_mut().enable();
             if self.releases.is_stopped() && !self.releases.is_releasing() {
                 return;
             }
             let now = self.clock.now();
-            self.wake.looks(driver.id, now);
+            wake.looks(driver.id, now);
             if self.take_due(now) {
-                self.wake.others_of(driver.id);
+                wake.others_of(driver.id);
             }
             for chunk in self.next_batches(now) {
                 underway.push(Arc::clone(&self).send(chunk));
             }
-            let alarm = self.renewals.look_for_stalled(now).min(self.next(now));
-            let alarm = self.wake.sleeps(driver.id, alarm);
+            self.table.deadlines.look_for_stalled(now);
+            let alarm = wake.sleeps(driver.id, self.next(now));
             // The order of the branches does not matter: each round handles all due work, whatever ended the wait.
             tokio::select! {
                 biased;
                 Some(answers) = underway.next() => self.take_answers(answers),
                 () = woken => {}
-                () = sooner => {}
                 _ = changes.next() => self.releases.resend_moved(),
                 () = self.clock.sleep_until(alarm) => {}
             }
@@ -283,12 +284,10 @@ impl BackgroundWork {
             is_any = true;
             if hold.join_batch(now.after(BATCH_WINDOW)) {
                 let route = self.scheme.route(hold.key());
-                let place = (hold.deadline(), self.wake.next_number());
+                let ends = hold.deadline();
                 let mut queues = self.queues.lock();
-                let queue = queues.entry(route).or_insert_with(|| RouteQueue::new(now));
-                queue.holds.insert(place, Arc::clone(&hold));
+                queues.entry(route).or_insert_with(|| RouteQueue::new(now)).holds.insert(ends, hold);
             }
-            self.renewals.schedule(&hold, now);
         }
         for mut job in self.releases.take_due(now) {
             is_any = true;
@@ -328,17 +327,11 @@ impl BackgroundWork {
     fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Batch> {
         let mut chunk = Vec::with_capacity(holds.len());
         for hold in holds {
-            // The slot of the lock has moved to another node. Scheduling the hold again puts it into the queue of the
-            // new route.
+            // The slot of the lock has moved to another node. The renewal is due again, in the queue of the new route.
             if self.scheme.route(hold.key()) != route {
                 hold.leave_batch(now);
-                self.renewals.schedule(&hold, now);
-                continue;
-            }
-            match catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
-                Some(lease) => chunk.push(DueRenewal::new(hold, lease)),
-                // The hold is over, or has changed while it was in the queue.
-                None => self.renewals.schedule(&hold, now),
+            } else if let Some(lease) = catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
+                chunk.push(DueRenewal::new(hold, lease));
             }
         }
         let is_empty = chunk.is_empty();
@@ -366,7 +359,7 @@ impl BackgroundWork {
         let waiting = queues.values().filter(|queue| queue.may_renew());
         let chunk = waiting.map(|queue| queue.next.max(now)).min().unwrap_or(Moment::NEVER);
         drop(queues);
-        chunk.min(self.renewals.next()).min(self.releases.next(now))
+        chunk.min(self.table.deadlines.next()).min(self.releases.next(now))
     }
 
     /// Sends one batch. The deadline queue still contains its holds, at the ends of their local validity.
@@ -400,7 +393,6 @@ impl BackgroundWork {
                     if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
                         // The node has redirected the renewal to another node.
                         due.hold.leave_batch(now.after(REDIRECT_PAUSE));
-                        self.renewals.schedule(&due.hold, now);
                     } else {
                         self.renewals.on_answer(due, attempt, now);
                     }
@@ -454,10 +446,10 @@ struct Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.work.wake.unregister(self.id);
+        self.work.table.deadlines.wake.unregister(self.id);
         // The other drivers must read the queues at once, because only this driver may have been set to wake up at the
         // next deadline.
-        self.work.wake.all();
+        self.work.table.deadlines.wake.all();
     }
 }
 
@@ -520,7 +512,7 @@ impl Drop for SentBatch {
         match chunk.load {
             // The server may have executed the requests already. A second execution does no harm, because renewals and
             // releases are idempotent.
-            BatchTasks::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.on_no_answer(due, now)),
+            BatchTasks::Renewals(chunk) => chunk.iter().for_each(|due| due.hold.on_no_answer(now)),
             BatchTasks::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
         }
     }

@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
 use crate::base::events;
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::recalls::{LiveSubscription, OnRecall, Recall, Recalls};
 use crate::base::throttle::Throttle;
 use crate::engine::Engine;
-use crate::engine::renewals::Renewals;
-use crate::lock::hold::{CacheAnswer, CacheState, CachedCount, CachedPermit, Due, Hold};
+use crate::lock::hold::{CacheAnswer, CacheState, CachedCount, CachedPermit, Hold};
 use crate::lock::wait::{CachedCell, WaitEntry};
 use crate::store::{Answered, Scheme};
 
@@ -61,7 +61,7 @@ pub(super) struct RecallContext {
     manager: String,
     scheme: Weak<dyn Scheme>,
     home: BackgroundRuntime,
-    renewals: Weak<Renewals>,
+    clock: Clock,
     /// Bounds the answers to tries that are on their way, of all locks.
     answers: Arc<Semaphore>,
 }
@@ -71,15 +71,10 @@ pub(super) struct RecallContext {
 const MAX_RECALL_REPLIES: usize = 256;
 
 impl RecallContext {
-    pub(super) fn new(
-        manager: &str,
-        scheme: &Arc<dyn Scheme>,
-        home: BackgroundRuntime,
-        renewals: &Arc<Renewals>,
-    ) -> Arc<Self> {
-        let (scheme, renewals) = (Arc::downgrade(scheme), Arc::downgrade(renewals));
+    pub(super) fn new(manager: &str, scheme: &Arc<dyn Scheme>, home: BackgroundRuntime) -> Arc<Self> {
+        let (clock, scheme) = (scheme.clock(), Arc::downgrade(scheme));
         let answers = Arc::new(Semaphore::new(MAX_RECALL_REPLIES));
-        Arc::new(Self { manager: manager.to_owned(), scheme, home, renewals, answers })
+        Arc::new(Self { manager: manager.to_owned(), scheme, home, clock, answers })
     }
 }
 
@@ -95,23 +90,15 @@ impl RecallHandler {
     /// Whether one more try is answered, and what counts it until it is.
     fn may_answer(&self) -> Option<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.common.answers).try_acquire_owned().ok()?;
-        self.answers.lock().try_take(self.common.renewals.upgrade()?.now()).then_some(permit)
-    }
-
-    fn carry_out(&self, due: Due) {
-        if let Some(renewals) = self.common.renewals.upgrade() {
-            let now = renewals.now();
-            renewals.schedule_all(due, now);
-        }
+        self.answers.lock().try_take(self.common.clock.now()).then_some(permit)
     }
 }
 
 impl OnRecall for RecallHandler {
     fn on_recall(&self, call: &Recall) {
-        let Some((key, is_used, due)) = self.cell.on_recall(call) else {
+        let Some((key, is_used)) = self.cell.on_recall(call) else {
             return;
         };
-        self.carry_out(due);
         events::log_recall(key.name(), call.token, is_used);
         let common = &*self.common;
         let tries = call.tries.clone().filter(|id| !id.starts_with(&*common.manager));
@@ -129,9 +116,7 @@ impl OnRecall for RecallHandler {
     }
 
     fn on_break(&self) {
-        if let Some(due) = self.cell.on_break() {
-            self.carry_out(due);
-        }
+        self.cell.on_break();
     }
 }
 
@@ -174,7 +159,7 @@ impl Engine {
         idle.sort_unstable_by_key(|(until, _)| *until);
         // Some more at once: each look takes as long as there are holds.
         for (_, hold) in idle.iter().take(excess + idle.len() / 16 + 1) {
-            self.carry_out(hold.note_wanted(now), now);
+            hold.note_wanted(now);
         }
     }
 

@@ -178,7 +178,7 @@ impl Converting {
             },
             Outcome::Stays(error) => {
                 self.settled = true;
-                self.engine.carry_out(self.old.refuse_conversion(now), now);
+                self.old.refuse_conversion(now);
                 error
             }
             Outcome::Open(error) => self.left_open(&held, error, now),
@@ -200,9 +200,7 @@ impl Converting {
     /// The new hold is left to the old one, unless that is over.
     fn left_open(&mut self, held: &Held, error: Error, now: Moment) -> Error {
         let open = self.open(self.copies.arrives_until().unwrap_or(now));
-        let (left, due) = self.old.leave_conversion_open(open, now);
-        self.engine.carry_out(due, now);
-        match left {
+        match self.old.leave_conversion_open(open, now) {
             LeftOpen::InDoubt => {
                 self.settled = true;
                 error
@@ -225,7 +223,7 @@ impl Converting {
             self.note_subscription();
             // Should this future die at the next await, a copy is under way.
             self.copies.begin();
-            engine.carry_out(self.old.send_conversion(now, self.request.lease), now);
+            self.old.send_conversion(now, self.request.lease);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
             if engine.is_copied() {
                 return Outcome::Lost(LossReason::Forked);
@@ -272,7 +270,7 @@ impl Converting {
                 self.old.cancel_conversion();
             } else {
                 // Each answer that knows the old hold shows that it was not converted yet.
-                engine.carry_out(self.old.renew_now(now), now);
+                self.old.renew_now(now);
             }
             let is_over = now >= self.old.deadline();
             match tries.verdict(&engine, self.old.key(), failure) {
@@ -333,9 +331,7 @@ impl Converting {
             share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
             is_claim: false,
         };
-        let (converted, due) = self.old.convert_into(granted, now);
-        engine.carry_out(due, now);
-        let (hold, share_id) = converted?;
+        let (hold, share_id) = self.old.convert_into(granted, now)?;
         // `close` has listed its holds already, or finds this one in its cell.
         if engine.closing.is_closed() {
             hold.lose(LossReason::Closed);
@@ -345,7 +341,7 @@ impl Converting {
         }
         self.old.note_share_converted(held.share_id());
         engine.note_cache_outcome(&self.old);
-        engine.renewals.forget(&self.old);
+        engine.table.deadlines.forget(&self.old);
         let release = Release::of(&self.old, now);
         if release.arrives_after(sent).is_some() {
             engine.releases.in_background(release, None);

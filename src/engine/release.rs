@@ -14,8 +14,7 @@ use crate::store::{Absence, Answered, Failure, ReleaseReply, loss_reason};
 
 impl Engine {
     fn remove_share(&self, hold: &Hold, share_id: ShareId, now: Moment) -> ShareRemoved {
-        let (removed, due) = hold.remove_share(share_id, now);
-        self.carry_out(due, now);
+        let removed = hold.remove_share(share_id, now);
         if let ShareRemoved::HandedOver(next) = removed {
             events::handed_off(hold.key().name(), next.token);
         }
@@ -25,25 +24,13 @@ impl Engine {
     /// Gives back the last share of a valid hold and caches the hold. Returns false if the hold cannot be cached. The
     /// share is then unchanged, and the caller must release it.
     fn cache(&self, hold: &Hold, share_id: ShareId) -> bool {
-        if !self.can_cache() {
-            return false;
-        }
-        let now = self.clock.now();
-        let rests = hold.cache(share_id, now);
-        let is_over = rests.is_some();
-        if let Some(due) = rests.filter(|due| !due.0.is_empty()) {
-            self.carry_out(due, now);
-        }
-        is_over
+        self.can_cache() && hold.cache(share_id, self.clock.now())
     }
 
     /// Gives back the share of a dropped guard.
     #[inline]
     pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
-        if let Some(due) = hold.leave_quietly(share_id) {
-            if !due.0.is_empty() {
-                self.carry_out(due, self.clock.now());
-            }
+        if hold.leave_quietly(share_id) {
             return;
         }
         let _unsettled = self.releases.begin_unsettled();
@@ -81,7 +68,7 @@ impl Engine {
             ShareRemoved::Last => {}
         }
         self.note_cache_outcome(hold);
-        self.renewals.forget(hold);
+        self.table.deadlines.forget(hold);
         let (release, conversion) = Release::all_of(hold, began);
         // If this future is dropped or the server does not answer, the drop of `goes_on` hands the release to the
         // background.
@@ -143,7 +130,7 @@ impl Engine {
 
     /// Hands the release of a hold to the background, and does not wait for it.
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
-        self.renewals.forget(hold);
+        self.table.deadlines.forget(hold);
         self.keep_running();
         self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
     }
@@ -151,7 +138,7 @@ impl Engine {
     /// Sends the release of a dropped guard. If the current runtime has a connection that can send at once, it sends
     /// the release. Otherwise the background sends it.
     fn release_from_here(&self, hold: &Arc<Hold>) {
-        self.renewals.forget(hold);
+        self.table.deadlines.forget(hold);
         self.keep_running();
         self.releases.give_back_from_here(hold, self.clock.now());
     }

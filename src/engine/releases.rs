@@ -7,7 +7,7 @@
 //! The [background](crate::engine::background) sends releases, so a guard can be dropped outside of a runtime. Within a
 //! runtime, the drop may send the first copy itself. This is an [inline](inline) release.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,13 +18,13 @@ use tokio::sync::Notify;
 use crate::base::attempt::{Attempt, Failure, Route};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Clock;
+use crate::base::deadline_queue::DeadlineQueue;
 use crate::base::error::Refusal;
 use crate::base::events;
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::engine::replay::ReleaseReplay;
-use crate::engine::wake::Wake;
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::side::{CountOperations, OpenOperation};
@@ -51,7 +51,6 @@ pub(crate) struct Releases {
     /// the old primary has executed.
     replay: Option<ReleaseReplay>,
     waiting: Mutex<WaitingReleases>,
-    wake: Arc<Wake>,
     inline: InlineReleases,
     /// Number of acquisitions in progress, plus the number of releases that are not answered or that may still become
     /// necessary.
@@ -79,16 +78,13 @@ pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Re
 struct WaitingReleases {
     now: VecDeque<ReleaseTask>,
     /// Releases that wait for the end of a pause.
-    later: BTreeMap<DueNumber, ReleaseTask>,
+    later: DeadlineQueue<ReleaseTask>,
     /// True when no driver will take releases any more.
     is_abandoned: bool,
 }
 
-/// Deadline and a unique number. The number distinguishes equal deadlines.
-type DueNumber = (Moment, u64);
-
 impl Releases {
-    pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, wake: Arc<Wake>, response_timeout: Duration) -> Self {
+    pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, response_timeout: Duration) -> Self {
         let clock = scheme.clock();
         let recent = scheme.changes().map(|_| ReleaseReplay::default());
         Self {
@@ -97,7 +93,6 @@ impl Releases {
             clock,
             replay: recent,
             waiting: Mutex::default(),
-            wake,
             inline: InlineReleases::new(response_timeout),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
@@ -151,7 +146,7 @@ impl Releases {
     /// Returns the next moment at which a release is due.
     pub(super) fn next(&self, now: Moment) -> Moment {
         let waiting = self.waiting.lock();
-        let later = waiting.later.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
+        let later = waiting.later.next();
         if !waiting.now.is_empty() {
             return Moment::from_nanos(0);
         }
@@ -163,9 +158,7 @@ impl Releases {
     pub(super) fn take_due(&self, now: Moment) -> VecDeque<ReleaseTask> {
         let mut waiting = self.waiting.lock();
         let mut due = std::mem::take(&mut waiting.now);
-        while let Some(first) = waiting.later.first_entry().filter(|first| first.key().0 <= now) {
-            due.push_back(first.remove());
-        }
+        due.extend(waiting.later.take_due(now));
         drop(waiting);
         due.extend(self.inline.take_due(now));
         due
@@ -214,9 +207,10 @@ impl Releases {
     }
 
     fn later(&self, job: ReleaseTask, at: Moment) {
-        let place = (at, self.wake.next_number());
-        self.put(job, |waiting, job| drop(waiting.later.insert(place, job)));
-        self.wake.at(at);
+        self.put(job, |waiting, job| {
+            waiting.later.insert(at, job);
+        });
+        self.table.deadlines.wake.at(at);
     }
 
     /// Passes a release to the background. If no driver runs any more, the release is dropped, and the hold ends with
@@ -227,7 +221,7 @@ impl Releases {
 
     fn carry(&self, job: ReleaseTask) {
         self.put(job, |waiting, job| waiting.now.push_back(job));
-        self.wake.at(Moment::from_nanos(0));
+        self.table.deadlines.wake.at(Moment::from_nanos(0));
     }
 
     /// Stores a release in the waiting releases. If no driver is left to send the release, drops it instead. Otherwise
@@ -446,7 +440,7 @@ impl Drop for UnderwayRelease {
             if releases.is_stopped() {
                 // The drivers end when the last release has ended. They may be asleep, because another task may have
                 // sent this release, so they must be woken.
-                releases.wake.all();
+                releases.table.deadlines.wake.all();
             }
         }
     }

@@ -11,11 +11,13 @@ use parking_lot::Mutex;
 
 use crate::base::key::Key;
 use crate::base::lease::Moment;
-use crate::lock::effects::{Due, Effects, InRenewalQueue, Rules};
+use crate::lock::effects::{Effects, InRenewalQueue, Rules};
 use crate::lock::state::State;
 
 /// Services that a cell needs from the table.
 pub(super) trait Surroundings<H>: Send + Sync {
+    /// Puts a hold into the deadline queue at its next deadline, which has become earlier.
+    fn schedule(&self, hold: &Arc<H>);
     /// Plans a check of the cell at `at`. The check replaces each leader that is stalled, which means that its future
     /// is not polled any more.
     fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
@@ -44,12 +46,12 @@ impl<H: InRenewalQueue> Cell<H> {
         &self.rules
     }
 
-    /// Applies an event. Carries out the effects of the event after it has released the mutex.
+    /// Applies an event. Carries out its effects after it has released the mutex.
     pub(super) fn event<T>(
         self: &Arc<Self>,
         now: Moment,
         event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T,
-    ) -> (T, Due<H>) {
+    ) -> T {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         let outcome = event(&mut state, &self.rules, &mut effects);
@@ -58,11 +60,11 @@ impl<H: InRenewalQueue> Cell<H> {
         let looks_at = state.next_look();
         let is_idle = state.is_idle();
         drop(state);
-        let due = effects.carry_out(&self.key, &self.rules);
+        self.carry_out(effects);
         if is_idle || looks_at.is_some() {
             self.tell_around(is_idle, looks_at);
         }
-        (outcome, due)
+        outcome
     }
 
     fn tell_around(self: &Arc<Self>, is_idle: bool, looks_at: Option<Moment>) {
@@ -87,26 +89,27 @@ impl<H: InRenewalQueue> Cell<H> {
         self.state.try_lock().map(|mut state| event(&mut state))
     }
 
-    /// Applies an event that changes neither the waiters nor the deadlines of holds.
+    /// Applies an event that leaves the leaders as they are and removes no hold. Carries out its effects after it has
+    /// released the mutex.
     pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
         let mut effects = Effects::default();
-        let outcome = self.with(&mut effects, event);
-        drop(effects.carry_out(&self.key, &self.rules));
+        let outcome = event(&mut self.state.lock(), &self.rules, &mut effects);
+        self.carry_out(effects);
         outcome
     }
 
-    /// Applies an event that may change the deadlines of holds. The caller carries out the effects.
-    pub(super) fn with<T>(
-        &self,
-        effects: &mut Effects<H>,
-        event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T,
-    ) -> T {
-        event(&mut self.state.lock(), &self.rules, effects)
+    #[inline]
+    fn carry_out(&self, effects: Effects<H>) {
+        effects.carry_out(&self.key, &self.rules, |due| {
+            if let Some(around) = self.around.upgrade() {
+                due.iter().for_each(|hold| around.schedule(hold));
+            }
+        });
     }
 
     /// Replaces the leaders that are not polled any more.
-    pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) -> Due<H> {
-        self.event(now, |state, rules, _| state.on_stalled_leader(now, rules)).1
+    pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) {
+        self.event(now, |state, rules, _| state.on_stalled_leader(now, rules));
     }
 
     /// Removes a hold whose last handle was dropped.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use crate::base::clock::Clock;
@@ -13,7 +14,6 @@ use crate::base::metrics::Metrics;
 use crate::base::panics::catch_panic;
 use crate::base::process::Process;
 use crate::lock::end::{End, Ended};
-use crate::lock::few::Few;
 
 /// Settings that all locks of a manager share.
 #[derive(Clone, Debug)]
@@ -34,6 +34,9 @@ pub(crate) struct Rules {
 /// Signals of an event: tasks to wake, and lost holds to report.
 #[derive(Debug, Default)]
 pub(super) struct Signals(Few<Signal>);
+
+/// Most events have at most one effect of a kind.
+type Few<T> = SmallVec<[T; 1]>;
 
 #[derive(Debug)]
 enum Signal {
@@ -99,7 +102,7 @@ impl Signal {
 
 /// Hold that the deadline queue can schedule.
 pub(super) trait InRenewalQueue {
-    /// Returns true if the deadline queue will check the hold by `at`, or if the hold needs no more checks.
+    /// Returns true if the background will look at the hold by `at`, or if the hold needs no more looks.
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
 
@@ -107,6 +110,7 @@ pub(super) trait InRenewalQueue {
 #[derive(Debug)]
 pub(super) struct Effects<H> {
     pub(super) signals: Signals,
+    /// Holds whose places in the deadline queue are too late.
     due: Few<Arc<H>>,
     /// Handles that the cell does not need any more. They are dropped after the mutex is released, because the drop of
     /// the last handle of a hold is another event of the cell.
@@ -115,14 +119,9 @@ pub(super) struct Effects<H> {
 
 impl<H> Default for Effects<H> {
     fn default() -> Self {
-        Self { signals: Signals::default(), due: Few::None, dropped: Few::None }
+        Self { signals: Signals::default(), due: Few::new(), dropped: Few::new() }
     }
 }
-
-/// Holds whose time in the deadline queue is too late. The caller has to schedule them again.
-#[derive(Debug)]
-#[must_use = "the agenda is to be told"]
-pub(crate) struct Due<H>(pub(crate) Few<Arc<H>>);
 
 impl<H> Effects<H> {
     pub(super) fn due(&mut self, hold: &Arc<H>) {
@@ -135,17 +134,19 @@ impl<H> Effects<H> {
         }
     }
 
-    /// Carries the effects out for the lock with this key. The caller must hold no mutex, since a waker may run any
-    /// code.
+    /// Carries the effects out for the lock with this key. `schedule` puts a hold into the deadline queue again. The
+    /// caller must hold no mutex, since a waker may run any code.
     #[inline]
-    pub(super) fn carry_out(self, key: &Key, rules: &Rules) -> Due<H> {
+    pub(super) fn carry_out(self, key: &Key, rules: &Rules, schedule: impl FnOnce(Few<Arc<H>>)) {
         let Self { signals: Signals(signals), due, dropped } = self;
-        signals.each(|signal| {
-            // If a waker panics, the other signals must still be sent. The panic hook has reported the panic already.
+        signals.iter().for_each(|signal| {
+            // If a waker panics, the other effects must still come. The panic hook has reported the panic already.
             catch_panic(|| signal.tell(key, rules));
         });
         drop(dropped);
-        Due(due)
+        if !due.is_empty() {
+            schedule(due);
+        }
     }
 }
 
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn waker_that_panics_keeps_nobody_else_from_being_told() {
+    fn waker_that_panics_keeps_back_no_other_effect() {
         let (first, second) = (Arc::<Notify>::default(), Arc::<Notify>::default());
         let (mut waits, mut other) = (pin!(first.notified()), pin!(second.notified()));
         assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
@@ -183,8 +184,9 @@ mod tests {
             handoff_span: Duration::ZERO,
             metrics: Metrics::default(),
         };
-        let Due(due) = effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules);
-        assert!(!due.is_empty(), "the agenda is told");
+        let mut scheduled = 0;
+        effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules, |due| scheduled = due.len());
+        assert_eq!(scheduled, 1);
         assert_eq!(other.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
     }
 }

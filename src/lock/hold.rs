@@ -17,9 +17,8 @@ use crate::base::panics::catch_panic;
 use crate::base::recalls::{LiveSubscription, Recalls};
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
-use crate::lock::effects::{self, Effects, InRenewalQueue, Rules, Signals};
+use crate::lock::effects::{InRenewalQueue, Rules, Signals};
 use crate::lock::end::End;
-use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
@@ -29,16 +28,13 @@ pub(crate) use crate::lock::record::{
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
-/// Holds for which something is due earlier than the agenda knows.
-pub(crate) type Due = effects::Due<Hold>;
-
 /// A hold of its cell.
 pub(crate) struct Hold {
     cell: Arc<Cell<Self>>,
     number: u64,
     granting: GrantIdentity,
-    /// Where the renewal's agenda keeps this hold, and until when; both are written under the agenda's lock only. Zero and
-    /// never: nowhere, and whoever has it in hand looks again before it puts it back.
+    /// Place of this hold in the [deadline queue](super::deadlines). Both fields are written under the mutex of the queue
+    /// only. Zero and never: it is not in the queue.
     pub(crate) queue_slot: AtomicU64,
     pub(crate) queue_moment: AtomicU64,
     /// Nothing is due for it any more: it was given back, or its loss was told.
@@ -106,18 +102,22 @@ impl Hold {
         (first, first.plus(self.granting.tokens.saturating_sub(1)))
     }
 
-    /// An event of this hold alone, after which whoever calls puts it on the agenda again, if need be.
-    fn event<T>(&self, event: impl FnOnce(&mut HoldRecord, &Rules, &mut Signals) -> T) -> T {
-        self.cell.quietly(|state, rules, effects| event(state.record(self.number), rules, &mut effects.signals))
+    /// Reads the state.
+    fn ask<T>(&self, question: impl FnOnce(&HoldRecord) -> T) -> T {
+        self.cell.ask(|state| question(state.record(self.number)))
     }
 
-    /// An event by which something may be due earlier.
-    fn change<T>(&self, event: impl FnOnce(&mut HoldRecord, &Rules, &mut Signals) -> T) -> (T, Due) {
-        let mut effects = Effects::default();
-        let changed = self.cell.with(&mut effects, |state, rules, effects| {
+    /// Applies an event. If the background has to look at the hold earlier than planned, it is scheduled again.
+    fn event<T>(&self, event: impl FnOnce(&mut HoldRecord, &Rules, &mut Signals) -> T) -> T {
+        self.cell.quietly(|state, rules, effects| {
             state.change(self.number, effects, |record, effects| event(record, rules, &mut effects.signals))
-        });
-        (changed, effects.carry_out(self.key(), self.rules()))
+        })
+    }
+
+    /// Applies an event that does not schedule the hold. Either the clock has ended the hold, and the background looks
+    /// at it at the same moment, or the caller gives the hold back.
+    fn quietly<T>(&self, event: impl FnOnce(&mut HoldRecord, &mut Signals) -> T) -> T {
+        self.cell.quietly(|state, _, effects| event(state.record(self.number), &mut effects.signals))
     }
 
     // What guards ask.
@@ -127,7 +127,7 @@ impl Hold {
             return HoldState::Lost(LossReason::Forked);
         }
         let now = self.clock().now();
-        self.event(|record, _, signals| {
+        self.quietly(|record, signals| {
             record.look(now, signals);
             record.state_of(&record.share(share_id), now)
         })
@@ -138,7 +138,7 @@ impl Hold {
             return HoldState::Lost(LossReason::Forked);
         }
         let now = self.clock().now();
-        self.event(|record, _, signals| {
+        self.quietly(|record, signals| {
             record.look(now, signals);
             record.state_of(share, now)
         })
@@ -150,7 +150,7 @@ impl Hold {
             return Duration::ZERO;
         }
         let now = self.clock().now();
-        self.event(|record, _, signals| {
+        self.quietly(|record, signals| {
             record.look(now, signals);
             let share = record.share(share_id);
             match record.state_of(&share, now) {
@@ -161,101 +161,101 @@ impl Hold {
     }
 
     /// For a watch that outlives its guard.
-    pub(super) fn watch(&self, share_id: ShareId) -> ((Share, Arc<End>), Due) {
+    pub(super) fn watch(&self, share_id: ShareId) -> (Share, Arc<End>) {
         if self.is_copied() {
             let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::from_nanos(0) };
-            return ((nobodys, Arc::default()), effects::Due(Few::None));
+            return (nobodys, Arc::default());
         }
-        self.change(|record, _, _| record.watch(share_id))
+        self.event(|record, _, _| record.watch(share_id))
     }
 
     /// What this guard wants.
     pub(crate) fn share(&self, share_id: ShareId) -> Share {
-        self.event(|record, _, _| record.share(share_id))
+        self.ask(|record| record.share(share_id))
     }
 
     /// One more guard of an owner that has one, with a lease and an end of its own.
-    pub(crate) fn join_own(&self, share: Share, now: Moment) -> (Option<ShareId>, Due) {
-        self.change(|record, _, signals| record.join_own(share, now, signals))
+    pub(crate) fn join_own(&self, share: Share, now: Moment) -> Option<ShareId> {
+        self.event(|record, _, signals| record.join_own(share, now, signals))
     }
 
     /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
     /// renewal that is sent from `since` on, when it looked first.
-    pub(crate) fn accept(&self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> (Accepted, Due) {
-        self.change(|record, rules, signals| record.accept(share_id, share, since, now, rules, signals))
+    pub(crate) fn accept(&self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
+        self.event(|record, rules, signals| record.accept(share_id, share, since, now, rules, signals))
     }
 
-    /// A guard is dropped, and nobody need be told: others share the hold, which needs no clock, or it [rests](Self::rests). `None` if
-    /// there is more to it.
+    /// Removes a guard from a hold that others share or that is cached then. Returns false if there is more to do, and
+    /// changes nothing.
     #[inline]
-    pub(crate) fn leave_quietly(&self, share_id: ShareId) -> Option<Due> {
-        let due = self.cell.ask(|state| {
-            let others = state.leave_others(self.number, share_id);
-            others.or_else(|| state.cache(self.number, share_id, self.clock().now()))
-        })?;
-        Some(effects::Due(due.map_or(Few::None, Few::One)))
+    pub(crate) fn leave_quietly(&self, share_id: ShareId) -> bool {
+        self.cell.quietly(|state, rules, effects| {
+            state.leave_others(self.number, share_id, effects)
+                || state.cache(self.number, share_id, rules.clock.now(), effects)
+        })
     }
 
-    /// The last guard lets go of a hold that stays, while nobody waits here. `None` if there is more to it.
-    pub(crate) fn cache(&self, share_id: ShareId, now: Moment) -> Option<Due> {
-        let due = self.cell.ask(|state| state.cache(self.number, share_id, now))?;
-        Some(effects::Due(due.map_or(Few::None, Few::One)))
+    /// Removes the last guard of a hold that is cached then. Returns false if there is more to do, and changes nothing.
+    pub(crate) fn cache(&self, share_id: ShareId, now: Moment) -> bool {
+        self.cell.quietly(|state, _, effects| state.cache(self.number, share_id, now, effects))
     }
 
     /// A guard lets go, and the next writer of this process has the hold then, if it may.
-    pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> (ShareRemoved, Due) {
+    pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> ShareRemoved {
         self.cell.event(now, |state, rules, effects| state.remove_share(self.number, share_id, now, rules, effects))
     }
 
     /// Sends the claim now, if the server has yet to answer for the hold. A guard waits for that.
-    pub(super) fn claim_now(&self, now: Moment) -> Due {
-        self.change(|record, _, _| record.claim_now(now)).1
+    pub(super) fn claim_now(&self, now: Moment) {
+        self.event(|record, _, _| record.claim_now(now));
     }
 
     /// Whether the server has yet to answer for a hold that it granted by a notification.
     pub(crate) fn is_claim(&self) -> bool {
-        self.event(|record, _, _| record.is_claim())
+        self.ask(|record| record.is_claim())
     }
 
     /// Ends the hold as lost; `false` if it has ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let now = self.clock().now();
-        self.event(|record, _, signals| record.lose(reason, now, signals))
+        self.quietly(|record, signals| record.lose(reason, now, signals))
     }
 
     /// How many guards share it, with those that are on their way to a waiter, and whether its renewal is late.
     pub(crate) fn usage(&self) -> (usize, bool) {
-        self.event(|record, _, _| (record.guards(), record.is_unconfirmed()))
+        self.ask(|record| (record.guards(), record.is_unconfirmed()))
     }
 
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_live(&self) -> bool {
-        self.event(|record, _, _| record.is_live())
+        self.ask(|record| record.is_live())
     }
 
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        self.event(|record, _, _| record.is_live() && now < record.deadline())
+        self.ask(|record| record.is_live() && now < record.deadline())
     }
 
     /// When it was granted.
     pub(crate) fn began(&self) -> Moment {
-        self.event(|record, _, _| record.began())
+        self.ask(|record| record.began())
     }
 
     /// The moment of the local deadline.
     pub(crate) fn deadline(&self) -> Moment {
-        self.event(|record, _, _| record.deadline())
+        self.ask(|record| record.deadline())
     }
 
     /// When the server's hold is over, whatever arrives; and until when a copy of the acquisition may.
     pub(crate) fn until(&self, now: Moment) -> (Moment, Option<Moment>) {
-        self.event(|record, rules, _| (record.server_until(now, rules), record.arrives_until(now, rules)))
+        let rules = self.rules();
+        self.ask(|record| (record.server_until(now, rules), record.arrives_until(now, rules)))
     }
 
     /// The same, and the conversion that is to be given back as well: once.
     pub(super) fn gives_back(&self, now: Moment) -> ((Moment, Option<Moment>), Option<OpenConversion>) {
-        self.event(|record, rules, _| {
+        let rules = self.rules();
+        self.quietly(|record, _| {
             let until = (record.server_until(now, rules), record.arrives_until(now, rules));
             (until, record.take_open_conversion())
         })
@@ -264,14 +264,14 @@ impl Hold {
 
 /// What the renewal asks and tells.
 impl Hold {
-    /// When something is due for this hold by what is known. Tells nobody anything: for the agenda, under its mutex.
+    /// When something is due for this hold by what is known. Has no effects: for the deadline queue, under its mutex.
     pub(crate) fn due(&self) -> Next {
-        self.event(|record, _, _| record.due())
+        self.ask(|record| record.due())
     }
 
     /// When something is due for this hold: a renewal, or its local deadline.
     pub(crate) fn next(&self, now: Moment) -> Next {
-        self.event(|record, _, signals| record.next(now, signals))
+        self.quietly(|record, signals| record.next(now, signals))
     }
 
     /// If a renewal is due by `by`, it waits in a line from now on.
@@ -326,12 +326,12 @@ impl Hold {
 
     /// The subscription that stands now, for a request that says that the hold may stay.
     pub(crate) fn live_subscription(&self) -> Option<LiveSubscription> {
-        self.event(|record, _, _| record.live_subscription())
+        self.ask(|record| record.live_subscription())
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
     pub(crate) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
-        self.event(|record, _, _| record.cache_terms())
+        self.ask(|record| record.cache_terms())
     }
 
     /// A writer who has no token yet asks for more with a renewal: with this lease. `None` if the hold is over, or not to be relied
@@ -342,31 +342,30 @@ impl Hold {
 
     /// How many tokens to ask for.
     pub(crate) fn missing_tokens(&self) -> u64 {
-        self.event(|record, _, _| record.missing_tokens())
+        self.ask(|record| record.missing_tokens())
     }
 
     /// What an answer says to those who keep the hold, and the tokens that it brought.
-    pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) -> Due {
-        let hear = |record: &mut HoldRecord| {
+    pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) {
+        self.event(|record, _, _| {
             record.on_cache_answer(word, now);
             tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
-        };
-        self.change(|record, _, _| hear(record)).1
+        });
     }
 
     /// Whether no guard is inside.
     pub(crate) fn is_cached(&self) -> bool {
-        self.event(|record, _, _| record.is_cached())
+        self.ask(|record| record.is_cached())
     }
 
     /// It is to be given up, if it is idle, or behind its last guard.
-    pub(crate) fn note_wanted(&self, now: Moment) -> Due {
-        self.change(|record, _, _| record.note_wanted(now)).1
+    pub(crate) fn note_wanted(&self, now: Moment) {
+        self.event(|record, _, _| record.note_wanted(now));
     }
 
     /// What has come of letting it stay. `None` if it was not to.
     pub(crate) fn cache_outcome(&self) -> Option<CacheOutcome> {
-        self.event(|record, _, _| record.cache_outcome())
+        self.ask(|record| record.cache_outcome())
     }
 
     /// A renewal was not answered; it is tried again after a pause.
@@ -401,13 +400,13 @@ impl Hold {
     }
 
     /// The server knows the hold and has extended it. Answers whether it is held here still, and whether this was its claim.
-    pub(crate) fn on_rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> ((bool, bool), Due) {
-        self.change(|record, rules, signals| record.on_rechecked(grant, share_until, now, rules, signals))
+    pub(crate) fn on_rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> (bool, bool) {
+        self.event(|record, rules, signals| record.on_rechecked(grant, share_until, now, rules, signals))
     }
 
     /// The server did not know it: the next renewal, which is due now, tells why.
-    pub(crate) fn renew_now(&self, now: Moment) -> Due {
-        self.change(|record, _, _| record.renew_now(now)).1
+    pub(crate) fn renew_now(&self, now: Moment) {
+        self.event(|record, _, _| record.renew_now(now));
     }
 }
 
@@ -419,8 +418,8 @@ impl Hold {
     }
 
     /// A request to convert it is sent now: from its being carried out on the server keeps only the new hold, for `lease`.
-    pub(crate) fn send_conversion(&self, now: Moment, lease: Duration) -> Due {
-        self.change(|record, rules, signals| record.conversion_begins(now, lease, rules, signals)).1
+    pub(crate) fn send_conversion(&self, now: Moment, lease: Duration) {
+        self.event(|record, rules, signals| record.conversion_begins(now, lease, rules, signals));
     }
 
     /// The server knew the old hold when it answered what was sent then: it had not been converted before.
@@ -439,17 +438,17 @@ impl Hold {
     }
 
     /// Nobody has answered, and nobody asks any more.
-    pub(crate) fn leave_conversion_open(&self, open: OpenConversion, now: Moment) -> (LeftOpen, Due) {
-        self.change(|record, _, signals| record.conversion_left_open(open, now, signals))
+    pub(crate) fn leave_conversion_open(&self, open: OpenConversion, now: Moment) -> LeftOpen {
+        self.event(|record, _, signals| record.conversion_left_open(open, now, signals))
     }
 
     /// The server has not converted it: it is what it was, confirmed or not.
-    pub(crate) fn refuse_conversion(&self, now: Moment) -> Due {
-        self.change(|record, _, _| record.conversion_refused(now)).1
+    pub(crate) fn refuse_conversion(&self, now: Moment) {
+        self.event(|record, _, _| record.conversion_refused(now));
     }
 
     /// The server has converted it into another hold, which takes its place. `None` if that one is over already.
-    pub(crate) fn convert_into(&self, granted: NewHold, now: Moment) -> (Option<(Arc<Self>, ShareId)>, Due) {
+    pub(crate) fn convert_into(&self, granted: NewHold, now: Moment) -> Option<(Arc<Self>, ShareId)> {
         let cell = &self.cell;
         let make = |number, granting| Arc::new(Self::new(cell, number, granting));
         cell.event(now, |state, rules, effects| state.on_converted(make, self.number, granted, now, rules, effects))
@@ -484,7 +483,7 @@ impl fmt::Debug for Hold {
                 .field("state", &"Forked")
                 .finish_non_exhaustive();
         }
-        let (token, state) = self.event(|record, _, _| (record.current_token(), record.to_string()));
+        let (token, state) = self.ask(|record| (record.current_token(), record.to_string()));
         f.debug_struct("Hold")
             .field("lock", &self.key().name())
             .field("id", &self.id().as_str())

@@ -106,26 +106,22 @@ impl<H> Default for State<H> {
 impl<H: InRenewalQueue> Entry<H> {
     /// Schedules the hold in the deadline queue, if its entry there is too late.
     fn due_if_sooner(&self, effects: &mut Effects<H>) {
-        if let Some(hold) = self.due_sooner() {
+        let at = match self.record.due() {
+            Next::At(at) => at,
+            Next::Lost(_) => Moment::from_nanos(0),
+            Next::Released | Next::GivenUp => return,
+        };
+        if let Some(hold) = self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at)) {
             effects.due(hold);
         }
     }
 
-    /// Returns the hold, if its entry in the deadline queue is too late.
-    fn due_sooner(&self) -> Option<&Arc<H>> {
-        let at = match self.record.due() {
-            Next::At(at) => at,
-            Next::Lost(_) => Moment::from_nanos(0),
-            Next::Released | Next::GivenUp => return None,
-        };
-        self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
-    }
-
-    /// Returns the hold if the removal of a share makes its entry in the deadline queue too late. The hold may now end
+    /// Schedules the hold if the removal of a share makes its entry in the deadline queue too late. The hold may now end
     /// sooner, with the last remaining share. The caller has changed nothing else.
-    fn ends_sooner(&self) -> Option<&Arc<H>> {
-        let is_known = self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end()));
-        if is_known { None } else { self.due_sooner() }
+    fn due_if_ends_sooner(&self, effects: &mut Effects<H>) {
+        if !self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end())) {
+            self.due_if_sooner(effects);
+        }
     }
 }
 

@@ -7,17 +7,16 @@ use std::time::Duration;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::base::clock::Clock;
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::metrics::Metrics;
 use crate::base::mode::Mode;
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Cell, Surroundings};
+use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::Rules;
-use crate::lock::hold::{Due, Hold};
+use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::stalled::StalledLeaders;
 use crate::lock::wait::WaitEntry;
 
 /// Number of shards, a power of two. It is larger than the number of parallel threads on most machines.
@@ -33,7 +32,7 @@ pub(crate) fn shard_of(hash: u64) -> usize {
 pub(crate) struct Table {
     rules: Arc<Rules>,
     shards: Box<[Shard]>,
-    pub(crate) stalled: StalledLeaders,
+    pub(crate) deadlines: Deadlines,
 }
 
 /// Shard on a cache line of its own, so that a change of one shard does not slow threads that use the next shard.
@@ -92,15 +91,11 @@ impl Counts {
 impl Table {
     pub(crate) fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
-        Self { rules: Arc::new(rules), shards, stalled: StalledLeaders::default() }
+        Self { rules: Arc::new(rules), shards, deadlines: Deadlines::default() }
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.rules.metrics
-    }
-
-    pub(crate) fn clock(&self) -> Clock {
-        self.rules.clock
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {
@@ -165,14 +160,14 @@ impl Table {
         wants: ShareRequest,
         grace: Duration,
         now: Moment,
-    ) -> (WaitEntry, Due) {
+    ) -> WaitEntry {
         loop {
             let cell = self.cell(key);
-            let (entered, due) = cell.event(now, |state, _, effects| {
+            let entered = cell.event(now, |state, _, effects| {
                 (!state.is_gone).then(|| state.enter(mode, None, wants, grace, now, effects))
             });
             if let Some((waiter_id, signal)) = entered {
-                return (WaitEntry::new(cell, mode, waiter_id, signal, wants, grace), due);
+                return WaitEntry::new(cell, mode, waiter_id, signal, wants, grace);
             }
         }
     }
@@ -186,15 +181,15 @@ impl Table {
         wants: ShareRequest,
         grace: Duration,
         now: Moment,
-    ) -> Option<(WaitEntry, Due)> {
+    ) -> Option<WaitEntry> {
         loop {
             let cell = self.cell(key);
-            let (entered, due) = cell.event(now, |state, _, effects| {
+            let entered = cell.event(now, |state, _, effects| {
                 (!state.is_gone).then(|| state.try_enter(mode, wants, grace, now, effects))
             });
             if let Some(entered) = entered {
                 let (waiter_id, signal) = entered?;
-                return Some((WaitEntry::new(cell, mode, waiter_id, signal, wants, grace), due));
+                return Some(WaitEntry::new(cell, mode, waiter_id, signal, wants, grace));
             }
         }
     }
@@ -202,18 +197,17 @@ impl Table {
     /// Removes a hold that is over, so that it blocks no waiter any more.
     pub(crate) fn on_end(&self, hold: &Hold) {
         let cell = hold.cell();
-        let ((), due) = cell.event(self.rules.clock.now(), |state, _, effects| state.on_end(hold.number(), effects));
-        debug_assert!(due.0.is_empty(), "what is over makes nothing due");
+        cell.event(self.rules.clock.now(), |state, _, effects| state.on_end(hold.number(), effects));
     }
 
     /// Returns true if a writer of this process waits for the lock.
     pub(crate) fn writer_waits(&self, key: &Key) -> bool {
-        self.of(key).is_some_and(|cell| cell.quietly(|state, _, _| state.writer_waits()))
+        self.of(key).is_some_and(|cell| cell.ask(|state| state.writer_waits()))
     }
 
     /// Returns the holds of a lock.
     pub(crate) fn holds(&self, key: &Key) -> Vec<Arc<Hold>> {
-        self.of(key).map_or_else(Vec::new, |cell| cell.quietly(|state, _, _| state.handles().collect()))
+        self.of(key).map_or_else(Vec::new, |cell| cell.ask(|state| state.handles().collect()))
     }
 
     /// Returns the numbers of holds, guards, holds with a late renewal, and waiting acquisitions.
@@ -222,8 +216,7 @@ impl Table {
         for shard in &self.shards {
             let cells = shard.0.lock().all();
             for cell in cells {
-                let (waiters, holds): (_, Vec<_>) =
-                    cell.quietly(|state, _, _| (state.waiting(), state.handles().collect()));
+                let (waiters, holds): (_, Vec<_>) = cell.ask(|state| (state.waiting(), state.handles().collect()));
                 counts.waiters += waiters;
                 holds.iter().for_each(|hold| counts.add(hold));
             }
@@ -241,7 +234,7 @@ impl Table {
         let mut holds = Vec::new();
         for shard in &self.shards {
             let cells = shard.0.lock().all();
-            holds.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.handles().collect::<Vec<_>>())));
+            holds.extend(cells.iter().flat_map(|cell| cell.ask(|state| state.handles().collect::<Vec<_>>())));
         }
         holds.sort_by(|a: &Arc<Hold>, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
         holds
@@ -252,7 +245,7 @@ impl Table {
         let mut idle = Vec::new();
         for shard in &self.shards {
             let cells = shard.0.lock().all();
-            idle.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.cached().collect::<Vec<_>>())));
+            idle.extend(cells.iter().flat_map(|cell| cell.ask(|state| state.cached().collect::<Vec<_>>())));
         }
         idle
     }
@@ -264,8 +257,12 @@ impl Table {
 }
 
 impl Surroundings<Hold> for Table {
+    fn schedule(&self, hold: &Arc<Hold>) {
+        self.deadlines.schedule(hold);
+    }
+
     fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
-        self.stalled.look_at(cell, at);
+        self.deadlines.look_at(cell, at);
     }
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {

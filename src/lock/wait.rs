@@ -11,7 +11,7 @@ use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Recalls};
 use crate::lock::cell::Cell;
-use crate::lock::hold::{Due, Hold, NewHold};
+use crate::lock::hold::{Hold, NewHold};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
 use crate::lock::state;
@@ -29,18 +29,18 @@ pub(crate) struct CachedCell(Weak<Cell<Hold>>);
 
 impl CachedCell {
     /// Somebody calls. For which lock, and whether a guard is inside that it may want to know of.
-    pub(crate) fn on_recall(&self, call: &Recall) -> Option<(Arc<Key>, bool, Due)> {
+    pub(crate) fn on_recall(&self, call: &Recall) -> Option<(Arc<Key>, bool)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
-        let (is_used, due) = cell.event(now, |state, _, effects| state.on_recall(call, now, effects));
-        Some((Arc::clone(cell.key()), is_used, due))
+        let is_used = cell.event(now, |state, _, effects| state.on_recall(call, now, effects));
+        Some((Arc::clone(cell.key()), is_used))
     }
 
     /// Calls may have been missed.
-    pub(crate) fn on_break(&self) -> Option<Due> {
-        let cell = self.0.upgrade()?;
-        let now = cell.rules().clock.now();
-        Some(cell.event(now, |state, _, effects| state.on_subscription_lost(effects)).1)
+    pub(crate) fn on_break(&self) {
+        if let Some(cell) = self.0.upgrade() {
+            cell.event(cell.rules().clock.now(), |state, _, effects| state.on_subscription_lost(effects));
+        }
     }
 }
 
@@ -79,7 +79,7 @@ impl FirstAnswer {
     /// Returns when it is known what there is to wait for: whoever asks the server for this side has had an answer since it
     /// does, or none in time. At once if nobody else asks.
     pub(crate) async fn first_answer(&self) {
-        let is_asking = || self.cell.quietly(|state, _, _| state.awaits_first_answer(self.mode, self.waiter_id));
+        let is_asking = || self.cell.ask(|state| state.awaits_first_answer(self.mode, self.waiter_id));
         while let Some(signal) = is_asking() {
             let heard = signal.notified();
             tokio::pin!(heard);
@@ -95,12 +95,12 @@ impl FirstAnswer {
 
     /// Present while the server does not answer for this side of the lock.
     pub(crate) fn outage(&self) -> Option<SideOutage> {
-        self.cell.quietly(|state, _, _| state.outage(self.mode))
+        self.cell.ask(|state| state.outage(self.mode))
     }
 
     /// Until when those have time who keep the lock elsewhere and may not be inside, if any were called for this side of it.
     pub(crate) fn recall_until(&self) -> Option<Moment> {
-        self.cell.quietly(|state, _, _| state.recall_until(self.mode))
+        self.cell.ask(|state| state.recall_until(self.mode))
     }
 }
 
@@ -136,7 +136,7 @@ impl WaitEntry {
             return Wake::Ask;
         };
         let call = loop {
-            let call = self.cell.quietly(|state, _, _| state.take_signal(self.mode, self.waiter_id));
+            let call = self.cell.ask(|state| state.take_signal(self.mode, self.waiter_id));
             if let Some(call) = call {
                 break call;
             }
@@ -147,14 +147,14 @@ impl WaitEntry {
     }
 
     /// Waits again, where it was in the queue. `false` if the lock was idle meanwhile: then it is to enter anew.
-    pub(crate) fn waits_again(&mut self, now: Moment) -> (bool, Due) {
+    pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
         let (mode, waiter_id, wants, grace) = (self.mode, self.waiter_id, self.wants, self.grace);
-        let (entered, due) = self.cell.event(now, |state, _, effects| {
+        let entered = self.cell.event(now, |state, _, effects| {
             (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, grace, now, effects))
         });
         let is_here = entered.is_some();
         self.signal = entered.and_then(|(_, signal)| signal);
-        (is_here, due)
+        is_here
     }
 
     /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
@@ -174,17 +174,17 @@ impl WaitEntry {
 
     /// Last token of the lock that this process is known to have had.
     pub(crate) fn newest_token(&self) -> Option<FencingToken> {
-        self.cell.quietly(|state, _, _| state.newest_token())
+        self.cell.ask(|state| state.newest_token())
     }
 
     /// A read hold that may be joined if the server says so.
     pub(crate) fn to_recheck(&self) -> Option<Arc<Hold>> {
-        self.cell.quietly(|state, _, _| state.to_recheck())
+        self.cell.ask(|state| state.to_recheck())
     }
 
     /// Whoever asks takes an idle hold of the other side, to have it turned into one of this side. If that cannot be, idle holds
     /// that are in the way are given up.
-    pub(crate) fn take_to_convert(&self, now: Moment) -> (Option<(Arc<Hold>, ShareId)>, Due) {
+    pub(crate) fn take_to_convert(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
         self.cell.event(now, |state, _, effects| state.take_to_convert(mode, waiter_id, wants, now, effects))
     }
@@ -197,7 +197,7 @@ impl WaitEntry {
     /// States that this waiter is polled, and will be again. `false` if it may not ask any more.
     pub(crate) fn note_polled(&self, now: Moment) -> bool {
         let poll_deadline = now.after(self.grace);
-        self.cell.quietly(|state, _, _| state.note_polled(self.mode, self.waiter_id, poll_deadline))
+        self.cell.ask(|state| state.note_polled(self.mode, self.waiter_id, poll_deadline))
     }
 
     /// A copy of the request is sent: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
@@ -209,7 +209,7 @@ impl WaitEntry {
     ) -> Option<Begun> {
         let (poll_deadline, mut open_operation) = (now.after(self.grace), Some(open_operation));
         // What is not needed is dropped when the mutex is free.
-        self.cell.quietly(|state, _, _| {
+        self.cell.ask(|state| {
             let pending = state.begin_attempt(self.mode, self.waiter_id, poll_deadline, begin)?;
             if pending.open_operation.is_none() {
                 pending.open_operation = open_operation.take();
@@ -229,7 +229,7 @@ impl WaitEntry {
         over: impl FnOnce(&mut Pending) -> U,
     ) -> Option<U> {
         let poll_deadline = now.after(self.grace);
-        self.cell.quietly(|state, _, _| {
+        self.cell.ask(|state| {
             let pending = state.end_attempt(self.mode, self.waiter_id, poll_deadline)?;
             pending.copies.resolve(attempt);
             Some(over(pending))
@@ -248,12 +248,12 @@ impl WaitEntry {
 
     /// Those who keep the lock elsewhere and may not be inside have been called, and have until then to give it up.
     pub(crate) fn note_recall(&self, until: Moment) {
-        self.cell.quietly(|state, _, _| state.note_recall(self.mode, until));
+        self.cell.ask(|state| state.note_recall(self.mode, until));
     }
 
     /// Whether the server may have something of what this one asked for.
     pub(crate) fn has_traces(&self) -> bool {
-        self.cell.quietly(|state, _, _| match state.pending(self.mode, self.waiter_id) {
+        self.cell.ask(|state| match state.pending(self.mode, self.waiter_id) {
             Some(Some(pending)) => !pending.is_unknown_to_server(),
             Some(None) | None => false,
         })
@@ -261,26 +261,23 @@ impl WaitEntry {
 
     /// What is under way is to be taken back.
     pub(crate) fn give_up_pending(&self) -> Option<Pending> {
-        self.cell.quietly(|state, _, _| state.give_up_pending(self.mode, self.waiter_id))
+        self.cell.ask(|state| state.give_up_pending(self.mode, self.waiter_id))
     }
 
     /// The server has granted what this one asked for. Answers also what was under way, to be dropped.
-    pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>, Due) {
+    pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>) {
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting));
-        let ((installed, pending), due) = self
-            .cell
-            .event(now, |state, rules, effects| state.on_grant(make, self.waiter_id, granted, now, rules, effects));
-        (installed, pending, due)
+        self.cell.event(now, |state, rules, effects| state.on_grant(make, self.waiter_id, granted, now, rules, effects))
     }
 
     /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
-    pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
+    pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> Option<Pending> {
         self.cell
             .event(now, |state, _, effects| state.on_seated(self.mode, self.waiter_id, hold.number(), now, effects))
     }
 
     /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
-    pub(crate) fn leave(self, asking: LeaderState, now: Moment) -> (Leaving, Due) {
+    pub(crate) fn leave(self, asking: LeaderState, now: Moment) -> Leaving {
         self.cell
             .event(now, |state, rules, effects| state.leave(self.mode, self.waiter_id, asking, now, rules, effects))
     }

@@ -13,7 +13,7 @@ use std::task::Poll;
 
 use crate::base::lease::{FencingToken, Moment};
 use crate::lock::end::{End, Ended, HoldState};
-use crate::lock::hold::{Due, Hold};
+use crate::lock::hold::Hold;
 use crate::lock::shares::{Share, ShareId};
 
 /// Watcher of one share of a hold. It may live longer than the guard.
@@ -27,9 +27,9 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Begins to watch a share. The watcher may live longer than the guard.
-    pub(crate) fn of(hold: &Arc<Hold>, share_id: ShareId) -> (Self, Due) {
-        let ((share, end), due) = hold.watch(share_id);
-        (Self { hold: Arc::clone(hold), share, token: share_id.token, end }, due)
+    pub(crate) fn of(hold: &Arc<Hold>, share_id: ShareId) -> Self {
+        let (share, end) = hold.watch(share_id);
+        Self { hold: Arc::clone(hold), share, token: share_id.token, end }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
@@ -66,8 +66,8 @@ impl Watch {
     }
 
     /// Makes a renewal due now, if no answer of the server has confirmed the hold yet.
-    pub(crate) fn claim_now(&self, now: Moment) -> Due {
-        self.hold.claim_now(now)
+    pub(crate) fn claim_now(&self, now: Moment) {
+        self.hold.claim_now(now);
     }
 
     /// Waits until an answer of the server has confirmed the hold. This matters for a hold that a notification granted.

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::tidy::{files, root};
 
 /// Files that are to be written anew soon. Their comments are as they were, and this list gets shorter with them.
-const WRITTEN_ANEW: [&str; 25] = [
+const WRITTEN_ANEW: [&str; 24] = [
     "src/engine/acquire",
     "src/engine/cache_policy",
     "src/engine/caching",
@@ -17,7 +17,6 @@ const WRITTEN_ANEW: [&str; 25] = [
     "src/engine/tries",
     "src/lock/hold",
     "src/lock/side",
-    "src/lock/stalled",
     "src/lock/state/caching",
     "src/lock/state/wait_queue",
     "src/lock/state/waiting",

@@ -100,9 +100,7 @@ impl Acquisition<'_> {
         let (since, mut underway, mut was_late) = (clock.now(), None, false);
         loop {
             let now = clock.now();
-            let (accepted, due) = held.hold().accept(held.share_id(), self.wants.from(now), since, now);
-            self.engine.carry_out(due, now);
-            match accepted {
+            match held.hold().accept(held.share_id(), self.wants.from(now), since, now) {
                 Accepted::Taken(token) => {
                     if was_late {
                         self.on_first_answer(now);
@@ -161,11 +159,7 @@ impl Acquisition<'_> {
     /// somebody here is before it.
     fn try_again(&mut self) {
         let (engine, now) = (self.engine, self.engine.clock.now());
-        let entered = engine.table.try_enter(&self.key, self.mode, self.wants, grace(engine), now);
-        self.entry = entered.map(|(entry, due)| {
-            engine.carry_out(due, now);
-            entry
-        });
+        self.entry = engine.table.try_enter(&self.key, self.mode, self.wants, grace(engine), now);
     }
 
     /// The renewal for which it waits goes unanswered.

@@ -30,9 +30,7 @@ impl Acquisition<'_> {
         let Some(entry) = &self.entry else {
             return Ok(None);
         };
-        let (taken, due) = entry.take_to_convert(now);
-        engine.carry_out(due, now);
-        let Some((hold, share_id)) = taken else {
+        let Some((hold, share_id)) = entry.take_to_convert(now) else {
             return Ok(None);
         };
         let underway = self.begin_underway();
@@ -87,7 +85,7 @@ impl Acquisition<'_> {
                 hold.on_renewed(grant, now);
                 let word =
                     CacheAnswer { offered_on: Some(standing), sent: answer.sent, node: answer.node, is_waited_for };
-                engine.carry_out(hold.on_cache_answer(word, tokens, now), now);
+                hold.on_cache_answer(word, tokens, now);
                 Ok(match (is_waited_for, tokens) {
                     (true, _) => Refilled::WaitedFor,
                     (false, Some(_)) => Refilled::Perhaps,
@@ -103,7 +101,6 @@ impl Acquisition<'_> {
 
     /// Nobody here goes on with it.
     pub(super) fn give_up_own(&self, held: Held) {
-        let now = self.engine.clock.now();
-        self.engine.carry_out(held.hold().note_wanted(now), now);
+        held.hold().note_wanted(self.engine.clock.now());
     }
 }

@@ -332,8 +332,7 @@ impl Acquisition<'_> {
             return Taken::PassedBy;
         };
         let has_enough = granted.has_enough(now, engine.options().max_clock_skew);
-        let (installed, pending, due) = entry.on_grant(granted, now);
-        engine.carry_out(due, now);
+        let (installed, pending) = entry.on_grant(granted, now);
         match installed {
             Installed::Hold(hold, share_id) => {
                 hold.count();

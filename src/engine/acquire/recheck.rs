@@ -60,10 +60,8 @@ impl Acquisition<'_> {
     pub(super) fn on_seated(&mut self, held: &Held) {
         if let Some(entry) = &self.entry {
             let now = self.engine.clock.now();
-            let (pending, due) = entry.on_seated(held.hold(), now);
-            self.engine.carry_out(due, now);
             // It needs nothing of its own.
-            if let Some(pending) = pending {
+            if let Some(pending) = entry.on_seated(held.hold(), now) {
                 self.earlier_until = self.earlier_until.max(self.cancel(pending));
             }
         }
@@ -100,12 +98,11 @@ impl Acquisition<'_> {
             Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
                 if standing.is_some() {
                     let word = CacheAnswer { offered_on: standing, sent, node, is_waited_for };
-                    engine.carry_out(hold.on_cache_answer(word, None, now), now);
+                    hold.on_cache_answer(word, None, now);
                 }
                 let share_until = (!is_waited_for).then(|| sent.after(engine.options().join_window));
                 let grant = Grant { sent, remaining, asked: lease, server };
-                let ((is_held, claims), due) = hold.on_rechecked(grant, share_until, now);
-                engine.carry_out(due, now);
+                let (is_held, claims) = hold.on_rechecked(grant, share_until, now);
                 if claims {
                     events::log_claim(hold.key().name(), hold.mode(), hold.token());
                 }

@@ -44,8 +44,7 @@ impl Acquisition<'_> {
         let entry = self.entry.take()?;
         let now = self.engine.clock.now();
         let asking = LeaderState { notifications: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
-        let (leaving, due) = entry.leave(asking, now);
-        self.engine.carry_out(due, now);
+        let leaving = entry.leave(asking, now);
         drop(leaving.needless);
         let pending = leaving.pending.filter(|pending| !pending.is_unknown_to_server());
         (pending.is_some() || leaving.handed.is_some()).then_some(Left { pending, handed: leaving.handed })

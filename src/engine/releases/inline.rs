@@ -6,7 +6,6 @@
 //! if the runtime ends, else after a multiple of the usual answer time. That time the outbox measures by its own answers, because a
 //! runtime that is late would take its own delay for the server's; an answer that comes sooner shows that the server is fast again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
@@ -16,10 +15,11 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
+use crate::base::deadline_queue::{DeadlineQueue, Place};
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::process;
-use crate::engine::releases::{DueNumber, ReleaseTask, Releases};
+use crate::engine::releases::{ReleaseTask, Releases};
 use crate::store::ReleaseRequest;
 
 /// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
@@ -35,7 +35,7 @@ pub(super) const MIN_PATIENCE: Duration = Duration::from_millis(25);
 #[derive(Debug)]
 pub(super) struct InlineReleases {
     /// By when the outbox tells them.
-    jobs: Mutex<BTreeMap<DueNumber, FirstCopy>>,
+    jobs: Mutex<DeadlineQueue<FirstCopy>>,
     /// In nanoseconds.
     patience: AtomicU64,
     most_patience: Duration,
@@ -79,17 +79,12 @@ impl InlineReleases {
     }
 
     pub(super) fn next(&self) -> Moment {
-        self.jobs.lock().first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
+        self.jobs.lock().next()
     }
 
     /// What was not answered in time.
     pub(super) fn take_due(&self, now: Moment) -> Vec<ReleaseTask> {
-        let mut due = Vec::new();
-        let mut jobs = self.jobs.lock();
-        while let Some(first) = jobs.first_entry().filter(|first| first.key().0 <= now) {
-            due.push(first.remove());
-        }
-        drop(jobs);
+        let due = self.jobs.lock().take_due(now);
         let ended = due.into_iter().map(|FirstCopy { job, task }| {
             if let Some(task) = task {
                 task.abort();
@@ -105,19 +100,18 @@ impl InlineReleases {
     }
 
     /// The job again if there are enough.
-    fn begins(&self, place: DueNumber, job: ReleaseTask) -> Result<(), ReleaseTask> {
+    fn begins(&self, by: Moment, job: ReleaseTask) -> Result<Place, ReleaseTask> {
         let mut jobs = self.jobs.lock();
         if jobs.len() >= MAX_INLINE {
             return Err(job);
         }
-        jobs.insert(place, FirstCopy { job, task: None });
-        Ok(())
+        Ok(jobs.insert(by, FirstCopy { job, task: None }))
     }
 
     /// The task goes on with it, unless it was answered, or told by the outbox, in the meantime.
-    fn has_task(&self, place: DueNumber, task: AbortHandle) {
+    fn has_task(&self, place: Place, task: AbortHandle) {
         let mut jobs = self.jobs.lock();
-        if let Some(copy) = jobs.get_mut(&place) {
+        if let Some(copy) = jobs.get_mut(place) {
             copy.task = Some(task);
             return;
         }
@@ -126,8 +120,8 @@ impl InlineReleases {
     }
 
     /// `None` if the outbox has it, or if it was answered.
-    fn take(&self, place: DueNumber) -> Option<ReleaseTask> {
-        self.jobs.lock().remove(&place).map(|copy| copy.job)
+    fn take(&self, place: Place) -> Option<ReleaseTask> {
+        self.jobs.lock().remove(place).map(|copy| copy.job)
     }
 }
 
@@ -139,11 +133,11 @@ pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
     let Some(runtime) = runtime.filter(|_| releases.scheme.can_send_inline(&leave)) else {
         return releases.carry(job);
     };
-    let place = (now.after(inline.patience()), releases.wake.next_number());
-    if let Err(job) = inline.begins(place, job) {
-        return releases.carry(job);
-    }
-    releases.wake.at(place.0);
+    let place = match inline.begins(now.after(inline.patience()), job) {
+        Ok(place) => place,
+        Err(job) => return releases.carry(job),
+    };
+    releases.table.deadlines.wake.at(place.at);
     let telling = InlineRelease { releases: Arc::clone(releases), place };
     let mut told = Box::pin(telling.run(leave, now));
     // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
@@ -156,7 +150,7 @@ pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
 /// One release that is told where its guard was dropped.
 struct InlineRelease {
     releases: Arc<Releases>,
-    place: DueNumber,
+    place: Place,
 }
 
 impl InlineRelease {

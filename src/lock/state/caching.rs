@@ -25,16 +25,24 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// The last guard of a hold lets go, and the hold stays. Answers the hold, if something is due for it earlier. `None`: there is
-    /// more to it.
+    /// Removes the last guard of a hold that is cached then. Returns false if there is more to do, and changes nothing.
     #[inline]
-    pub(in crate::lock) fn cache(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
+    pub(in crate::lock) fn cache(
+        &mut self,
+        number: u64,
+        share_id: ShareId,
+        now: Moment,
+        effects: &mut Effects<H>,
+    ) -> bool {
         if self.wait_queue.is_some() {
-            return None;
+            return false;
         }
         let entry = self.entry(number);
-        let rests = entry.is_listed && entry.record.cache_at_once(share_id, now);
-        rests.then(|| entry.due_sooner().cloned())
+        let is_cached = entry.is_listed && entry.record.cache_at_once(share_id, now);
+        if is_cached {
+            entry.due_if_sooner(effects);
+        }
+        is_cached
     }
 
     /// The same as [`take_idle`](Self::take_idle), whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with

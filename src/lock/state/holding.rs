@@ -26,12 +26,16 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// Removes a guard from a hold that other guards share, if the removal has no further effects. Otherwise returns
-    /// `None` and changes nothing. The inner value is the hold, if the caller has to schedule it earlier.
+    /// Removes a guard from a hold that other guards share, if no waiter has to hear of that. Otherwise returns false and
+    /// changes nothing.
     #[inline]
-    pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
+    pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) -> bool {
         let entry = self.entry(number);
-        entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
+        let has_left = entry.record.leave_others(share_id);
+        if has_left {
+            entry.due_if_ends_sooner(effects);
+        }
+        has_left
     }
 
     /// Returns a read hold that a reader may join if the server agrees. Returns `None` while a writer waits here.

@@ -223,7 +223,7 @@ impl<H: InRenewalQueue> State<H> {
     /// polled again it waits as others do.
     pub(in crate::lock) fn on_stalled_leader(&mut self, now: Moment, rules: &Rules) {
         if self.looks_at.is_some_and(|at| at > now) {
-            return; // a later look is on the agenda, which finds the rest
+            return; // a later look is planned, which finds the rest
         }
         self.looks_at = None;
         for mode in [Mode::Read, Mode::Write] {

@@ -17,7 +17,7 @@ impl OnRecall for PassOn {
     }
 
     fn on_break(&self) {
-        drop(self.0.on_break());
+        self.0.on_break();
     }
 }
 
@@ -53,7 +53,7 @@ fn cache_answer(recalls: &Recalls, sent: Moment) -> CacheAnswer {
 /// Grants the lock to a waiter. `tell` makes the answer about caching that comes with the grant.
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> CachingHolder {
     let (table, sent) = (table(), now());
-    let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
+    let entry = table.enter(&key(), mode, wants(), GRACE, sent);
     let recalls = entry.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(PassOn(cell))))));
     let recalls = recalls.expect("somebody listens");
     recalls.on_confirmed(subscription(1));
@@ -141,7 +141,7 @@ fn cached_write_hold_serves_the_next_writers_each_with_a_token_of_its_own() {
 /// The next writer takes a cached hold that has no token left.
 fn tokenless() -> (CachingHolder, ShareId) {
     let holder = cached(Mode::Write, 1);
-    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
     let Some(Wake::Handed(hold, share_id)) = signal_of(&mut entry) else { panic!("it has the hold") };
     assert!(Arc::ptr_eq(&hold, &holder.hold));
     assert!(matches!(accept(&holder, share_id), Accepted::Tokenless));
@@ -149,18 +149,18 @@ fn tokenless() -> (CachingHolder, ShareId) {
 }
 
 fn accept(holder: &CachingHolder, share_id: ShareId) -> Accepted {
-    holder.hold.accept(share_id, wants().from(now()), now(), now()).0
+    holder.hold.accept(share_id, wants().from(now()), now(), now())
 }
 
 #[test]
 fn writer_without_a_token_enters_with_the_first_of_a_new_block() {
     let (holder, share_id) = tokenless();
     let own = holder.hold.share(share_id);
-    assert!(holder.hold.join_own(own, now()).0.is_none(), "there is no token to share");
+    assert!(holder.hold.join_own(own, now()).is_none(), "there is no token to share");
     let (live, lease) = holder.hold.begin_refill(wants().from(now()), now()).expect("it may ask for more");
     assert!(live.epoch == 1 && lease > LEASE - secs(1) && holder.hold.missing_tokens() == 64);
     let answered = cache_answer(&holder.recalls, now());
-    drop(holder.hold.on_cache_answer(answered, Some((token(90), 64)), now()));
+    holder.hold.on_cache_answer(answered, Some((token(90), 64)), now());
     assert!(matches!(accept(&holder, share_id), Accepted::Taken(first) if first == token(90)));
     assert!(matches!(accept(&holder, share_id), Accepted::Taken(first) if first == token(90)), "it has it");
     assert_eq!(remove(&holder.hold, share_id), ShareRemoved::Kept);
@@ -172,7 +172,7 @@ fn writer_without_a_token_does_not_enter_before_a_waiter_elsewhere() {
     let (holder, share_id) = tokenless();
     let answered = cache_answer(&holder.recalls, now());
     holder.recall(FIRST);
-    drop(holder.hold.on_cache_answer(answered, Some((token(90), 64)), now()));
+    holder.hold.on_cache_answer(answered, Some((token(90), 64)), now());
     assert!(matches!(accept(&holder, share_id), Accepted::Tokenless));
     assert!(holder.hold.begin_refill(wants().from(now()), now()).is_none(), "it asks for no more");
     assert_eq!(remove(&holder.hold, share_id), ShareRemoved::Last);
@@ -182,7 +182,7 @@ fn writer_without_a_token_does_not_enter_before_a_waiter_elsewhere() {
 fn hold_without_a_token_is_handed_on_until_it_is_recalled() {
     for is_recalled in [false, true] {
         let holder = granted(Mode::Write, 1);
-        let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+        let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
         assert!(signal_of(&mut entry).is_none());
         if is_recalled {
             holder.recall(FIRST);
@@ -196,9 +196,9 @@ fn hold_without_a_token_is_handed_on_until_it_is_recalled() {
 /// A waiter of the other side takes a cached hold to convert it.
 fn taken_to_convert(mode: Mode) -> (CachingHolder, ShareId) {
     let holder = cached(other(mode), 8);
-    let mut entry = holder.table.enter(&key(), mode, wants(), GRACE, now()).0;
+    let mut entry = holder.table.enter(&key(), mode, wants(), GRACE, now());
     assert!(asks(&mut entry));
-    let (Some((hold, share_id)), _) = entry.take_to_convert(now()) else { panic!("it may have it turned") };
+    let Some((hold, share_id)) = entry.take_to_convert(now()) else { panic!("it may have it turned") };
     assert!(Arc::ptr_eq(&hold, &holder.hold) && !holder.is_given_up());
     (holder, share_id)
 }
@@ -212,8 +212,8 @@ fn waiter_of_the_other_side_has_a_cached_hold_to_itself() {
     for mode in [Mode::Read, Mode::Write] {
         let (holder, share_id) = taken_to_convert(mode);
         assert!(holder.join().is_none() && holder.take().is_none(), "it is to be turned");
-        drop(holder.hold.refuse_conversion(now()));
-        drop(holder.hold.note_wanted(now()));
+        holder.hold.refuse_conversion(now());
+        holder.hold.note_wanted(now());
         assert_eq!(remove(&holder.hold, share_id), ShareRemoved::Last, "it is given up");
     }
 }
@@ -221,29 +221,29 @@ fn waiter_of_the_other_side_has_a_cached_hold_to_itself() {
 #[test]
 fn recalled_hold_is_not_converted() {
     let holder = cached(Mode::Read, 1);
-    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
     assert!(asks(&mut entry));
     holder.recall(FIRST);
-    assert!(entry.take_to_convert(now()).0.is_none() && holder.is_given_up());
+    assert!(entry.take_to_convert(now()).is_none() && holder.is_given_up());
 }
 
 #[test]
 fn leader_with_a_request_in_flight_has_cached_holds_given_up() {
     let holder = cached(Mode::Read, 1);
-    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
     assert!(asks(&mut entry) && sends(&entry, 2).is_some());
-    assert!(entry.take_to_convert(now()).0.is_none() && holder.is_given_up());
+    assert!(entry.take_to_convert(now()).is_none() && holder.is_given_up());
 }
 
 #[test]
 fn tokens_of_a_renewal_are_used_if_they_are_newer_than_those_that_were_handed_out() {
     let holder = cached(Mode::Write, 8);
     let answered = cache_answer(&holder.recalls, now());
-    drop(holder.hold.on_cache_answer(answered.clone(), Some((token(90), 64)), now()));
+    holder.hold.on_cache_answer(answered.clone(), Some((token(90), 64)), now());
     let share_id = holder.take().expect("there is a token");
     assert_eq!(share_id.token, token(90));
     // The answer to an earlier renewal comes after the newer one.
-    drop(holder.hold.on_cache_answer(answered, Some((token(40), 64)), now()));
+    holder.hold.on_cache_answer(answered, Some((token(40), 64)), now());
     assert_eq!(remove(&holder.hold, share_id), ShareRemoved::Kept);
     assert_eq!(holder.take().expect("there is a token").token, token(91));
 }
@@ -294,7 +294,7 @@ fn try_has_a_cached_hold_given_up() {
 #[test]
 fn hold_is_not_cached_where_a_writer_asks_for_it() {
     let holder = granted(Mode::Read, 1);
-    let mut writer = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    let mut writer = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
     assert!(asks(&mut writer) && sends(&writer, 2).is_some());
     assert_eq!(holder.leave(), ShareRemoved::Last);
 }
@@ -346,9 +346,9 @@ fn only_an_answer_to_a_later_request_ends_a_recall() {
     let holder = granted(Mode::Read, 1);
     let early = cache_answer(&holder.recalls, now());
     holder.recall(FIRST);
-    drop(holder.hold.on_cache_answer(early, None, now()));
+    holder.hold.on_cache_answer(early, None, now());
     assert!(holder.join().is_none());
-    drop(holder.hold.on_cache_answer(cache_answer(&holder.recalls, now()), None, now()));
+    holder.hold.on_cache_answer(cache_answer(&holder.recalls, now()), None, now());
     assert!(holder.join().is_some(), "whoever called has gone");
 }
 
@@ -356,12 +356,12 @@ fn only_an_answer_to_a_later_request_ends_a_recall() {
 fn answer_that_reports_a_waiter_closes_the_join_window() {
     let holder = granted(Mode::Read, 1);
     let grant = answer(now(), LEASE, LEASE);
-    drop(holder.hold.on_rechecked(grant, Some(now().after(LEASE)), now()));
+    holder.hold.on_rechecked(grant, Some(now().after(LEASE)), now());
     holder.recalls.on_lost();
     holder.recalls.notify_break();
     assert!(holder.join().is_some(), "the window is open");
     let waited_for = CacheAnswer { is_waited_for: true, ..cache_answer(&holder.recalls, now()) };
-    drop(holder.hold.on_cache_answer(waited_for, None, now()));
+    holder.hold.on_cache_answer(waited_for, None, now());
     assert!(holder.join().is_none());
 }
 
@@ -380,10 +380,10 @@ fn lost_subscription_ends_a_cached_hold_at_once_and_a_used_one_with_its_last_gua
 #[test]
 fn cached_hold_is_given_up_when_another_node_answers_than_the_one_that_recalls() {
     let holder = cached(Mode::Read, 1);
-    drop(holder.hold.on_cache_answer(cache_answer(&holder.recalls, now()), None, now()));
+    holder.hold.on_cache_answer(cache_answer(&holder.recalls, now()), None, now());
     assert!(!holder.is_given_up());
     let elsewhere = CacheAnswer { node: NodeId::of("b"), ..cache_answer(&holder.recalls, now()) };
-    drop(holder.hold.on_cache_answer(elsewhere, None, now()));
+    holder.hold.on_cache_answer(elsewhere, None, now());
     assert!(holder.is_given_up() && holder.join().is_none());
 }
 
@@ -453,9 +453,9 @@ fn writer_with_too_little_left_is_handed_a_cached_hold_and_waits_for_its_renewal
     let holder = cached(Mode::Write, 8);
     let long = ShareRequest { lease: LEASE * 6, ..wants() };
     assert!(holder.table.take_cached(key().hashed_name(), long, now()).is_none());
-    let mut entry = holder.table.enter(&key(), Mode::Write, long, GRACE, now()).0;
+    let mut entry = holder.table.enter(&key(), Mode::Write, long, GRACE, now());
     let Some(Wake::Handed(hold, share_id)) = signal_of(&mut entry) else { panic!("it has the lock") };
-    let (accepted, _) = hold.accept(share_id, long.from(now()), now(), now());
+    let accepted = hold.accept(share_id, long.from(now()), now(), now());
     assert!(matches!(accepted, Accepted::Short { .. }), "{accepted:?}");
 }
 

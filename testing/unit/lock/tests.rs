@@ -61,11 +61,11 @@ fn want() -> ShareRequest {
 }
 
 fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {
-    table.enter(&key(), mode, want(), GRACE, now()).0
+    table.enter(&key(), mode, want(), GRACE, now())
 }
 
 fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {
-    table.try_enter(&key(), mode, want(), GRACE, now()).map(|(entry, _)| entry)
+    table.try_enter(&key(), mode, want(), GRACE, now())
 }
 
 fn id(n: u64) -> AcquisitionId {
@@ -116,21 +116,26 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
         share_until: Some(now.after(secs(5))),
         is_claim: false,
     };
-    let (installed, pending, due) = entry.on_grant(granted, now);
+    let (installed, pending) = entry.on_grant(granted, now);
     assert!(pending.is_none_or(|pending| pending.copies.is_none()));
     if let Installed::Hold(hold, _) = &installed {
-        assert!(due.0.iter().any(|due| Arc::ptr_eq(due, hold)), "the agenda hears of a new hold");
+        assert!(looked_at(hold) < now.after(LEASE), "a new hold is scheduled");
     }
     installed
 }
 
+/// Moment at which the background looks at a hold.
+fn looked_at(hold: &Hold) -> Moment {
+    Moment::from_nanos(hold.queue_moment.load(Ordering::Relaxed))
+}
+
 /// Lets a waiter leave, and returns what is to be taken back.
 fn leave(entry: WaitEntry) -> Leaving {
-    entry.leave(LeaderState::default(), now()).0
+    entry.leave(LeaderState::default(), now())
 }
 
 fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
-    hold.remove_share(share_id, now()).0
+    hold.remove_share(share_id, now())
 }
 
 /// Signal that a waiter has got, if there is one.
@@ -214,16 +219,16 @@ fn leader_that_stalls_loses_the_right_to_ask_and_waits_again() {
     let table = table();
     let mut first = enter(&table, Mode::Write);
     sends(&first, 1);
-    assert_eq!(table.stalled.len(), 0, "nobody waits behind it");
+    assert_eq!(table.deadlines.leaders(), 0, "nobody waits behind it");
     let mut second = enter(&table, Mode::Write);
-    assert_eq!(table.stalled.len(), 1);
+    assert_eq!(table.deadlines.leaders(), 1);
     let later = now().after(GRACE);
-    drop(table.stalled.look(later));
+    table.deadlines.look_for_stalled(later);
     assert!(asks(&mut second), "the first one has not been seen");
     assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
     assert_eq!(sends(&first, 3), None);
     assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
-    assert!(first.waits_again(later).0);
+    assert!(first.waits_again(later));
     assert!(signal_of(&mut first).is_none());
     // The first waiter's request may yet arrive.
     assert!(leave(second).pending.is_none());
@@ -239,12 +244,12 @@ fn leader_that_is_polled_goes_on_asking() {
     let mut second = enter(&table, Mode::Read);
     let later = now().after(GRACE);
     assert!(first.note_polled(later));
-    drop(table.stalled.look(later));
+    table.deadlines.look_for_stalled(later);
     assert!(signal_of(&mut second).is_none());
-    assert_eq!(table.stalled.len(), 1, "it is looked at again");
+    assert_eq!(table.deadlines.leaders(), 1, "it is looked at again");
     leave(second);
-    drop(table.stalled.look(later.after(GRACE)));
-    assert_eq!(table.stalled.len(), 0, "nobody waits behind it any more");
+    table.deadlines.look_for_stalled(later.after(GRACE));
+    assert_eq!(table.deadlines.leaders(), 0, "nobody waits behind it any more");
     assert!(first.note_polled(later));
 }
 
@@ -254,9 +259,9 @@ fn waiter_that_was_passed_by_keeps_its_place() {
     let mut first = enter(&table, Mode::Write);
     let mut second = enter(&table, Mode::Write);
     let mut third = enter(&table, Mode::Write);
-    drop(table.stalled.look(now().after(GRACE)));
+    table.deadlines.look_for_stalled(now().after(GRACE));
     assert!(asks(&mut second));
-    assert!(first.waits_again(now()).0);
+    assert!(first.waits_again(now()));
     leave(second);
     assert!(asks(&mut first));
     assert!(signal_of(&mut third).is_none());
@@ -269,12 +274,13 @@ fn hold_that_is_being_converted_is_renewed_and_not_lost_by_the_answer() {
     let now = now();
     hold.on_no_answer(now);
     assert!(hold.begin_conversion(now));
-    drop(hold.send_conversion(now, LEASE));
+    hold.send_conversion(now, LEASE);
     let soon = now.after(secs(1));
     assert!(hold.begin_renewal(now, soon).is_some(), "it stands if the conversion is refused");
     hold.on_unknown(LossReason::Gone);
     assert!(hold.is_live(), "the server may have converted it");
-    assert_eq!(hold.refuse_conversion(now).0.len(), 1);
+    hold.refuse_conversion(now);
+    assert!(looked_at(&hold) <= now, "the background looks now");
     assert_eq!(hold.state_of(share_id), HoldState::Unconfirmed, "nobody has answered for it");
     assert!(hold.begin_renewal(now, soon).is_some(), "it is asked for again");
 }
@@ -285,7 +291,7 @@ fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
     let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     let now = now();
     assert!(hold.begin_conversion(now));
-    drop(hold.send_conversion(now, LEASE));
+    hold.send_conversion(now, LEASE);
     hold.cancel_conversion();
     hold.on_unknown(LossReason::Gone);
     assert_eq!(hold.state_of(share_id), HoldState::Lost(LossReason::Gone));
@@ -329,7 +335,7 @@ fn hold_that_is_over_does_not_come_back() {
     let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     hold.lose(LossReason::Forced);
     table.on_end(&hold);
-    let (pending, _) = reader.on_seated(&hold, now());
+    let pending = reader.on_seated(&hold, now());
     assert!(pending.is_none());
     assert!(table.holds(&key()).is_empty() && table.is_idle());
 }
@@ -354,7 +360,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
         share_until: None,
         is_claim: false,
     };
-    let (installed, _, _) = entry.on_grant(granted, sent);
+    let (installed, _) = entry.on_grant(granted, sent);
     assert!(matches!(installed, Installed::Over));
     let pending = entry.give_up_pending().expect("it is to be given back");
     assert!(pending.is_recorded && pending.copies.is_none());
@@ -413,9 +419,8 @@ fn offer_to_a_future_that_nobody_polls_is_due_before_the_hold() {
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let renewal = now().after(LEASE / 3);
     hold.queue_moment.store(renewal.after(LEASE).as_nanos(), Ordering::Relaxed);
-    let (removed, due) = hold.remove_share(share_id, now());
-    assert!(matches!(removed, ShareRemoved::HandedOver(_)));
-    assert_eq!(due.0.len(), 1, "the agenda looks when the offer is over");
+    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
+    assert!(looked_at(&hold) < renewal, "the background looks when the offer is over");
 }
 
 #[test]
@@ -439,7 +444,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let mut second = enter(&table, Mode::Write);
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let over = now();
-    let (accepted, _) = hold.accept(share_id, Share { ends: over, ..want().from(over) }, over, over);
+    let accepted = hold.accept(share_id, Share { ends: over, ..want().from(over) }, over, over);
     assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
     assert_eq!(remove(&hold, share_id), ShareRemoved::LastLate(LossReason::MaxHold));
     assert!(signal_of(&mut second).is_none());
@@ -449,7 +454,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
 fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
     let long = ShareRequest { lease: LEASE * 6, ..want() };
     let first = enter(table, Mode::Write);
-    let mut second = table.enter(&key(), Mode::Write, long, GRACE, now()).0;
+    let mut second = table.enter(&key(), Mode::Write, long, GRACE, now());
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let Some(Wake::Handed(_, share_id)) = signal_of(&mut second) else { panic!("it has the lock") };
@@ -462,15 +467,15 @@ fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal()
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
     hold.queue_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
-    let (accepted, due) = hold.accept(share_id, long.from(since), since, since);
+    let accepted = hold.accept(share_id, long.from(since), since, since);
     let Accepted::Short { is_late: false, until, .. } = accepted else { panic!("{accepted:?}") };
-    assert_eq!(due.0.len(), 1, "the agenda looks now");
+    assert!(looked_at(&hold) <= since, "the background looks now");
     assert!(until <= since.after(secs(3)), "nobody knows whether its future is polled");
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
     let sent = now();
-    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Short { .. }), "not yet");
+    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent), Accepted::Short { .. }), "not yet");
     hold.on_renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
-    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Taken(_)));
+    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent), Accepted::Taken(_)));
     assert!(hold.remaining(share_id) > LEASE * 5);
     assert!(
         hold.begin_renewal(sent, sent.after(LEASE)).is_none(),
@@ -484,11 +489,11 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
+    assert!(matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE, LEASE * 6), since);
     assert!(
-        matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Taken(_)),
+        matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Taken(_)),
         "no renewal brings more"
     );
 }
@@ -508,7 +513,7 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     assert_eq!(hold.deadline(), long, "the answer to an earlier request");
     hold.on_renewed(answer(third, LEASE * 6, LEASE), third.after(secs(1)));
     assert!(hold.deadline() >= long, "it knows all of it");
-    let (watch, _) = Watch::of(&hold, share_id);
+    let watch = Watch::of(&hold, share_id);
     let (mut ended, woken) = (std::pin::pin!(watch.ended()), Arc::new(Woken::default()));
     assert!(ended.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&woken)))).is_pending());
     hold.on_renewed(answer(third, LEASE, LEASE), third);
@@ -578,8 +583,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
     let sent = now();
     assert!(hold.begin_recheck(want().from(sent), sent).is_some());
     // The server has lost its last renewal, and was slow to answer with the rest.
-    let ((is_held, _), _) =
-        hold.on_rechecked(answer(sent, secs(1), secs(1)), Some(sent.after(LEASE)), sent.after(secs(2)));
+    let (is_held, _) = hold.on_rechecked(answer(sent, secs(1), secs(1)), Some(sent.after(LEASE)), sent.after(secs(2)));
     assert!(!is_held);
 }
 
@@ -587,7 +591,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
 fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted() {
     let (hold, share_id, long) = handed_with_little_left(&table());
     let since = now();
-    assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
+    assert!(matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Short { .. }));
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6));
     hold.on_no_answer(since);
     let sent = since.after(secs(1));
@@ -635,7 +639,7 @@ fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    let accepts = || hold.accept(share_id, long.from(now()), since, now()).0;
+    let accepts = || hold.accept(share_id, long.from(now()), since, now());
     let Accepted::Short { answer, .. } = accepts() else { panic!("it has too little") };
     assert!(hold.begin_renewal(now(), now()).is_some());
     hold.on_no_answer(since);
@@ -657,12 +661,12 @@ fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
+    assert!(matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE * 6, LEASE * 6), since);
     let later = since.after(secs(4));
     hold.next(later);
-    assert!(matches!(hold.accept(share_id, long.from(later), since, later).0, Accepted::Over));
+    assert!(matches!(hold.accept(share_id, long.from(later), since, later), Accepted::Over));
 }
 
 #[test]
@@ -681,12 +685,13 @@ fn what_others_share_is_left_without_a_clock() {
     let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     hold.queue_moment.store(0, Ordering::Relaxed);
     let join = || table.join(key().hashed_name(), want(), now()).expect("it is open").1;
-    assert!(hold.leave_quietly(join()).is_some_and(|due| due.0.is_empty()));
+    assert!(hold.leave_quietly(join()));
+    assert_eq!(looked_at(&hold), Moment::from_nanos(0), "it is not scheduled again");
     let watched = join();
     let _watch = Watch::of(&hold, watched);
-    assert!(hold.leave_quietly(watched).is_none(), "whoever watches is to be told");
+    assert!(!hold.leave_quietly(watched), "its watcher has to hear of it");
     assert_eq!(remove(&hold, watched), ShareRemoved::Shared);
-    assert!(hold.leave_quietly(first).is_none(), "nobody else has it");
+    assert!(!hold.leave_quietly(first), "nobody else has it");
     assert_eq!(hold.usage().0, 1);
 }
 
@@ -697,10 +702,10 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let (soon, later) = (now().after(secs(1)), now().after(LEASE / 4));
     let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
     let share = Share { ends: soon, ..want().from(now()) };
-    assert!(matches!(hold.accept(first, share, now(), now()).0, Accepted::Taken(_)));
+    assert!(matches!(hold.accept(first, share, now(), now()), Accepted::Taken(_)));
     hold.queue_moment.store(later.as_nanos(), Ordering::Relaxed);
-    let due = hold.leave_quietly(lasts).expect("another one has it");
-    assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");
+    assert!(hold.leave_quietly(lasts), "another one has it");
+    assert!(looked_at(&hold) <= soon, "the background looks when the other one's time is over");
 }
 
 /// Counts its drops. A drop under the mutex of the cell counts as very many.
@@ -728,11 +733,11 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     };
     let [mine, others, last] = [&first, &second, &third].map(asking);
     sends(&first, 1);
-    assert!(first.leave(mine, now()).0.pending.is_none());
+    assert!(first.leave(mine, now()).pending.is_none());
     // The second waiter never looked at the request that was left to it.
-    assert!(second.leave(others, now()).0.pending.is_none());
+    assert!(second.leave(others, now()).pending.is_none());
     assert_eq!(ended.load(Ordering::Relaxed), 1);
-    let left = third.leave(last, now()).0;
+    let left = third.leave(last, now());
     assert!(left.pending.is_some());
     drop(left);
     assert_eq!(ended.load(Ordering::Relaxed), 3);
@@ -770,6 +775,7 @@ fn cell_goes_with_its_last_hold_and_guard() {
     hold.lose(LossReason::Gone);
     table.on_end(&hold);
     remove(&hold, share_id);
+    table.deadlines.forget(&hold);
     drop(hold);
     assert_eq!(cell.strong_count(), 0);
 }
@@ -794,10 +800,11 @@ fn cell_goes_with_a_hold_that_was_converted() {
         share_until: None,
         is_claim: false,
     };
-    let (new, share_id) = old.convert_into(granted, now()).0.expect("there is enough left of it");
+    let (new, share_id) = old.convert_into(granted, now()).expect("there is enough left of it");
     old.note_share_converted(old_share);
     remove(&new, share_id);
     table.on_end(&new);
+    [&old, &new].into_iter().for_each(|hold| table.deadlines.forget(hold));
     drop((old, new));
     assert_eq!(cell.strong_count(), 0);
 }
@@ -815,7 +822,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     remove(&hold, share_id);
     table.on_end(&hold);
     assert!(table.is_idle());
-    assert!(!second.waits_again(now()).0, "nobody would call it here");
+    assert!(!second.waits_again(now()), "nobody would call it here");
 }
 
 /// CPU time that `run` costs the thread, in the best of three runs.
@@ -886,7 +893,7 @@ fn nothing_costs_more_the_more_wait_or_share() {
         let mut watches = Vec::new();
         for _ in 0..many {
             let (_, share_id) = table.join(key().hashed_name(), want(), at).expect("it is open");
-            watches.extend([first, share_id].map(|share_id| Watch::of(&hold, share_id).0));
+            watches.extend([first, share_id].map(|share_id| Watch::of(&hold, share_id)));
             hold.next(at);
         }
         hold.lose(LossReason::Forced);

@@ -477,7 +477,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
         max_hold: Duration::from_secs(3600),
         cache_for: Duration::ZERO,
     };
-    let (entry, _) = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
+    let entry = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
     let (permit, now) = (engine.waiters.admit(&key).expect("a place"), engine.clock.now());
     let tries = super::tries(engine, Patience::Wait, now);
     let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), tries);
@@ -655,7 +655,7 @@ async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
     let key = engine.key("cfg").expect("valid");
     let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
     let held = acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted");
-    engine.renewals.forget(held.hold()); // as the task takes what is due from its agenda
+    engine.table.deadlines.forget(held.hold()); // as a driver takes it when it is due
     engine.close().await.expect("closed");
     assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Closed));
 }

@@ -1,7 +1,7 @@
 //! Background work beside panics, ends of runtimes, and wakers that look at its queues.
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::task::{Context, Wake as Waking, Waker};
 
 use tokio::runtime::Runtime;

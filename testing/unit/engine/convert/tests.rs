@@ -123,9 +123,8 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
     let mut short = long.hold().share(long.share_id());
     short.lease = Duration::from_millis(600);
     let now = stage.engine.clock.now();
-    let (accepted, due) = long.hold().accept(long.share_id(), short, now, now);
+    let accepted = long.hold().accept(long.share_id(), short, now, now);
     assert!(matches!(accepted, Accepted::Taken(_)), "as one that it was handed to");
-    stage.engine.carry_out(due, now);
     let hold = Arc::clone(long.hold());
     // The server converts, and the answer does not come before the test ends.
     let (_word, answer) = oneshot::channel();

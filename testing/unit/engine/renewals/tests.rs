@@ -90,8 +90,9 @@ async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
     while scheme.chunks().is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // A joining guard does the same, just before it puts the hold back.
-    engine.renewals.queue.lock().remove(held.hold());
+    // A driver does the same, just before it joins the holds to a batch.
+    let taken = engine.table.deadlines.take_due(Moment::NEVER, Duration::ZERO);
+    assert!(taken.iter().any(|hold| Arc::ptr_eq(hold, held.hold())));
     word.send(()).expect("it is waited for");
     tokio::time::sleep(LEASE * 3).await;
     assert_eq!(held.hold().state_of(held.share_id()), HoldState::Held, "it was renewed no more");

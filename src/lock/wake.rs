@@ -6,8 +6,6 @@
 //! deadline wakes no driver. Without this rule, each acquisition of a lock that is acquired and released all the time
 //! would wake the driver.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use parking_lot::Mutex;
 use slab::Slab;
 use tokio::sync::Notify;
@@ -21,13 +19,12 @@ const LOOKS: Moment = Moment::from_nanos(0);
 
 /// Identity of a driver.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DriverId(usize);
+pub(crate) struct DriverId(usize);
 
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
     notify: Notify,
     alarms: Mutex<Slab<Alarm>>,
-    last_number: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -43,22 +40,22 @@ impl Alarm {
 }
 
 impl Wake {
-    pub(super) fn register(&self) -> DriverId {
+    pub(crate) fn register(&self) -> DriverId {
         DriverId(self.alarms.lock().insert(Alarm { at: Moment::NEVER, is_looking: true }))
     }
 
-    pub(super) fn unregister(&self, driver: DriverId) {
+    pub(crate) fn unregister(&self, driver: DriverId) {
         self.alarms.lock().remove(driver.0);
     }
 
     /// Returns a future that ends when a driver must read the queues. The driver enables the future before it reads the
     /// queues.
-    pub(super) fn woken(&self) -> Notified<'_> {
+    pub(crate) fn woken(&self) -> Notified<'_> {
         self.notify.notified()
     }
 
     /// Notes that the driver starts to read the queues.
-    pub(super) fn looks(&self, driver: DriverId, now: Moment) {
+    pub(crate) fn looks(&self, driver: DriverId, now: Moment) {
         let alarm = &mut self.alarms.lock()[driver.0];
         if alarm.at <= now {
             alarm.at = Moment::NEVER; // it has gone off
@@ -68,7 +65,7 @@ impl Wake {
 
     /// Notes that the driver has read the queues and that no work is due before `next`. Returns the moment until which
     /// the driver sleeps.
-    pub(super) fn sleeps(&self, driver: DriverId, next: Moment) -> Moment {
+    pub(crate) fn sleeps(&self, driver: DriverId, next: Moment) -> Moment {
         let mut alarms = self.alarms.lock();
         let alarm = &mut alarms[driver.0];
         // An earlier alarm stays set, even if its work is gone. The comment of this module has the reason.
@@ -78,7 +75,7 @@ impl Wake {
     }
 
     /// Wakes the drivers if the alarm of one of them is later than `moment`, at which new work is due.
-    pub(super) fn at(&self, moment: Moment) {
+    pub(crate) fn at(&self, moment: Moment) {
         let mut wakes = false;
         for (_, alarm) in &mut *self.alarms.lock() {
             wakes |= moment < alarm.effective();
@@ -90,20 +87,16 @@ impl Wake {
         }
     }
 
-    pub(super) fn all(&self) {
+    pub(crate) fn all(&self) {
         self.notify.notify_waiters();
     }
 
     /// Wakes the drivers other than this one, so that they set their alarms anew. This driver has taken due work. If
     /// its runtime stops polling it before the work is done, another driver must notice that in time.
-    pub(super) fn others_of(&self, driver: DriverId) {
+    pub(crate) fn others_of(&self, driver: DriverId) {
         let has_others = self.alarms.lock().iter().any(|(other, _)| other != driver.0);
         if has_others {
             self.all();
         }
-    }
-
-    pub(super) fn next_number(&self) -> u64 {
-        self.last_number.fetch_add(1, Ordering::Relaxed)
     }
 }
