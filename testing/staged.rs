@@ -14,11 +14,12 @@ use crate::base::attempt::NodeId;
 use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
-use crate::base::lease::{Moment, ServerTime};
+use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::store::memory::MemoryScheme;
 use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, NotifyingScheme,
-    RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
+    MasterScheme, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
+    Scheme, ServerContact, View,
 };
 
 /// Time within which a lost copy may still arrive.
@@ -329,5 +330,35 @@ impl Scheme for Staged {
 
     fn clock(&self) -> Clock {
         self.memory.clock()
+    }
+}
+
+impl MasterScheme for Staged {
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        self.counts(1);
+        let fate = self.acquires.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.acquire_above(key, request, floor)))
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        self.memory.force_shown(key, token, seen)
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        self.memory.clock_sample()
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        self.memory.up_since()
     }
 }
