@@ -22,8 +22,8 @@ mod waiters;
 
 use std::ops::Deref;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -49,7 +49,9 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
+use crate::store::{
+    AcquisitionId, Answered, Attempt, Failure, MasterRelease, ReleaseBackground, Scheme, ServerContact,
+};
 
 /// Longest time for which the writers of a process may hand off one hold to each other while a waiter of another
 /// process waits.
@@ -293,7 +295,12 @@ impl Engine {
             attempt_lines: Limiter::default(),
             wait_lines: Limiter::default(),
         };
-        Self { core: Arc::new(core) }
+        let core = Arc::new(core);
+        if let Some(quorum) = core.scheme.quorum() {
+            let background: Weak<Core> = Arc::downgrade(&core);
+            quorum.set_background(background);
+        }
+        Self { core }
     }
 
     /// Creates another handle of the same engine.
@@ -486,6 +493,15 @@ impl Engine {
         // Only acquisitions whose futures no task polls are left. Each of them ends when its future is polled or
         // dropped.
         Ok(())
+    }
+}
+
+impl ReleaseBackground for Core {
+    fn release_at_master(&self, release: MasterRelease) {
+        if self.process.is_current() {
+            self.background.keep_running();
+            self.releases.at_master(release);
+        }
     }
 }
 

@@ -20,7 +20,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -274,11 +274,6 @@ pub(crate) fn refused_failure(why: &str) -> Failure {
 /// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
-    /// Returns true if the scheme itself releases an acquisition that was not granted. The next attempt then needs
-    /// another id.
-    fn is_given_back(&self) -> bool {
-        false
-    }
     /// Ends a hold or a waiting acquisition.
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
     /// Returns true if this runtime can send [`release`](Scheme::release) without waiting for a connection.
@@ -327,8 +322,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;
     /// Returns the health of each server. Ends in time even if servers do not answer.
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
-    /// Returns the number of servers that have to answer, if that is not all of them.
-    fn needed_servers(&self) -> Option<usize> {
+    /// Returns the scheme as a quorum, if several servers have each lock.
+    fn quorum(&self) -> Option<&dyn QuorumScheme> {
         None
     }
     /// Returns the numbers of requests in flight, reconnects and map refreshes of this scheme.
@@ -359,6 +354,40 @@ pub(crate) trait RecallingScheme: Send + Sync {
     /// else.
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>>;
 }
+
+/// Scheme in which a majority of several servers decides. It releases an acquisition that was not granted, so the next
+/// attempt needs another id.
+pub(crate) trait QuorumScheme: Send + Sync {
+    /// Returns the number of servers that have to answer.
+    fn needed_servers(&self) -> usize;
+    /// Returns true if the background still has to repeat a release at a single master.
+    fn has_pending_releases(&self) -> bool;
+    /// Sets the background that repeats the releases at single masters. The scheme keeps it alive only while requests
+    /// are in flight.
+    fn set_background(&self, background: Weak<dyn ReleaseBackground>);
+}
+
+/// Background work of a manager, as a quorum uses it.
+pub(crate) trait ReleaseBackground: Send + Sync {
+    fn release_at_master(&self, release: MasterRelease);
+}
+
+/// Release at one master of a quorum. The background repeats it until the master has answered, and once more after
+/// `arrives_until`.
+#[derive(Debug)]
+pub(crate) struct MasterRelease {
+    pub(crate) route: Route,
+    pub(crate) key: Arc<Key>,
+    pub(crate) id: AcquisitionId,
+    /// Moment from which the master has no hold of the acquisition, even without the release.
+    pub(crate) server_until: Moment,
+    /// Latest moment at which a copy of the acquisition may reach the master.
+    pub(crate) arrives_until: Option<Moment>,
+    pub(crate) pending: PendingAtMaster,
+}
+
+/// Count of a pending release, for the quorum. The background drops it when the release has ended.
+pub(crate) type PendingAtMaster = Box<dyn fmt::Debug + Send + Sync>;
 
 /// Master of a quorum: a server that stores each lock together with other, independent servers.
 pub(crate) trait MasterScheme: Scheme {

@@ -253,7 +253,7 @@ impl BackgroundWork {
             tokio::pin!(woken);
             // The future is enabled before the queues are read. So it notices work that another task adds after that.
             woken.as_mut().enable();
-            if self.releases.is_stopped() && !self.releases.is_releasing() {
+            if self.releases.has_ended() {
                 return;
             }
             let now = self.clock.now();
@@ -291,7 +291,7 @@ impl BackgroundWork {
         }
         for mut job in self.releases.take_due(now) {
             is_any = true;
-            let route = self.scheme.route(job.key());
+            let route = job.route(&*self.scheme);
             let mut queues = self.queues.lock();
             let queue = queues.entry(route).or_insert_with(|| RouteQueue::new(now));
             // If the node does not answer, local waiters do not wait for this release.

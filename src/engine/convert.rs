@@ -303,7 +303,7 @@ impl Converting {
     /// Where what was refused has been given back, whatever is asked next has an id of its own: a release of the one before may
     /// yet be on its way.
     fn begin_anew(&mut self) {
-        if self.engine.scheme.is_given_back() {
+        if self.engine.scheme.quorum().is_some() {
             self.request.id = self.engine.next_id();
         }
     }

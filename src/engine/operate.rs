@@ -9,7 +9,7 @@ use crate::base::key::Key;
 use crate::engine::{Engine, in_runtime};
 use crate::lock::table::Counts;
 use crate::store::view::{Guards, HolderView, LockView, Seen};
-use crate::store::{Answered, Forced, View};
+use crate::store::{Answered, Forced, QuorumScheme, View};
 
 /// Largest number of holders that one log line names.
 const MAX_NAMED: usize = 3;
@@ -51,7 +51,8 @@ impl Engine {
             Ok(self.scheme.health().await)
         });
         let nodes = self.process.here("", asked).await?;
-        Ok(Health::new(nodes, self.scheme.needed_servers(), self.options.max_clock_skew))
+        let needed = self.scheme.quorum().map(QuorumScheme::needed_servers);
+        Ok(Health::new(nodes, needed, self.options.max_clock_skew))
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -21,7 +21,6 @@ use crate::base::clock::Clock;
 use crate::base::deadline_queue::DeadlineQueue;
 use crate::base::error::Refusal;
 use crate::base::events;
-use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::engine::replay::ReleaseReplay;
@@ -29,7 +28,7 @@ use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::side::{CountOperations, OpenOperation};
 use crate::lock::table::Table;
-use crate::store::{ReleaseReply, ReleaseRequest, Scheme};
+use crate::store::{MasterRelease, PendingAtMaster, QuorumScheme, ReleaseReply, ReleaseRequest, Scheme};
 use inline::InlineReleases;
 
 mod inline;
@@ -219,6 +218,18 @@ impl Releases {
         self.carry(ReleaseTask::new(self, release, hold));
     }
 
+    /// Passes a release at one master to the background. `close` and `flush` do not wait for it, because a majority of
+    /// the masters has decided without this one.
+    pub(super) fn at_master(&self, release: MasterRelease) {
+        let MasterRelease { route, key, id, server_until, arrives_until, pending } = release;
+        let release = Release { key, id, server_until, arrives_until };
+        self.carry(ReleaseTask {
+            release,
+            backoff: Backoff::new(),
+            scope: ReleaseScope::Master { route, _pending: pending },
+        });
+    }
+
     fn carry(&self, job: ReleaseTask) {
         self.put(job, |waiting, job| waiting.now.push_back(job));
         self.table.deadlines.wake.at(Moment::from_nanos(0));
@@ -333,6 +344,12 @@ impl Releases {
         self.departing.load(Ordering::SeqCst) > 0
     }
 
+    /// Returns true if the drivers have nothing left to do after [`stop`](Self::stop).
+    pub(super) fn has_ended(&self) -> bool {
+        let has_pending = || self.scheme.quorum().is_some_and(QuorumScheme::has_pending_releases);
+        self.is_stopped() && !self.is_releasing() && !has_pending()
+    }
+
     /// Returns the number of releases that have ended so far.
     pub(crate) fn ended_count(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
@@ -372,16 +389,28 @@ fn is_final(refusal: Refusal) -> bool {
 pub(super) struct ReleaseTask {
     release: Release,
     backoff: Backoff,
-    underway: UnderwayRelease,
+    scope: ReleaseScope,
+}
+
+/// Servers that get a release.
+#[derive(Debug)]
+enum ReleaseScope {
+    /// All servers of the lock.
+    Lock(UnderwayRelease),
+    /// One master of a quorum.
+    Master { route: Route, _pending: PendingAtMaster },
 }
 
 impl ReleaseTask {
     fn new(releases: &Arc<Releases>, release: Release, hold: Option<Arc<Hold>>) -> Self {
-        Self { release, backoff: Backoff::new(), underway: UnderwayRelease::new(releases, hold) }
+        Self { release, backoff: Backoff::new(), scope: ReleaseScope::Lock(UnderwayRelease::new(releases, hold)) }
     }
 
-    pub(super) fn key(&self) -> &Key {
-        &self.release.key
+    pub(super) fn route(&self, scheme: &dyn Scheme) -> Route {
+        match &self.scope {
+            ReleaseScope::Lock(_) => scheme.route(&self.release.key),
+            ReleaseScope::Master { route, .. } => route.clone(),
+        }
     }
 
     pub(super) fn leave(&self) -> ReleaseRequest {
@@ -391,7 +420,10 @@ impl ReleaseTask {
     /// Takes the hold out of the task, if local waiters wait for its release. The first call returns the hold, and
     /// later calls return `None`.
     pub(super) fn take_hold(&mut self) -> Option<Arc<Hold>> {
-        self.underway.hold.take()
+        match &mut self.scope {
+            ReleaseScope::Lock(underway) => underway.hold.take(),
+            ReleaseScope::Master { .. } => None,
+        }
     }
 }
 

@@ -15,8 +15,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -36,8 +36,8 @@ use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    MasterScheme, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
-    Scheme, ServerContact, View,
+    MasterScheme, NotifyingScheme, QuorumScheme, RecallingScheme, ReleaseBackground, ReleaseReply, ReleaseRequest,
+    RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 mod acquire;
@@ -146,9 +146,11 @@ impl Quorum {
         lease: Duration,
     ) -> Self {
         let clock = masters.first().map_or(Clock::System, |master| master.clock());
-        let tended =
-            masters.into_iter().map(|scheme| Arc::new(Master::new(scheme, background_runtime.clone(), any.clone())));
-        let masters: Vec<_> = tended.collect();
+        let masters = masters
+            .into_iter()
+            .enumerate()
+            .map(|(place, scheme)| Arc::new(Master::new(scheme, place, background_runtime.clone(), any.clone())));
+        let masters: Vec<_> = masters.collect();
         let outstanding = Outstanding::new(masters.clone(), clock, margins.max_clock_skew, margins.max_delay);
         let longest_lease = AtomicU64::new(nanos(lease));
         Self { masters, outstanding, clock, margins, restarts, longest_lease }
@@ -279,10 +281,6 @@ impl Scheme for Quorum {
         })
     }
 
-    fn is_given_back(&self) -> bool {
-        true
-    }
-
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             let request = ReleaseRequest { key: Arc::new(key.clone()), id: id.clone() };
@@ -292,10 +290,13 @@ impl Scheme for Quorum {
 
     fn release_all<'a>(
         &'a self,
-        _: &'a Route,
+        route: &'a Route,
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(self.release_everywhere(batch))
+        match self.masters.iter().find(|master| master.route == *route) {
+            Some(master) => Box::pin(master.release_all(batch)),
+            None => Box::pin(self.release_everywhere(batch)),
+        }
     }
 
     fn convert<'a>(
@@ -438,8 +439,8 @@ impl Scheme for Quorum {
         })
     }
 
-    fn needed_servers(&self) -> Option<usize> {
-        Some(majority(self.masters.len()))
+    fn quorum(&self) -> Option<&dyn QuorumScheme> {
+        Some(self)
     }
 
     fn traffic(&self) -> Traffic {
@@ -453,5 +454,19 @@ impl Scheme for Quorum {
 
     fn clock(&self) -> Clock {
         self.clock
+    }
+}
+
+impl QuorumScheme for Quorum {
+    fn needed_servers(&self) -> usize {
+        majority(self.masters.len())
+    }
+
+    fn has_pending_releases(&self) -> bool {
+        self.masters.iter().any(|master| Arc::strong_count(&master.pending_releases) > 1)
+    }
+
+    fn set_background(&self, background: Weak<dyn ReleaseBackground>) {
+        self.outstanding.set_background(background);
     }
 }

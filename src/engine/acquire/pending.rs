@@ -354,7 +354,7 @@ impl Acquisition<'_> {
 
     /// Where an attempt that was not granted is given back, the next one has an id of its own.
     fn begin_anew(&self) {
-        if self.engine.scheme.is_given_back()
+        if self.engine.scheme.quorum().is_some()
             && let Some(pending) = self.entry.as_ref().and_then(WaitEntry::give_up_pending)
         {
             self.cancel(pending);

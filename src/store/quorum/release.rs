@@ -5,11 +5,12 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use super::master::Master;
 use super::outstanding::{ReleaseInFlight, ReleaseState};
 use super::votes::{Ballot, Verdict, Vote};
 use super::{AnswerSummary, PendingAnswers, Quorum, answer_of, finish, into_unknown};
-use crate::base::attempt::{Answered, Attempt, BoxFuture};
-use crate::store::{Absence, MasterScheme, ReleaseReply, ReleaseRequest};
+use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure};
+use crate::store::{Absence, ReleaseReply, ReleaseRequest};
 
 /// Votes and answers for one release.
 type ReleaseCount = (Ballot, AnswerSummary);
@@ -38,7 +39,7 @@ impl Quorum {
         let mut asked: PendingAnswers<(usize, Vec<MasterReleaseAnswer>)> = FuturesUnordered::new();
         for (place, to_tell) in self.releases_by_master(batch, &mut counts).into_iter().enumerate() {
             if !to_tell.batch.is_empty() {
-                asked.push(send_releases(place, Arc::clone(&self.masters[place].scheme), to_tell));
+                asked.push(send_releases(place, Arc::clone(&self.masters[place]), to_tell));
             }
         }
         while counts.iter_mut().any(|(ballot, _)| ballot.is_open())
@@ -68,7 +69,7 @@ impl Quorum {
                     ReleaseState::MayHold => {
                         let in_flight = ReleaseInFlight::new(&self.outstanding, &request.id, place);
                         if self.masters[place].is_silent() {
-                            in_flight.cancel();
+                            in_flight.on_answer(&Err(Failure::NotDone { source: None }));
                             ballot.cast(place, Vote::Silent);
                         } else {
                             all[place].batch.push(request.clone());
@@ -98,15 +99,14 @@ impl Quorum {
 /// Sends the releases to one master. A single release overtakes acquisitions on the connection, as a pipeline does.
 fn send_releases(
     place: usize,
-    scheme: Arc<dyn MasterScheme>,
+    master: Arc<Master>,
     to_tell: MasterReleases,
 ) -> BoxFuture<'static, (usize, Vec<MasterReleaseAnswer>)> {
     Box::pin(async move {
         let MasterReleases { batch, in_flight: tellings } = to_tell;
         let attempts = match &*batch {
-            [request] => vec![scheme.release(&request.key, &request.id).await],
-            [] => Vec::new(),
-            [first, ..] => scheme.release_all(&scheme.route(&first.key), &batch).await,
+            [request] => vec![master.scheme.release(&request.key, &request.id).await],
+            batch => master.release_all(batch).await,
         };
         let told = tellings.into_iter().zip(attempts);
         let told = told.map(|((of, in_flight), attempt)| MasterReleaseAnswer {
