@@ -82,3 +82,7 @@ impl Drop for Probe {
         self.0.is_probed.store(false, Ordering::SeqCst);
     }
 }
+
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/master/tests.rs"]
+mod tests;

@@ -1,0 +1,196 @@
+//! Releases at single masters, which the background of the manager repeats.
+
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+use super::super::{Margins, Quorum, Restarts};
+use super::*;
+use crate::base::options::Options;
+use crate::engine::Engine;
+use crate::store::memory::{MemoryScheme, Store};
+use crate::store::{
+    AcquireRequest, Acquired, AcquisitionId, IfTaken, MasterRelease, Mode, QuorumScheme, ReleaseBackground, Scheme,
+};
+use crate::testing::staged::{Fate, STRAY, Staged};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+/// Manager of three masters.
+struct Stage {
+    masters: [Arc<Staged>; 3],
+    quorum: Arc<Quorum>,
+    engine: Engine,
+}
+
+fn key_of(name: &str) -> Key {
+    Key::new("quorum", name).expect("a name")
+}
+
+fn asks(n: u64) -> AcquireRequest {
+    AcquireRequest {
+        id: AcquisitionId::new("m", n, "test"),
+        mode: Mode::Write,
+        lease: LEASE,
+        max_tokens: 1,
+        if_taken: IfTaken::Leave,
+        caches: false,
+    }
+}
+
+impl Stage {
+    fn new() -> Self {
+        let master = |_| Arc::new(Staged::new(MemoryScheme::new(Arc::new(Store::new()))));
+        let masters: [_; 3] = std::array::from_fn(master);
+        let schemes = masters.iter().map(|master| Arc::clone(master) as Arc<dyn MasterScheme>).collect();
+        let margins = Margins { max_clock_skew: Duration::ZERO, max_delay: STRAY };
+        let (runtime, restarts) = (BackgroundRuntime::Callers, Restarts::Delayed);
+        let quorum = Arc::new(Quorum::new(schemes, &runtime, &key_of("-"), margins, restarts, LEASE));
+        let engine = Engine::new(Arc::<Quorum>::clone(&quorum), Options::default());
+        Self { masters, quorum, engine }
+    }
+
+    /// Takes the lock at one master alone.
+    async fn takes(&self, master: usize, name: &str, request: &AcquireRequest) {
+        let taken = self.masters[master].memory.acquire(&key_of(name), request).await.expect("answered").value;
+        assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+    }
+
+    /// Takes the lock at the first master, and returns its release.
+    async fn release_of(&self, name: &str) -> MasterRelease {
+        self.takes(0, name, &asks(1)).await;
+        MasterRelease {
+            route: self.quorum.masters[0].route.clone(),
+            key: Arc::new(key_of(name)),
+            id: asks(1).id,
+            server_until: self.engine.clock.now().after(LEASE),
+            arrives_until: None,
+            pending: Box::new(Arc::clone(&self.quorum.masters[0].pending_releases)),
+        }
+    }
+
+    async fn holders(&self, master: usize, name: &str) -> usize {
+        self.masters[master].memory.inspect(&key_of(name)).await.expect("answered").value.holders.len()
+    }
+
+    async fn is_free(&self, name: &str) {
+        while self.holders(0, name).await > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Lets all tasks run that have something to do.
+async fn moment() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+#[test]
+fn releases_outlive_the_runtime_that_was_to_send_them() {
+    let (first, second) = (runtime(), runtime());
+    let stage = first.block_on(async {
+        let stage = Stage::new();
+        let one = stage.release_of("one").await;
+        // Starts a driver, which is never polled.
+        stage.engine.release_at_master(one);
+        stage
+    });
+    drop(first);
+    second.block_on(async {
+        assert_eq!(stage.holders(0, "one").await, 1, "the driver has ended before");
+        let two = stage.release_of("two").await;
+        stage.engine.release_at_master(two);
+        stage.is_free("one").await;
+        stage.is_free("two").await;
+    });
+}
+
+#[test]
+fn release_whose_runtime_ends_before_the_answer_is_sent_again() {
+    let (first, second) = (runtime(), runtime());
+    let (_signal, signalled) = oneshot::channel();
+    let stage = first.block_on(async {
+        let stage = Stage::new();
+        let release = stage.release_of("cfg").await;
+        stage.masters[0].next_leave(Fate::Silent(signalled));
+        stage.engine.release_at_master(release);
+        moment().await;
+        assert_eq!((stage.masters[0].scripts(), stage.holders(0, "cfg").await), (1, 1));
+        stage
+    });
+    drop(first);
+    second.block_on(async {
+        stage.engine.keep_running();
+        stage.is_free("cfg").await;
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_is_sent_again_when_no_copy_can_arrive_any_more() {
+    let stage = Stage::new();
+    let release = stage.release_of("cfg").await;
+    let arrives_until = Some(stage.engine.clock.now().after(STRAY));
+    stage.engine.release_at_master(MasterRelease { arrives_until, ..release });
+    moment().await;
+    assert_eq!(stage.holders(0, "cfg").await, 0, "the first release is sent at once");
+    stage.takes(0, "cfg", &asks(1)).await;
+    tokio::time::sleep(STRAY).await;
+    assert_eq!((stage.holders(0, "cfg").await, stage.quorum.has_pending_releases()), (0, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_without_an_answer_is_repeated_until_the_lease_is_over() {
+    let stage = Stage::new();
+    let release = stage.release_of("cfg").await;
+    let server_until = stage.engine.clock.now().after(STRAY);
+    (0..100).for_each(|_| stage.masters[0].next_leave(Fate::NotDone));
+    stage.engine.release_at_master(MasterRelease { server_until, ..release });
+    tokio::time::sleep(STRAY - Duration::from_millis(1)).await;
+    assert!(stage.quorum.has_pending_releases());
+    tokio::time::sleep(STRAY).await;
+    assert!(!stage.quorum.has_pending_releases());
+    assert!((3..100).contains(&stage.masters[0].scripts()), "{} were sent", stage.masters[0].scripts());
+}
+
+/// A majority has decided, so a minority that does not answer delays no caller.
+#[tokio::test(start_paused = true)]
+async fn flush_and_close_do_not_wait_for_a_minority() {
+    let stage = Stage::new();
+    let release = stage.release_of("cfg").await;
+    let (signal, signalled) = oneshot::channel();
+    stage.masters[0].next_leave(Fate::Silent(signalled));
+    stage.engine.release_at_master(release);
+    let began = stage.engine.clock.now();
+    stage.engine.flush().await.expect("nothing else is left");
+    stage.engine.close().await.expect("nothing else is left");
+    assert_eq!(stage.engine.clock.now(), began);
+    signal.send(()).expect("the background waits for it");
+    tokio::time::sleep(STRAY).await;
+    assert_eq!((stage.holders(0, "cfg").await, stage.quorum.has_pending_releases()), (0, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_grant_is_released_although_the_manager_is_gone() {
+    let stage = Stage::new();
+    for master in [0, 1] {
+        stage.takes(master, "cfg", &asks(1)).await;
+    }
+    let (signal, signalled) = oneshot::channel();
+    stage.masters[2].next_acquire(Fate::Answered(signalled));
+    let tried = stage.quorum.acquire(&key_of("cfg"), &asks(2)).await.expect("answered").value;
+    assert!(matches!(tried, Acquired::Contended { .. }), "{tried:?}");
+    let Stage { masters, quorum, engine } = stage;
+    let weak = Arc::downgrade(&quorum);
+    drop((quorum, engine));
+    moment().await;
+    let holders = async || masters[2].memory.inspect(&key_of("cfg")).await.expect("answered").value.holders.len();
+    assert_eq!(holders().await, 1, "no answer has come");
+    signal.send(()).expect("the request waits for it");
+    moment().await;
+    assert_eq!((holders().await, weak.strong_count()), (0, 0));
+}
