@@ -397,7 +397,7 @@ pub(super) struct ReleaseTask {
 enum ReleaseScope {
     /// All servers of the lock.
     Lock(UnderwayRelease),
-    /// One master of a quorum.
+    /// A single master of a quorum.
     Master { route: Route, _pending: PendingAtMaster },
 }
 

@@ -1,5 +1,5 @@
-//! One master of a quorum, and the probe of a silent master. A silent master gets no requests of callers. The releases
-//! that the background repeats wait there for the end of the silence.
+//! A single master of a quorum, and the probe of a silent master. A silent master gets no requests of callers. The
+//! releases that the background repeats wait there for the end of the silence.
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Master {
     pub(super) fn is_silent(self: &Arc<Self>) -> bool {
         let is_silent = self.scheme.contact(&self.any).is_silent;
         if is_silent && !self.is_probed.swap(true, Ordering::SeqCst) {
-            let probe = Probe(Arc::clone(self));
+            let probe = MasterProbe(Arc::clone(self));
             self.background_runtime.spawn(async move { drop(probe.0.scheme.ready().await) });
         }
         is_silent
@@ -75,9 +75,9 @@ impl Master {
 }
 
 /// Probe of a master. Its drop permits the next probe, also if its runtime has ended.
-struct Probe(Arc<Master>);
+struct MasterProbe(Arc<Master>);
 
-impl Drop for Probe {
+impl Drop for MasterProbe {
     fn drop(&mut self) {
         self.0.is_probed.store(false, Ordering::SeqCst);
     }

@@ -259,9 +259,9 @@ impl Outstanding {
         acquisition.until = acquisition.until.max(now.after(self.max_delay).after(covers));
     }
 
-    fn in_flight(self: &Arc<Self>, id: &AcquisitionId, master: usize) -> InFlight {
+    fn in_flight(self: &Arc<Self>, id: &AcquisitionId, master: usize) -> MasterInFlight {
         let (outstanding, background) = (Arc::clone(self), self.background());
-        InFlight { outstanding, _background: background, id: id.clone(), master, is_answered: false }
+        MasterInFlight { outstanding, _background: background, id: id.clone(), master, is_answered: false }
     }
 
     /// Counts a request to a master as in flight.
@@ -356,7 +356,7 @@ impl Outstanding {
 
 /// Request or release in flight to one master. It keeps the background alive, because its answer may make a release
 /// necessary after the manager is gone.
-struct InFlight {
+struct MasterInFlight {
     outstanding: Arc<Outstanding>,
     _background: Option<Arc<dyn ReleaseBackground>>,
     id: AcquisitionId,
@@ -366,7 +366,7 @@ struct InFlight {
 
 /// Request in flight to one master. If it is dropped without an answer, the master may execute the request until the
 /// time limit of the request.
-pub(super) struct RequestInFlight(InFlight);
+pub(super) struct RequestInFlight(MasterInFlight);
 
 impl RequestInFlight {
     /// Notes the result of the request. `has` tells for an answer whether the master has the hold now, if the answer
@@ -381,7 +381,7 @@ impl RequestInFlight {
     }
 
     fn note(&mut self, has: Option<bool>, note: impl FnOnce(&mut InDoubt)) {
-        let InFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
+        let MasterInFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
         *is_answered = true;
         outstanding.change(id, |acquisition, now| {
             let at = &mut acquisition.per_master[*master];
@@ -404,7 +404,7 @@ impl Drop for RequestInFlight {
 }
 
 /// Release in flight to one master. If it is dropped without an answer, the background repeats it.
-pub(super) struct ReleaseInFlight(InFlight);
+pub(super) struct ReleaseInFlight(MasterInFlight);
 
 impl ReleaseInFlight {
     pub(super) fn new(outstanding: &Arc<Outstanding>, id: &AcquisitionId, master: usize) -> Self {
@@ -425,7 +425,7 @@ impl ReleaseInFlight {
     }
 
     fn on_reply(&mut self, answer: &Answered<ReleaseReply>) -> bool {
-        let InFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
+        let MasterInFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
         *is_answered = true;
         let was_held = outstanding.change(id, |acquisition, _| {
             let (token, at) = (acquisition.token, &mut acquisition.per_master[*master]);
@@ -451,7 +451,7 @@ impl ReleaseInFlight {
 
     /// Notes that the master has not answered. Without a failure, the master may have executed the release.
     fn on_no_reply(&mut self, failure: Option<&Failure>) {
-        let InFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
+        let MasterInFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
         *is_answered = true;
         outstanding.change(id, |acquisition, _| {
             let at = &mut acquisition.per_master[*master];
