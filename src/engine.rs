@@ -22,8 +22,8 @@ mod waiters;
 
 use std::ops::Deref;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -49,9 +49,7 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::store::{
-    AcquisitionId, Answered, Attempt, Failure, MasterRelease, ReleaseBackground, Scheme, ServerContact,
-};
+use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
 /// Longest time for which the writers of a process may hand off one hold to each other while a waiter of another
 /// process waits.
@@ -265,6 +263,9 @@ impl Engine {
         let table = Arc::new(Table::new(rules(&options, clock, process.clone())));
         let releases = Releases::new(Arc::clone(&scheme), Arc::clone(&table), options.response_timeout);
         let releases = Arc::new(releases);
+        if let Some(quorum) = scheme.quorum() {
+            quorum.set_background(Arc::<Releases>::downgrade(&releases));
+        }
         let uses = options.may_cache().then(|| CachePolicy::of(options.max_cached));
         let renewals = Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), uses.clone()));
         let recall_context = RecallContext::new(&manager_id, &scheme, background_runtime.clone());
@@ -295,12 +296,7 @@ impl Engine {
             attempt_lines: Limiter::default(),
             wait_lines: Limiter::default(),
         };
-        let core = Arc::new(core);
-        if let Some(quorum) = core.scheme.quorum() {
-            let background: Weak<Core> = Arc::downgrade(&core);
-            quorum.set_background(background);
-        }
-        Self { core }
+        Self { core: Arc::new(core) }
     }
 
     /// Creates another handle of the same engine.
@@ -493,15 +489,6 @@ impl Engine {
         // Only acquisitions whose futures no task polls are left. Each of them ends when its future is polled or
         // dropped.
         Ok(())
-    }
-}
-
-impl ReleaseBackground for Core {
-    fn release_at_master(&self, release: MasterRelease) {
-        if self.process.is_current() {
-            self.background.keep_running();
-            self.releases.at_master(release);
-        }
     }
 }
 

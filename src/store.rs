@@ -360,15 +360,18 @@ pub(crate) trait RecallingScheme: Send + Sync {
 pub(crate) trait QuorumScheme: Send + Sync {
     /// Returns the number of servers that have to answer.
     fn needed_servers(&self) -> usize;
-    /// Returns true if the background still has to repeat a release at a single master.
-    fn has_pending_releases(&self) -> bool;
-    /// Sets the background that repeats the releases at single masters. The scheme keeps it alive only while requests
-    /// are in flight.
+    /// Sets the background that repeats the releases at single masters. The scheme keeps it alive only while it counts
+    /// an operation.
     fn set_background(&self, background: Weak<dyn ReleaseBackground>);
 }
 
-/// Background work of a manager, as a quorum uses it.
-pub(crate) trait ReleaseBackground: Send + Sync {
+/// Background work of a manager, as a quorum uses it. It continues while the quorum counts an operation at a single
+/// master, because the answer may make a release necessary after the manager is gone.
+pub(crate) trait ReleaseBackground: fmt::Debug + Send + Sync {
+    /// Counts an operation at a single master as in progress.
+    fn begin_at_master(&self);
+    /// Counts an operation at a single master as ended.
+    fn end_at_master(&self);
     fn release_at_master(&self, release: MasterRelease);
 }
 
@@ -383,11 +386,14 @@ pub(crate) struct MasterRelease {
     pub(crate) server_until: Moment,
     /// Latest moment at which a copy of the acquisition may reach the master.
     pub(crate) arrives_until: Option<Moment>,
-    pub(crate) pending: PendingAtMaster,
+    pub(crate) pending: Box<dyn PendingAtMaster>,
 }
 
 /// Count of a pending release, for the quorum. The background drops it when the release has ended.
-pub(crate) type PendingAtMaster = Box<dyn fmt::Debug + Send + Sync>;
+pub(crate) trait PendingAtMaster: fmt::Debug + Send + Sync {
+    /// Returns true if so many releases are pending at the master that the background must drop the oldest.
+    fn is_beyond_limit(&self) -> bool;
+}
 
 /// Master of a quorum: a server that stores each lock together with other, independent servers.
 pub(crate) trait MasterScheme: Scheme {

@@ -297,6 +297,9 @@ impl BackgroundWork {
             // If the node does not answer, local waiters do not wait for this release.
             let hold = if queue.is_silent { job.take_hold() } else { None };
             queue.releases.push_back(job);
+            while queue.releases.front().is_some_and(|oldest| oldest.is_superfluous(now)) {
+                queue.releases.pop_front();
+            }
             drop(queues);
             hold.iter().for_each(|hold| self.releases.unblock(hold));
         }

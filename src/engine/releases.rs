@@ -28,7 +28,7 @@ use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::side::{CountOperations, OpenOperation};
 use crate::lock::table::Table;
-use crate::store::{MasterRelease, PendingAtMaster, QuorumScheme, ReleaseReply, ReleaseRequest, Scheme};
+use crate::store::{MasterRelease, PendingAtMaster, ReleaseBackground, ReleaseReply, ReleaseRequest, Scheme};
 use inline::InlineReleases;
 
 mod inline;
@@ -56,6 +56,9 @@ pub(crate) struct Releases {
     unsettled: AtomicUsize,
     /// Number of releases that the background still has to send or to get answered.
     departing: AtomicUsize,
+    /// Number of operations at single masters of a quorum, which are requests in flight and releases to repeat. `close`
+    /// and `flush` do not wait for them, because a majority of the masters has decided without them.
+    at_masters: AtomicUsize,
     /// Number of releases that have ended, because they were answered or the lease was over.
     ended: AtomicU64,
     settled: Notify,
@@ -95,6 +98,7 @@ impl Releases {
             inline: InlineReleases::new(response_timeout),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
+            at_masters: AtomicUsize::new(0),
             ended: AtomicU64::new(0),
             settled: Notify::new(),
             stopped: AtomicBool::new(false),
@@ -218,18 +222,6 @@ impl Releases {
         self.carry(ReleaseTask::new(self, release, hold));
     }
 
-    /// Passes a release at one master to the background. `close` and `flush` do not wait for it, because a majority of
-    /// the masters has decided without this one.
-    pub(super) fn at_master(&self, release: MasterRelease) {
-        let MasterRelease { route, key, id, server_until, arrives_until, pending } = release;
-        let release = Release { key, id, server_until, arrives_until };
-        self.carry(ReleaseTask {
-            release,
-            backoff: Backoff::new(),
-            scope: ReleaseScope::Master { route, _pending: pending },
-        });
-    }
-
     fn carry(&self, job: ReleaseTask) {
         self.put(job, |waiting, job| waiting.now.push_back(job));
         self.table.deadlines.wake.at(Moment::from_nanos(0));
@@ -346,8 +338,7 @@ impl Releases {
 
     /// Returns true if the drivers have nothing left to do after [`stop`](Self::stop).
     pub(super) fn has_ended(&self) -> bool {
-        let has_pending = || self.scheme.quorum().is_some_and(QuorumScheme::has_pending_releases);
-        self.is_stopped() && !self.is_releasing() && !has_pending()
+        self.is_stopped() && !self.is_releasing() && self.at_masters.load(Ordering::SeqCst) == 0
     }
 
     /// Returns the number of releases that have ended so far.
@@ -398,7 +389,7 @@ enum ReleaseScope {
     /// All servers of the lock.
     Lock(UnderwayRelease),
     /// A single master of a quorum.
-    Master { route: Route, _pending: PendingAtMaster },
+    Master { route: Route, pending: Box<dyn PendingAtMaster> },
 }
 
 impl ReleaseTask {
@@ -424,6 +415,33 @@ impl ReleaseTask {
             ReleaseScope::Lock(underway) => underway.hold.take(),
             ReleaseScope::Master { .. } => None,
         }
+    }
+
+    /// Returns true if the background drops the release before it sends it: the hold at the master of a quorum is over,
+    /// or more recent releases need the room.
+    pub(super) fn is_superfluous(&self, now: Moment) -> bool {
+        match &self.scope {
+            ReleaseScope::Lock(_) => false,
+            ReleaseScope::Master { pending, .. } => now >= self.release.server_until || pending.is_beyond_limit(),
+        }
+    }
+}
+
+impl ReleaseBackground for Releases {
+    fn begin_at_master(&self) {
+        self.at_masters.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end_at_master(&self) {
+        if self.at_masters.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_stopped() {
+            self.table.deadlines.wake.all();
+        }
+    }
+
+    fn release_at_master(&self, release: MasterRelease) {
+        let MasterRelease { route, key, id, server_until, arrives_until, pending } = release;
+        let release = Release { key, id, server_until, arrives_until };
+        self.carry(ReleaseTask { release, backoff: Backoff::new(), scope: ReleaseScope::Master { route, pending } });
     }
 }
 

@@ -462,10 +462,6 @@ impl QuorumScheme for Quorum {
         majority(self.masters.len())
     }
 
-    fn has_pending_releases(&self) -> bool {
-        self.masters.iter().any(|master| Arc::strong_count(&master.pending_releases) > 1)
-    }
-
     fn set_background(&self, background: Weak<dyn ReleaseBackground>) {
         self.outstanding.set_background(background);
     }

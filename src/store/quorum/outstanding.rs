@@ -19,12 +19,14 @@ use crate::base::in_doubt::InDoubt;
 use crate::base::key::Key;
 use crate::base::lease::{self, FencingToken, Moment};
 use crate::base::mode::Mode;
-use crate::store::{MasterRelease, MasterScheme, ReleaseBackground, ReleaseReply};
+use crate::base::process::Process;
+use crate::store::{MasterRelease, MasterScheme, PendingAtMaster, ReleaseBackground, ReleaseReply};
 
 /// Smallest number of records that is worth a search for expired records.
 const MIN_SWEEP: usize = 256;
-/// Largest number of releases that wait for one master. A hold beyond this number ends with its lease.
-const MAX_PENDING_RELEASES: usize = 8192;
+/// Largest number of releases that wait for one master. Beyond this number the background drops the oldest, because its
+/// lease ends soonest.
+pub(super) const MAX_PENDING_RELEASES: usize = 8192;
 
 #[derive(Debug)]
 pub(super) struct Outstanding {
@@ -34,6 +36,7 @@ pub(super) struct Outstanding {
     max_delay: Duration,
     leftovers: Arc<Leftovers>,
     background: OnceLock<Weak<dyn ReleaseBackground>>,
+    process: Process,
     table: Mutex<OutstandingTable>,
 }
 
@@ -144,16 +147,31 @@ impl Outstanding {
         max_clock_skew: Duration,
         max_delay: Duration,
     ) -> Arc<Self> {
-        let (leftovers, background, table) = (Arc::default(), OnceLock::new(), Mutex::default());
-        Arc::new(Self { masters, clock, max_clock_skew, max_delay, leftovers, background, table })
+        Arc::new(Self {
+            masters,
+            clock,
+            max_clock_skew,
+            max_delay,
+            leftovers: Arc::default(),
+            background: OnceLock::new(),
+            process: Process::current(),
+            table: Mutex::default(),
+        })
     }
 
     pub(super) fn set_background(&self, background: Weak<dyn ReleaseBackground>) {
         drop(self.background.set(background));
     }
 
+    /// Returns the background. A copy of the process by `fork` has none.
     fn background(&self) -> Option<Arc<dyn ReleaseBackground>> {
-        self.background.get()?.upgrade()
+        self.background.get().filter(|_| self.process.is_current())?.upgrade()
+    }
+
+    fn begin_operation(&self) -> MasterOperation {
+        let background = self.background();
+        background.iter().for_each(|background| background.begin_at_master());
+        MasterOperation(background)
     }
 
     pub(super) fn master(&self, place: usize) -> &dyn MasterScheme {
@@ -172,8 +190,7 @@ impl Outstanding {
         let acquisition = table.by_id.get_mut(id)?;
         let changed = change(acquisition, now);
         let needed = std::mem::take(&mut acquisition.needs_release);
-        let releases = needed.into_iter().filter_map(|master| self.release_at(master, id, acquisition, now));
-        let releases: Vec<_> = releases.collect();
+        let releases: Vec<_> = needed.into_iter().map(|master| self.release_at(master, id, acquisition, now)).collect();
         for at in &mut acquisition.per_master {
             // A pending release has a count of its own.
             at.leftover = at.leftover.take().filter(|_| !at.in_doubt_requests.is_none());
@@ -196,18 +213,22 @@ impl Outstanding {
         id: &AcquisitionId,
         acquisition: &OutstandingAcquisition,
         now: Moment,
-    ) -> Option<MasterRelease> {
+    ) -> MasterRelease {
         let (at, master) = (&acquisition.per_master[master], &self.masters[master]);
         let arrives_until = at.in_doubt_requests.arrives_until();
-        // Beyond the limit, the hold ends with its lease.
-        (Arc::strong_count(&master.pending_releases) <= MAX_PENDING_RELEASES).then(|| MasterRelease {
+        MasterRelease {
             route: master.route.clone(),
             key: Arc::clone(&acquisition.key),
             id: id.clone(),
             server_until: arrives_until.unwrap_or(now).max(now).after(acquisition.held_for).max(acquisition.until),
             arrives_until,
-            pending: Box::new((Arc::clone(&master.pending_releases), at.leftover.clone())),
-        })
+            pending: Box::new(self.count_release(master, at.leftover.clone())),
+        }
+    }
+
+    pub(super) fn count_release(&self, master: &Master, leftover: Option<Leftover>) -> PendingRelease {
+        let at_master = Arc::clone(&master.pending_releases);
+        PendingRelease { at_master, _leftover: leftover, _operation: self.begin_operation() }
     }
 
     /// Returns the token of a hold that a majority has granted.
@@ -260,8 +281,8 @@ impl Outstanding {
     }
 
     fn in_flight(self: &Arc<Self>, id: &AcquisitionId, master: usize) -> MasterInFlight {
-        let (outstanding, background) = (Arc::clone(self), self.background());
-        MasterInFlight { outstanding, _background: background, id: id.clone(), master, is_answered: false }
+        let (outstanding, operation) = (Arc::clone(self), self.begin_operation());
+        MasterInFlight { outstanding, _operation: operation, id: id.clone(), master, is_answered: false }
     }
 
     /// Counts a request to a master as in flight.
@@ -354,11 +375,35 @@ impl Outstanding {
     }
 }
 
-/// Request or release in flight to one master. It keeps the background alive, because its answer may make a release
-/// necessary after the manager is gone.
+/// Count of an operation at one master, for the background. The drop of this value ends the count.
+#[derive(Debug)]
+struct MasterOperation(Option<Arc<dyn ReleaseBackground>>);
+
+impl Drop for MasterOperation {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|background| background.end_at_master());
+    }
+}
+
+/// Counts of a release that the background repeats.
+#[derive(Debug)]
+pub(super) struct PendingRelease {
+    at_master: Arc<()>,
+    _leftover: Option<Leftover>,
+    _operation: MasterOperation,
+}
+
+impl PendingAtMaster for PendingRelease {
+    fn is_beyond_limit(&self) -> bool {
+        // The master itself has one more reference.
+        Arc::strong_count(&self.at_master) > MAX_PENDING_RELEASES + 1
+    }
+}
+
+/// Request or release in flight to one master.
 struct MasterInFlight {
     outstanding: Arc<Outstanding>,
-    _background: Option<Arc<dyn ReleaseBackground>>,
+    _operation: MasterOperation,
     id: AcquisitionId,
     master: usize,
     is_answered: bool,

@@ -5,14 +5,14 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
+use super::super::outstanding::MAX_PENDING_RELEASES;
 use super::super::{Margins, Quorum, Restarts};
 use super::*;
 use crate::base::options::Options;
 use crate::engine::Engine;
+use crate::lock::release::Release;
 use crate::store::memory::{MemoryScheme, Store};
-use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, IfTaken, MasterRelease, Mode, QuorumScheme, ReleaseBackground, Scheme,
-};
+use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, MasterRelease, Mode, ReleaseBackground, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -66,8 +66,29 @@ impl Stage {
             id: asks(1).id,
             server_until: self.engine.clock.now().after(LEASE),
             arrives_until: None,
-            pending: Box::new(Arc::clone(&self.quorum.masters[0].pending_releases)),
+            pending: Box::new(self.quorum.outstanding.count_release(&self.quorum.masters[0], None)),
         }
+    }
+
+    fn gives_back(&self, release: MasterRelease) {
+        self.engine.keep_running();
+        self.engine.releases.release_at_master(release);
+    }
+
+    /// Keeps the background from sending releases to the first master until both signals.
+    async fn hangs(&self) -> [oneshot::Sender<()>; 2] {
+        let (signals, signalled): (Vec<_>, Vec<_>) = (0..2).map(|_| oneshot::channel()).unzip();
+        for signalled in signalled {
+            self.masters[0].next_leave(Fate::Silent(signalled));
+            self.gives_back(self.release_of("hangs").await);
+            moment().await;
+        }
+        signals.try_into().expect("two")
+    }
+
+    /// Returns the number of releases that the background has to repeat at the first master.
+    fn pending(&self) -> usize {
+        Arc::strong_count(&self.quorum.masters[0].pending_releases) - 1
     }
 
     async fn holders(&self, master: usize, name: &str) -> usize {
@@ -97,14 +118,14 @@ fn releases_outlive_the_runtime_that_was_to_send_them() {
         let stage = Stage::new();
         let one = stage.release_of("one").await;
         // Starts a driver, which is never polled.
-        stage.engine.release_at_master(one);
+        stage.gives_back(one);
         stage
     });
     drop(first);
     second.block_on(async {
         assert_eq!(stage.holders(0, "one").await, 1, "the driver has ended before");
         let two = stage.release_of("two").await;
-        stage.engine.release_at_master(two);
+        stage.gives_back(two);
         stage.is_free("one").await;
         stage.is_free("two").await;
     });
@@ -118,7 +139,7 @@ fn release_whose_runtime_ends_before_the_answer_is_sent_again() {
         let stage = Stage::new();
         let release = stage.release_of("cfg").await;
         stage.masters[0].next_leave(Fate::Silent(signalled));
-        stage.engine.release_at_master(release);
+        stage.gives_back(release);
         moment().await;
         assert_eq!((stage.masters[0].scripts(), stage.holders(0, "cfg").await), (1, 1));
         stage
@@ -135,12 +156,12 @@ async fn release_is_sent_again_when_no_copy_can_arrive_any_more() {
     let stage = Stage::new();
     let release = stage.release_of("cfg").await;
     let arrives_until = Some(stage.engine.clock.now().after(STRAY));
-    stage.engine.release_at_master(MasterRelease { arrives_until, ..release });
+    stage.gives_back(MasterRelease { arrives_until, ..release });
     moment().await;
     assert_eq!(stage.holders(0, "cfg").await, 0, "the first release is sent at once");
     stage.takes(0, "cfg", &asks(1)).await;
     tokio::time::sleep(STRAY).await;
-    assert_eq!((stage.holders(0, "cfg").await, stage.quorum.has_pending_releases()), (0, false));
+    assert_eq!((stage.holders(0, "cfg").await, stage.pending()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,12 +170,49 @@ async fn release_without_an_answer_is_repeated_until_the_lease_is_over() {
     let release = stage.release_of("cfg").await;
     let server_until = stage.engine.clock.now().after(STRAY);
     (0..100).for_each(|_| stage.masters[0].next_leave(Fate::NotDone));
-    stage.engine.release_at_master(MasterRelease { server_until, ..release });
+    stage.gives_back(MasterRelease { server_until, ..release });
     tokio::time::sleep(STRAY - Duration::from_millis(1)).await;
-    assert!(stage.quorum.has_pending_releases());
+    assert_eq!(stage.pending(), 1);
     tokio::time::sleep(STRAY).await;
-    assert!(!stage.quorum.has_pending_releases());
+    assert_eq!(stage.pending(), 0);
     assert!((3..100).contains(&stage.masters[0].scripts()), "{} were sent", stage.masters[0].scripts());
+}
+
+#[tokio::test(start_paused = true)]
+async fn releases_for_a_master_are_bounded_and_the_oldest_go_first() {
+    let stage = Stage::new();
+    let signals = stage.hangs().await;
+    for name in ["oldest", "second"] {
+        stage.gives_back(stage.release_of(name).await);
+    }
+    for _ in stage.pending()..MAX_PENDING_RELEASES {
+        stage.gives_back(stage.release_of("others").await);
+    }
+    moment().await;
+    assert_eq!(stage.pending(), MAX_PENDING_RELEASES);
+    stage.gives_back(stage.release_of("newest").await);
+    moment().await;
+    assert_eq!(stage.pending(), MAX_PENDING_RELEASES);
+    signals.into_iter().for_each(|signal| signal.send(()).expect("the background waits for it"));
+    tokio::time::sleep(STRAY).await;
+    let mut held = Vec::new();
+    for name in ["hangs", "oldest", "second", "newest"] {
+        held.push(stage.holders(0, name).await);
+    }
+    assert_eq!((held, stage.pending()), (vec![0, 1, 0, 0], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_is_dropped_when_its_hold_is_over() {
+    let stage = Stage::new();
+    let signals = stage.hangs().await;
+    for n in 0..10 {
+        let release = stage.release_of("cfg").await;
+        stage.gives_back(MasterRelease { server_until: stage.engine.clock.now().after(STRAY), ..release });
+        tokio::time::sleep(STRAY * 2).await;
+        assert_eq!(stage.pending(), 3, "after {n}");
+    }
+    drop(signals);
 }
 
 /// A majority has decided, so a minority that does not answer delays no caller.
@@ -164,14 +222,14 @@ async fn flush_and_close_do_not_wait_for_a_minority() {
     let release = stage.release_of("cfg").await;
     let (signal, signalled) = oneshot::channel();
     stage.masters[0].next_leave(Fate::Silent(signalled));
-    stage.engine.release_at_master(release);
+    stage.gives_back(release);
     let began = stage.engine.clock.now();
     stage.engine.flush().await.expect("nothing else is left");
     stage.engine.close().await.expect("nothing else is left");
     assert_eq!(stage.engine.clock.now(), began);
     signal.send(()).expect("the background waits for it");
     tokio::time::sleep(STRAY).await;
-    assert_eq!((stage.holders(0, "cfg").await, stage.quorum.has_pending_releases()), (0, false));
+    assert_eq!((stage.holders(0, "cfg").await, stage.pending()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,4 +251,31 @@ async fn late_grant_is_released_although_the_manager_is_gone() {
     signal.send(()).expect("the request waits for it");
     moment().await;
     assert_eq!((holders().await, weak.strong_count()), (0, 0));
+}
+
+/// The background still has to send the release when it outlives the manager.
+#[tokio::test(start_paused = true)]
+async fn release_that_a_minority_misses_is_repeated_although_the_manager_is_gone() {
+    let stage = Stage::new();
+    let granted = stage.quorum.acquire(&key_of("cfg"), &asks(1)).await.expect("answered").value;
+    assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+    let (signal, signalled) = oneshot::channel();
+    stage.masters[2].next_leave(Fate::Silent(signalled));
+    let server_until = stage.engine.clock.now().after(LEASE);
+    let release = Release { key: Arc::new(key_of("cfg")), id: asks(1).id, server_until, arrives_until: None };
+    stage.engine.keep_running();
+    stage.engine.releases.in_background(release, None);
+    let Stage { masters, quorum, engine } = stage;
+    let weak = Arc::downgrade(&quorum);
+    drop((quorum, engine));
+    moment().await;
+    let mut held = Vec::new();
+    for master in &masters {
+        held.push(master.memory.inspect(&key_of("cfg")).await.expect("answered").value.holders.len());
+    }
+    assert_eq!(held, [0, 0, 1]);
+    signal.send(()).expect("the release waits for it");
+    tokio::time::sleep(STRAY).await;
+    let left = masters[2].memory.inspect(&key_of("cfg")).await.expect("answered").value.holders.len();
+    assert_eq!((left, weak.strong_count()), (0, 0));
 }
