@@ -1,11 +1,17 @@
-//! Simulation of the promises. The real engine runs over a memory store, with a simulated network, server, processes
-//! and users. All of them fail in every way that the contract allows. The seed determines the whole run, and all clocks
-//! are paused.
+//! Simulation of the promises. The real engine runs over memory stores, with simulated networks, servers, processes and
+//! users. All of them fail in every way that the contract allows. The seed determines the whole run, and all clocks are
+//! paused.
 //!
-//! `history` records the events, `checkers` compare them with the promises, and `mutants` show that the checkers notice
-//! faults.
+//! * A `profile` is the data of a run: the number of servers, how often each fault happens, and the users. With one
+//!   server, the run has failovers, notifications and recalls. Three or five servers are the masters of a quorum.
+//! * The `world` has the servers with their networks and clocks. A `machine` runs a process with its runtimes. The
+//!   `workload` is what its users do. A `link` connects a process to a server.
+//! * `trouble` causes faults by chance, and `scenes` play one fault each.
+//! * The `history` records all events. `checkers` compare it with the promises. `mutants` are planted faults, and each
+//!   is `caught` by its checker.
 
 mod cached;
+mod caught;
 mod checkers;
 mod gate;
 mod history;
@@ -18,6 +24,7 @@ mod quorum;
 mod replicated;
 mod runtime;
 mod scenes;
+mod trouble;
 mod workload;
 mod world;
 
@@ -26,28 +33,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use caught::{breaks, caught};
 use checkers::Violation;
-use history::{History, Process, What};
+use history::{History, What};
 use machine::Machine;
 use mutants::Mutant;
 use profile::{BURST, HOT, Profile, RUNTIMES, Story, UNHEARD, WILD_CLOCKS};
 use scenes::Scene;
+use trouble::{Cast, trouble};
 use workload::Leaked;
-use world::{Down, World};
+use world::World;
 
-/// Time during which faults happen.
-const TROUBLE: Duration = Duration::from_secs(12);
-/// Time after the last fault within which every waiter is served. A waiter may have to wait for several leaked holds,
-/// one after the other.
-const TIME_LIMIT: Duration = Duration::from_secs(120);
-/// Time that is longer than every lease, limit and retention.
-const AFTERMATH: Duration = Duration::from_secs(75);
 /// Number of runs with several runtimes.
 const SEEDS_OF_RUNTIMES: u64 = 100;
 /// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);
-/// Actions of each task.
-const THINGS: u32 = 8;
 
 /// Returns the history of a seed.
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
@@ -68,11 +68,10 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
             Story::Chance => story(&world, &leaked).await,
             Story::Scene(scene) => {
                 scenes::play(&world, &leaked, scene).await;
-                tokio::time::sleep(AFTERMATH).await;
+                tokio::time::sleep(profile.aftermath).await;
             }
         }
-        let (records, subscribers) = (world.store.left_at(world.server_time()), world.subscribers());
-        world.record(What::ReleaseReply { records, subscribers });
+        world.record_left();
         world.record(What::Over);
         world.take_history()
     });
@@ -83,14 +82,16 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
 
 /// Runs the faults, the recovery, and the time until nothing is left.
 async fn story(world: &Arc<World>, leaked: &Leaked) {
-    drop(tokio::spawn(Arc::clone(world).replicate()));
-    let many = world.draw(|rng| rng.u32(2..=4));
-    let mut cast = Cast { next: many, machines: Vec::new(), gone: Vec::new() };
-    for process in 0..many {
-        cast.machines.push(Machine::start(world, leaked, process, THINGS));
+    if !world.is_quorum() {
+        drop(tokio::spawn(Arc::clone(world).replicate()));
     }
-    let trouble = trouble(world, leaked, &mut cast);
-    trouble.await;
+    let (most, _, things) = world.profile.cast;
+    let many = world.draw(|rng| rng.u32(2..=most));
+    let mut cast = Cast { next: many, machines: Vec::new(), gone: Vec::new(), faults: Vec::new() };
+    for process in 0..many {
+        cast.machines.push(Machine::start(world, leaked, process, things));
+    }
+    trouble(world, leaked, &mut cast).await;
     world.heals();
     let all = async {
         // Longer than a runtime is blocked by a computation.
@@ -103,164 +104,12 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
         }
     };
     // If a waiter is not served by then, the history shows it.
-    tokio::time::timeout(TIME_LIMIT, all).await.ok();
-    tokio::time::sleep(AFTERMATH).await;
+    tokio::time::timeout(world.profile.served_within, all).await.ok();
+    tokio::time::sleep(world.profile.aftermath).await;
     for machine in cast.machines.iter().chain(&cast.gone) {
         let process = machine.address.process;
         if !machine.address.gate.is_dead() && !machine.manager.engine.is_idle() {
             world.record(What::NotIdle { process });
-        }
-    }
-}
-
-/// Machines of a run.
-struct Cast {
-    next: u32,
-    machines: Vec<Machine>,
-    gone: Vec<Machine>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Trouble {
-    Pause,
-    Crash,
-    Close,
-    Outage,
-    Empty,
-    Stale,
-    Split,
-    Step,
-    RuntimeStops,
-    RuntimeEnds,
-}
-
-/// Causes all faults except those of messages. The seed determines their order and their times.
-async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
-    let profile = world.profile;
-    let mut plan = Vec::new();
-    let kinds = [
-        (Trouble::Pause, profile.pauses),
-        (Trouble::Crash, profile.crashes),
-        (Trouble::Close, profile.closes),
-        (Trouble::Outage, profile.outages),
-        (Trouble::Empty, profile.empties),
-        (Trouble::Stale, profile.stale),
-        (Trouble::Split, profile.splits),
-        (Trouble::Step, profile.steps),
-        (Trouble::RuntimeStops, profile.runtime_stops),
-        (Trouble::RuntimeEnds, profile.runtime_ends),
-    ];
-    // A profile without runtime faults must draw no random numbers for them. Otherwise its runs would change.
-    let runtimes = profile.runtime_stops + profile.runtime_ends > 0;
-    for (kind, most) in kinds {
-        if matches!(kind, Trouble::RuntimeStops | Trouble::RuntimeEnds) && !runtimes {
-            continue;
-        }
-        for _ in 0..world.draw(|rng| rng.u32(0..=most)) {
-            plan.push((world.draw(|rng| rng.u64(0..world::millis(TROUBLE))), kind));
-        }
-    }
-    plan.sort_by_key(|(at, _)| *at);
-    let began = world.now() / 1000;
-    for (at, kind) in plan {
-        let now = world.now() / 1000;
-        tokio::time::sleep(Duration::from_millis((began + at).saturating_sub(now))).await;
-        happens(world, leaked, cast, kind).await;
-    }
-    let now = world.now() / 1000;
-    tokio::time::sleep(TROUBLE.saturating_sub(Duration::from_millis(now - began))).await;
-}
-
-async fn happens(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast, kind: Trouble) {
-    let victim = world.draw(|rng| rng.usize(0..cast.machines.len()));
-    match kind {
-        Trouble::Pause => {
-            let long = world.draw(|rng| rng.bool());
-            let for_ms = world.draw(|rng| if long { rng.u64(1..12_000) } else { rng.u64(1..1_000) });
-            cast.machines[victim].pause(for_ms);
-        }
-        Trouble::Crash | Trouble::Close => {
-            let heir = Machine::start(world, leaked, cast.next, THINGS / 2);
-            cast.next += 1;
-            let mut old = std::mem::replace(&mut cast.machines[victim], heir);
-            if matches!(kind, Trouble::Crash) {
-                old.crash()
-            } else {
-                old.close()
-            }
-            cast.gone.push(old);
-        }
-        Trouble::Outage => outage(world, |_| {}).await,
-        Trouble::Empty => outage(world, World::empties).await,
-        Trouble::Stale => outage(world, World::falls_back).await,
-        Trouble::Split => split(world).await,
-        Trouble::Step => world.steps_clock(profile_band(world)),
-        Trouble::RuntimeStops => {
-            let (pick, how_long) = world.draw(|rng| (rng.usize(0..8), rng.u32(0..4)));
-            let for_ms = match how_long {
-                0 => Some(world.draw(|rng| rng.u64(1..1_000))),
-                1 => Some(world.draw(|rng| rng.u64(1_000..12_000))),
-                // A task of the runtime computes.
-                2 => Some(20_000),
-                _ => None,
-            };
-            cast.machines[victim].stop_runtime(pick, for_ms);
-        }
-        Trouble::RuntimeEnds => {
-            let (pick, leaks) = world.draw(|rng| (rng.usize(0..8), rng.u32(0..4) == 0));
-            cast.machines[victim].end_runtime(pick, leaks, THINGS / 2);
-        }
-    }
-}
-
-fn profile_band(world: &World) -> i64 {
-    world.profile.step_band_ms
-}
-
-/// Takes the server away for longer than clocks can differ. Another server may come in its place.
-async fn outage(world: &Arc<World>, change: impl FnOnce(&World)) {
-    let is_silent = world.draw(|rng| rng.bool());
-    world.goes_down(if is_silent { Down::Silent } else { Down::Refusing });
-    let long = world.draw(|rng| rng.u32(0..4) == 0);
-    let for_ms = world.draw(|rng| if long { rng.u64(2_000..8_000) } else { rng.u64(120..1_500) });
-    tokio::time::sleep(Duration::from_millis(for_ms)).await;
-    change(world);
-    world.comes_up();
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Reroute(Process),
-    Wake,
-    Demote,
-}
-
-/// Splits the primaries. The primary freezes, a replica takes over, and processes learn of it one after the other. Then
-/// the old primary wakes up. For milliseconds or seconds it answers the requests in its sockets, and the processes that
-/// still ask it.
-async fn split(world: &Arc<World>) {
-    world.freezes();
-    let for_ms = world.draw(|rng| rng.u64(200..1_500));
-    tokio::time::sleep(Duration::from_millis(for_ms)).await;
-    world.promotes();
-    let wakes = world.draw(|rng| rng.u64(0..2_000));
-    let long = world.draw(|rng| rng.bool());
-    let awake = world.draw(|rng| if long { rng.u64(200..4_000) } else { rng.u64(2..12) });
-    let mut steps = vec![(wakes, Step::Wake), (wakes + awake, Step::Demote)];
-    for process in world.behind() {
-        // The old primary refuses a process that still asks it later, and the process looks for another primary.
-        let learns_after = world.draw(|rng| rng.u64(0..wakes + awake + 100));
-        steps.push((learns_after, Step::Reroute(process)));
-    }
-    steps.sort_by_key(|(at, _)| *at);
-    let began = world.now() / 1000;
-    for (at, step) in steps {
-        let now = world.now() / 1000;
-        tokio::time::sleep(Duration::from_millis((began + at).saturating_sub(now))).await;
-        match step {
-            Step::Reroute(process) => world.reroutes(process),
-            Step::Wake => world.wakes(),
-            Step::Demote => world.demotes(),
         }
     }
 }
@@ -355,7 +204,15 @@ fn same_seed_same_history() {
 
 /// Returns the variety of a run: the first word of each event, and of the answers and ends in it.
 fn kinds(history: &History) -> BTreeSet<String> {
-    let labels = |what: &What| match what {
+    let mut wishes = std::collections::BTreeMap::new();
+    let mut labels = |what: &What| match what {
+        What::Asked { attempt, wish, .. } => {
+            wishes.insert(*attempt, *wish);
+            "Asked".to_owned()
+        }
+        What::Granted { attempt, .. } if wishes[attempt].converts.is_some() => {
+            format!("Converted to {}", wishes[attempt].mode)
+        }
         What::Applied { op, reply, .. } => format!("{} {}", first_token_of(op), first_token_of(reply)),
         What::Failed { end, .. } => format!("Failed {end:?}"),
         What::LossSeen { reason, .. } => format!("LossSeen {reason:?}"),
@@ -440,9 +297,7 @@ fn everything_happens() {
 
 #[test]
 fn exclusion_needs_clocks_within_the_margin() {
-    let broken = (0..50).any(|seed| {
-        checkers::check(&run(seed, WILD_CLOCKS, None)).iter().any(|violation| violation.promise == "1 exclusion")
-    });
+    let broken = (0..50).any(|seed| breaks(seed, WILD_CLOCKS, None, "1 exclusion"));
     assert!(broken, "steps of seconds break exclusion, or the steps do not happen");
 }
 
@@ -490,15 +345,15 @@ fn runtimes_do_all_that_runtimes_do() {
 fn release_is_not_always_fine() {
     let scene = Profile::of_scene(Scene::ReleaseOfALostHold);
     assert_eq!(checkers::check(&run(0, scene, None)), []);
-    caught_with(|_| scene, Mutant::ReleaseIsAlwaysFine, "4 release");
+    caught(|_| scene, Mutant::ReleaseIsAlwaysFine, "4 release");
 }
 
 #[test]
 fn what_goes_with_one_runtime_is_noticed() {
-    caught_with(|_| RUNTIMES, Mutant::RenewsWithTheFirst, "11 holds");
-    caught_with(|_| RUNTIMES, Mutant::ReleasesWithTheFirst, "11 releases");
-    caught_with(|_| RUNTIMES, Mutant::NobodyLooksAfter, "11 releases");
-    caught_with(|_| RUNTIMES, Mutant::AsksWithTheFirst, "11 waiters");
+    caught(|_| RUNTIMES, Mutant::RenewsWithTheFirst, "11 holds");
+    caught(|_| RUNTIMES, Mutant::ReleasesWithTheFirst, "11 releases");
+    caught(|_| RUNTIMES, Mutant::NobodyLooksAfter, "11 releases");
+    caught(|_| RUNTIMES, Mutant::AsksWithTheFirst, "11 waiters");
 }
 
 /// Conversions often end without an answer here, because most answers are lost.
@@ -508,26 +363,22 @@ fn promises_hold_for_conversions_in_doubt() {
         panic!("{report}");
     }
     // With fewer lost answers, a hold is seldom lost during its conversion.
-    caught_with(|_| UNHEARD, Mutant::ConvertedUnrenewed, "3 lost conversions");
-    caught_with(|_| Profile::of_scene(Scene::UpgradeUnheard), Mutant::LeavesInDoubt, "1 validity");
-    caught_with(|_| Profile::of_scene(Scene::UpgradeLost), Mutant::NoLateConversions, "4 conversions in doubt");
+    caught(|_| UNHEARD, Mutant::ConvertedUnrenewed, "3 lost conversions");
+    caught(|_| Profile::of_scene(Scene::UpgradeUnheard), Mutant::LeavesInDoubt, "1 validity");
+    caught(|_| Profile::of_scene(Scene::UpgradeLost), Mutant::NoLateConversions, "4 conversions in doubt");
 }
 
 /// Background renewals and releases do not wait for acquisitions. Acquisitions wait only where the wait costs nothing.
 #[test]
 fn what_a_burst_takes_from_others_is_noticed() {
-    caught_with(|_| BURST, Mutant::RoomForAll, "10 losses");
-    caught_with(|_| BURST, Mutant::RenewsInTurn, "10 losses");
+    caught(|_| BURST, Mutant::RoomForAll, "10 losses");
+    caught(|_| BURST, Mutant::RenewsInTurn, "10 losses");
 }
 
 /// An answer that is too late for its limit seldom arrives in time, unless clocks jump.
 #[test]
 fn what_came_too_late_is_no_denial() {
-    let breaks = |mutant, promise| {
-        (0..30).any(|seed| {
-            checkers::check(&run(seed, WILD_CLOCKS, mutant)).iter().any(|violation| violation.promise == promise)
-        })
-    };
+    let breaks = |mutant, promise| (0..30).any(|seed| breaks(seed, WILD_CLOCKS, mutant, promise));
     for (mutant, promise) in
         [(Mutant::LateIsDenial, "denial"), (Mutant::LateConversionIsRefused, "denial of conversions")]
     {
@@ -538,106 +389,6 @@ fn what_came_too_late_is_no_denial() {
 
 #[test]
 fn tokens_of_a_hot_lock_grow_across_a_loss() {
-    let breaks =
-        |mutant| checkers::check(&run(0, HOT, mutant)).into_iter().any(|violation| violation.promise == "2 tokens");
-    assert!(breaks(Some(Mutant::TokensAhead)), "the lock is not hot enough");
-    assert!(!breaks(None));
-}
-
-/// Asserts that the checker of a promise catches the mutant.
-fn caught(mutant: Mutant, promise: &str) {
-    caught_with(Profile::of_seed, mutant, promise);
-}
-
-fn caught_with(profile_of: impl Fn(u64) -> Profile, mutant: Mutant, promise: &str) {
-    const SEEDS: u64 = 60;
-    for seed in 0..SEEDS {
-        let history = run(seed, profile_of(seed), Some(mutant));
-        if checkers::check(&history).iter().any(|violation| violation.promise == promise) {
-            return;
-        }
-    }
-    panic!("nobody notices {mutant:?} in {SEEDS} seeds");
-}
-
-#[test]
-#[ignore = "tells how soon each checker notices each mutant"]
-fn mutants_by_checker() {
-    for mutant in mutants::ALL {
-        let mut seen = std::collections::BTreeMap::<&str, (u64, usize)>::new();
-        for seed in 0..60 {
-            let history = run(seed, Profile::chosen(seed), Some(mutant));
-            let promises: BTreeSet<_> =
-                checkers::check(&history).into_iter().map(|violation| violation.promise).collect();
-            for promise in promises {
-                seen.entry(promise).or_insert((seed, 0)).1 += 1;
-            }
-        }
-        println!("{mutant:?}: {seen:?}");
-    }
-}
-
-macro_rules! mutants {
-    ($($name:ident: $mutant:ident is caught by $promise:literal;)*) => {
-        mod mutants_are_caught {
-            use super::{Mutant, caught};
-            $(
-                #[test]
-                fn $name() {
-                    caught(Mutant::$mutant, $promise);
-                }
-            )*
-        }
-    };
-}
-
-mutants! {
-    writer_beside_readers: WriterBesideReaders is caught by "1 exclusion";
-    grant_not_recorded: GrantNotRecorded is caught by "1 exclusion";
-    deadline_from_reply: DeadlineFromReply is caught by "1 validity";
-    late_grant_believed: LateGrantBelieved is caught by "1 validity";
-    plain_tokens: PlainTokens is caught by "2 tokens";
-    token_for_each_reader: TokenForEachReader is caught by "2 tokens";
-    release_of_anybody: ReleaseOfAnybody is caught by "3 ends of holds";
-    renewal_recreates: RenewalRecreates is caught by "3 ends of holds";
-    renewal_shortens: RenewalShortens is caught by "3 ends of holds";
-    lost_at_once: LostAtOnce is caught by "3 ends of guards";
-    retry_counts_twice: RetryCountsTwice is caught by "4 idempotence";
-    force_ends_newer: ForceEndsNewer is caught by "4 idempotence";
-    limit_ignored: LimitIgnored is caught by "4 idempotence";
-    renewal_outlives_guard: RenewalOutlivesGuard is caught by "5 leftovers";
-    slow_heartbeat: SlowHeartbeat is caught by "7 heartbeat";
-    silence_is_denial: SilenceIsDenial is caught by "denial";
-    slow_renewal: SlowRenewal is caught by "8 renewal";
-    gives_up_soon: GivesUpSoon is caught by "8 unreachable";
-    gives_up_late: GivesUpLate is caught by "8 unreachable";
-    waits_for_ever: WaitsForEver is caught by "service";
-    never_forgets: NeverForgets is caught by "9 tidiness";
-    out_of_order: OutOfOrder is caught by "6 local order";
-    unseen_writer: UnseenWriter is caught by "6 local phases";
-    reader_passes_writer: ReaderPassesWriter is caught by "6 bypass";
-    newest_first: NewestFirst is caught by "6 queue";
-    cancelled_stays: CancelledStays is caught by "5 ghosts";
-    full_lease_unclaimed: FullLeaseUnclaimed is caught by "5 dead waiters";
-    notification_to_another: NotificationToAnother is caught by "1 validity";
-    stale_notification: StaleNotification is caught by "1 validity";
-    downgrade_lets_writer_in: DowngradeLetsWriterIn is caught by "1 exclusion";
-    upgrade_beside_readers: UpgradeBesideReaders is caught by "1 exclusion";
-    leaves_once: LeavesOnce is caught by "5 ghosts";
-    shares_for_ever: SharesForEver is caught by "6 sharing";
-    over_budget: OverBudget is caught by "6 budget";
-    renews_short: RenewsShort is caught by "3 leases of guards";
-    no_writer_waits: NoWriterWaits is caught by "6 waited for";
-    loss_is_silence: LossIsSilence is caught by "3 answered losses";
-    force_not_told: ForceNotTold is caught by "3 forced";
-    repeat_extends_nothing: RepeatExtendsNothing is caught by "3 ends of holds";
-    renewal_extends_nothing: RenewalExtendsNothing is caught by "3 ends of holds";
-    ignores_notifications: IgnoresNotifications is caught by "7 hand-over";
-    never_subscribes: NeverSubscribes is caught by "7 subscription";
-    looks_at_half: LooksAtHalf is caught by "inspect";
-    no_pause: NoPause is caught by "10 asks";
-    forgets_force: ForgetsForce is caught by "3 forced";
-    keeps_the_dead: KeepsTheDead is caught by "5 leftovers";
-    refusal_is_loss: RefusalIsLoss is caught by "3 lost conversions";
-    silent_conversion_is_loss: SilentConversionIsLoss is caught by "4 reasons of conversions";
+    assert!(breaks(0, HOT, Some(Mutant::TokensAhead), "2 tokens"), "the lock is not hot enough");
+    assert!(!breaks(0, HOT, None, "2 tokens"));
 }

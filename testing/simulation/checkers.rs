@@ -16,6 +16,7 @@ mod leftovers;
 mod load;
 mod losses;
 mod queue;
+mod quorum;
 mod release;
 mod retries;
 mod runtimes;
@@ -64,63 +65,70 @@ impl Findings {
     }
 }
 
+type Checker = fn(&Facts<'_>) -> Findings;
+
+/// Checkers of what users see, whatever the servers are.
+const OF_USERS: [Checker; 4] = [exclusion::overlaps, starts::nested, tidiness::ttl_and_end, tidiness::everybody_served];
+
+/// Checkers of the only server, and of what its answers let users expect.
+const OF_ONE_SERVER: [Checker; 47] = [
+    exclusion::covered,
+    tokens::grow,
+    ends::of_holds,
+    ends::of_guards,
+    losses::answered,
+    losses::own_newer_grant,
+    losses::forced,
+    losses::unconfirmed,
+    conversions::lost,
+    conversions::refused,
+    conversions::reasons,
+    conversions::in_doubt,
+    starts::fresh,
+    release::by_the_servers_answer,
+    release::by_the_servers_answer_in_doubt,
+    release::by_the_local_deadline,
+    idempotence::copies,
+    leftovers::none,
+    ghosts::none,
+    fairness::local_order,
+    fairness::local_phases,
+    fairness::sharing,
+    fairness::budget,
+    fairness::leases,
+    queue::order,
+    queue::bypasses,
+    queue::claims,
+    answers::waited_for,
+    answers::looks,
+    handover::at_once,
+    handover::subscribed,
+    retries::heartbeat,
+    retries::unreachable,
+    retries::renewals,
+    denial::answered,
+    denial::by_holders,
+    runtimes::holds,
+    runtimes::releases,
+    runtimes::waiters,
+    load::asks,
+    load::failures,
+    load::losses,
+    cached::recalls,
+    cached::forced,
+    cached::tokens,
+    cached::in_time,
+    cached::given_up,
+];
+
+/// Checkers of a quorum.
+const OF_QUORUM: [Checker; 3] = [quorum::tokens, quorum::forced, quorum::unnoticed];
+
 /// Returns all violations, in the order of the history.
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let facts = Facts::of(history);
-    let checkers = [
-        exclusion::overlaps,
-        exclusion::covered,
-        tokens::grow,
-        ends::of_holds,
-        ends::of_guards,
-        losses::answered,
-        losses::own_newer_grant,
-        losses::forced,
-        losses::unconfirmed,
-        conversions::lost,
-        conversions::refused,
-        conversions::reasons,
-        conversions::in_doubt,
-        starts::fresh,
-        starts::nested,
-        release::by_the_servers_answer,
-        release::by_the_servers_answer_in_doubt,
-        release::by_the_local_deadline,
-        idempotence::copies,
-        leftovers::none,
-        ghosts::none,
-        fairness::local_order,
-        fairness::local_phases,
-        fairness::sharing,
-        fairness::budget,
-        fairness::leases,
-        queue::order,
-        queue::bypasses,
-        queue::claims,
-        answers::waited_for,
-        answers::looks,
-        handover::at_once,
-        handover::subscribed,
-        retries::heartbeat,
-        retries::unreachable,
-        retries::renewals,
-        tidiness::ttl_and_end,
-        tidiness::everybody_served,
-        denial::answered,
-        denial::by_holders,
-        runtimes::holds,
-        runtimes::releases,
-        runtimes::waiters,
-        load::asks,
-        load::failures,
-        load::losses,
-        cached::recalls,
-        cached::forced,
-        cached::tokens,
-        cached::in_time,
-        cached::given_up,
-    ];
-    let mut found: Vec<_> = checkers.into_iter().flat_map(|checker| checker(&facts).found).collect();
+    let others: &[Checker] = if facts.quorum.is_some() { &OF_QUORUM } else { &OF_ONE_SERVER };
+    let mut found: Vec<_> = OF_USERS.iter().chain(others).flat_map(|checker| checker(&facts).found).collect();
     found.sort_by_key(|violation| violation.at);
     found
 }

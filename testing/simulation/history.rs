@@ -4,12 +4,14 @@
 use std::fmt;
 
 use crate::base::error::{Error, LossReason};
-use crate::store::Mode;
+use crate::store::{Floor, Mode};
 
 /// True time since the start of the run, in microseconds.
 pub(super) type Micros = u64;
 /// Number of an engine. After a crash or `close`, the next engine of the same machine is another process.
 pub(super) type Process = u32;
+/// Place of a server among all servers of the world.
+pub(super) type Place = usize;
 pub(super) type Lock = u8;
 pub(super) type Attempt = u32;
 pub(super) type Guard = u32;
@@ -66,6 +68,8 @@ pub(super) enum Op {
         tries: bool,
         /// True if the hold may be cached.
         caches: bool,
+        /// Lower bound for the token, at a master of a quorum.
+        floor: Option<Floor>,
     },
     Conversion {
         old: Id,
@@ -255,6 +259,15 @@ pub(super) struct Wish {
     pub(super) converts: Option<Guard>,
 }
 
+impl Wish {
+    /// Returns the wish for a plain hold without limits.
+    pub(super) fn new(lock: Lock, mode: Mode, lease_ms: u64) -> Self {
+        let (within, converts) = (None, None);
+        let max_hold_ms = 3_600_000;
+        Self { lock, mode, lease_ms, max_hold_ms, wait_ms: None, once: false, reentrant: false, within, converts }
+    }
+}
+
 #[derive(Clone, PartialEq, Debug)]
 #[allow(clippy::large_enum_variant)] // nearly all are of the large variant
 pub(super) enum What {
@@ -335,6 +348,7 @@ pub(super) enum What {
     Sent {
         request: Request,
         process: Process,
+        place: Place,
         lock: Lock,
         op: Op,
         /// Attempt whose future sent the request.
@@ -345,6 +359,7 @@ pub(super) enum What {
     Applied {
         request: Request,
         copy: u32,
+        place: Place,
         /// Number of primaries before this one.
         primary: u32,
         /// True if another primary was promoted, and this one does not know it yet.
@@ -383,6 +398,22 @@ pub(super) enum What {
     SmallBatches,
     /// Every grant that counts is on a replica, so no hold is lost with a primary.
     Replicated,
+    /// The servers are the masters of a quorum.
+    Quorum {
+        masters: usize,
+        /// Majority of masters that have no fault. Empty if any master may have one.
+        faultless: Vec<Place>,
+        lease_ms: u64,
+    },
+    /// An operator asks a master to end these holds.
+    ForceAsked {
+        place: Place,
+        ids: Vec<Id>,
+    },
+    /// The servers have reported to an operator that these holds are over.
+    ForceDone {
+        ids: Vec<Id>,
+    },
     /// An event on the subscription of a process to recalls of a lock.
     RecallEvent {
         process: Process,
@@ -440,13 +471,35 @@ pub(super) enum What {
         leaks: bool,
     },
     Down {
+        place: Place,
         refuses: bool,
     },
-    Up,
+    Up {
+        place: Place,
+    },
     /// The server lost all data.
-    Emptied,
-    /// The primary stands still, with unread requests in its sockets.
-    Frozen,
+    Emptied {
+        place: Place,
+    },
+    /// The server stands still, with unread requests in its sockets.
+    Frozen {
+        place: Place,
+    },
+    /// The server goes on.
+    Thawed {
+        place: Place,
+    },
+    /// Messages to the server and from it take long, or no longer.
+    SlowServer {
+        place: Place,
+        is_slow: bool,
+    },
+    /// No message gets through between a process and these servers, and none of the earlier ones. Without servers, all
+    /// messages get through again.
+    Cut {
+        process: Process,
+        places: Vec<Place>,
+    },
     /// A replica took over from a primary that stands still. It lacks the last `behind_ms` milliseconds.
     Promoted {
         behind_ms: u64,
@@ -471,9 +524,10 @@ pub(super) enum What {
     NotIdle {
         process: Process,
     },
-    ReleaseReply {
+    Left {
         records: usize,
         subscribers: usize,
+        holds: Vec<(Place, Held)>,
     },
     Over,
 }

@@ -1,5 +1,7 @@
-//! Fault layer of one process. It is a scheme whose requests travel through the [`World`]. It treats silence, late
-//! replies and limits as the transport to real servers does.
+//! Link of one process to one server. It is a scheme whose requests travel through the [`World`]. It treats silence,
+//! late replies and limits as the transport to real servers does. `master` has what only the masters of a quorum need.
+
+mod master;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -11,7 +13,7 @@ use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
-use super::history::{Lock, What};
+use super::history::{Lock, Place, What};
 use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
@@ -20,12 +22,14 @@ use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::base::options::Options;
 use crate::base::recalls::Recalls;
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
     Scheme, ServerContact, Subscription, View,
 };
+use master::Master;
 
 /// Greatest age of a clock sample, as in the transport.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(5);
@@ -33,9 +37,12 @@ const MAX_SAMPLE_AGE: Duration = Duration::from_secs(5);
 pub(super) struct Link {
     pub(super) world: Arc<World>,
     pub(super) address: Address,
-    pub(super) response_timeout: Duration,
-    pub(super) max_clock_skew: Duration,
+    place: Place,
+    response_timeout: Duration,
+    max_clock_skew: Duration,
     clock_sample: Arc<Mutex<Option<ClockSample>>>,
+    /// Connection to the server, if it is a master of a quorum.
+    master: Option<Mutex<Master>>,
     /// Requests in flight, as on a connection. A request over the limit waits here, and not at the server. Background
     /// requests are not limited.
     room: Semaphore,
@@ -52,9 +59,20 @@ pub(super) struct Link {
     left_alone: Mutex<HashSet<AcquisitionId>>,
 }
 
+/// Returns an answer whose value must be of this kind.
+macro_rules! only {
+    ($answer:expr, $kind:ident) => {{
+        let Answered { sent, server, node, value } = $answer;
+        match value {
+            Answer::$kind(value) => Answered { sent, server, node, value },
+            other => unreachable!("the server answers {other:?}"),
+        }
+    }};
+}
+
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Link").field(&self.address.process).finish()
+        f.debug_tuple("Link").field(&self.address.process).field(&self.place).finish()
     }
 }
 
@@ -62,8 +80,8 @@ impl Link {
     pub(super) fn new(
         world: &Arc<World>,
         address: Address,
-        response_timeout: Duration,
-        max_clock_skew: Duration,
+        place: Place,
+        Options { response_timeout, max_clock_skew, .. }: &Options,
     ) -> Self {
         let clock_sample = Arc::default();
         world.listens(&address, &clock_sample);
@@ -71,9 +89,11 @@ impl Link {
         Self {
             world: Arc::clone(world),
             address,
-            response_timeout,
-            max_clock_skew,
+            place,
+            response_timeout: *response_timeout,
+            max_clock_skew: *max_clock_skew,
             clock_sample,
+            master: world.is_quorum().then(Mutex::default),
             room,
             room_ahead,
             asked: Arc::default(),
@@ -92,16 +112,26 @@ impl Link {
 
     /// Sends one request and waits for its answer, as long as an answer still counts.
     async fn carry(&self, key: &Arc<Key>, parcel: Parcel) -> Attempt<Answer> {
-        let fates = self.world.fates(&parcel);
+        self.world.count_pipeline();
+        let fates = self.world.fates(self.place, &parcel);
         self.carry_on(key, parcel, fates).await
     }
 
     async fn carry_on(&self, key: &Arc<Key>, parcel: Parcel, fates: Fates) -> Attempt<Answer> {
+        if let Some(answer) = self.invented(&parcel) {
+            return Ok(self.made_up(answer));
+        }
+        self.connect(key).await?;
+        self.exchange(key, parcel, fates).await
+    }
+
+    async fn exchange(&self, key: &Arc<Key>, parcel: Parcel, fates: Fates) -> Attempt<Answer> {
         let (world, gate) = (&self.world, &self.address.gate);
         self.goes_with_a_runtime(&parcel).await;
         gate.pass().await;
         let (sent, node) = (world.clock.now(), world.answering(self.address.process));
-        let (request, answered) = world.post(self.address.process, key, &parcel, fates);
+        let wire = self.wire();
+        let (request, answered) = world.post(wire, key, &parcel, fates);
         let delivery = self.await_delivery(sent, &parcel, answered).await;
         gate.pass().await;
         let now = world.clock.now();
@@ -111,6 +141,7 @@ impl Link {
             Some(Delivery::Answered(answer, server)) if believes_all || now.since(sent) <= self.response_timeout => {
                 world.record(What::Answered { request, reply: answer.reply() });
                 *self.clock_sample.lock() = Some(ClockSample { sent, server });
+                self.on_answer(wire, sent, &parcel, &answer);
                 let Some(answer) = self.misheard(answer) else {
                     let arrives_until = sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew));
                     return Err(Failure::Unknown { arrives_until, source: None });
@@ -127,6 +158,7 @@ impl Link {
             }
             Some(Delivery::Refused) => {
                 world.record(What::NotDone { request });
+                self.on_silence();
                 Err(Failure::NotDone { source: None })
             }
             Some(Delivery::Unreplicated) => {
@@ -136,6 +168,7 @@ impl Link {
             Some(Delivery::Answered(..)) | None => {
                 world.record(What::Unanswered { request });
                 *self.clock_sample.lock() = None;
+                self.on_silence();
                 if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
@@ -248,26 +281,29 @@ impl Link {
             if let Some(clock_sample) = clock_sample.filter(|clock_sample| clock_sample.age_at(now) <= MAX_SAMPLE_AGE) {
                 return Ok(clock_sample.server_time_at(now).after(self.response_timeout).as_millis_up());
             }
-            if self.carry(key, Parcel::Time).await.is_err() {
-                // No request of the acquisition was sent.
-                return Err(Failure::NotDone { source: None });
-            }
+            self.ask_time(key).await?;
         }
+    }
+
+    /// Asks the server for its time, before any other request.
+    async fn ask_time(&self, key: &Arc<Key>) -> Result<(), Failure> {
+        self.world.count_pipeline();
+        let fates = self.world.fates(self.place, &Parcel::Time);
+        // No other request was sent.
+        self.exchange(key, Parcel::Time, fates).await.map(drop).map_err(|_| Failure::NotDone { source: None })
     }
 
     async fn leave_at_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
         if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
             return Ok(self.made_up(ReleaseReply::None(Absence::default())));
         }
-        let answer = self.carry(&owned(key), Parcel::Leave { id: id.clone() }).await?;
-        Ok(map(answer, |answer| match answer {
-            Answer::ReleaseReply(left) => left,
-            other => unreachable!("a release is answered by {other:?}"),
-        }))
+        let parcel = Parcel::Leave { id: id.clone() };
+        let fates = self.world.fates(self.place, &parcel);
+        Ok(only!(self.carry_on(&owned(key), parcel, fates).await?, ReleaseReply))
     }
 
     /// Returns an answer that a wrong process invents.
-    fn made_up(&self, value: ReleaseReply) -> Answered<ReleaseReply> {
+    fn made_up<T>(&self, value: T) -> Answered<T> {
         Answered { sent: self.world.clock.now(), server: ServerTime::default(), node: NodeId::default(), value }
     }
 
@@ -286,20 +322,20 @@ impl Link {
         };
         let caches = renewal.caches.then_some(renewal.tokens);
         if self.believes_renewed(renewal) {
-            let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
-            let value = Renewed::of(*lease);
-            return Ok(Answered { sent, server: ServerTime::default(), node, value });
+            let node = self.world.answering(self.address.process);
+            return Ok(Answered { node, ..self.made_up(Renewed::of(*lease)) });
         }
-        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, caches }, fates).await?;
-        Ok(map(answer, |answer| match answer {
-            Answer::Renewed(Renewed::Renewed { remaining, is_waited_for, tokens: Some((first, count)) })
-                if self.world.mutant == Some(Mutant::TokensOfNobody) =>
-            {
-                Renewed::Renewed { remaining, is_waited_for, tokens: Some((first.plus(1_000), count)) }
-            }
-            Answer::Renewed(renewed) => renewed,
-            other => unreachable!("a renewal is answered by {other:?}"),
-        }))
+        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, caches }, fates).await;
+        if self.is_renewed_by_any(id, &answer) {
+            return Ok(self.made_up(Renewed::of(*lease)));
+        }
+        let mut answer = only!(answer?, Renewed);
+        if let (Renewed::Renewed { tokens: Some((first, _)), .. }, Some(Mutant::TokensOfNobody)) =
+            (&mut answer.value, self.world.mutant)
+        {
+            *first = first.plus(1_000);
+        }
+        Ok(answer)
     }
 
     /// Returns true if a wrong process assumes that a cached hold is renewed.
@@ -338,20 +374,17 @@ impl Link {
     }
 
     fn renew_for_ever(&self, renewal: &RenewalRequest) {
-        let (world, process, renewal) = (Arc::clone(&self.world), self.address.process, renewal.clone());
+        let (world, process, place) = (Arc::clone(&self.world), self.address.process, self.place);
+        let renewal = renewal.clone();
         drop(tokio::spawn(async move {
             for _ in 0..20 {
                 tokio::time::sleep(renewal.lease / 3).await;
                 let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, caches: None };
-                let fates = world.fates(&parcel);
-                drop(world.post(process, &renewal.key, &parcel, fates));
+                let fates = world.fates(place, &parcel);
+                drop(world.post(world.wire(process, place), &renewal.key, &parcel, fates));
             }
         }));
     }
-}
-
-fn map<T, U>(answer: Answered<T>, map: impl FnOnce(T) -> U) -> Answered<U> {
-    Answered { sent: answer.sent, server: answer.server, node: answer.node, value: map(answer.value) }
 }
 
 /// Returns a key that a request can own, because requests outlive their senders.
@@ -359,22 +392,27 @@ fn owned(key: &Key) -> Arc<Key> {
     Arc::new(key.clone())
 }
 
+impl Link {
+    async fn acquire_at(&self, key: &Key, request: &AcquireRequest, floor: Option<Floor>) -> Attempt<Acquired> {
+        let key = owned(key);
+        let before = self.asked.lock().insert(lock_of(&key), request.id.clone());
+        if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        let _room = self.room().await;
+        let not_after_ms = self.not_after_ms(&key).await?;
+        Ok(only!(self.carry(&key, Parcel::Acquire { request: request.clone(), not_after_ms, floor }).await?, Acquired))
+    }
+
+    async fn force_at(&self, key: &Key, parcel: Parcel) -> Attempt<Forced> {
+        let _room = self.room().await;
+        Ok(only!(self.carry(&owned(key), parcel).await?, Forced))
+    }
+}
+
 impl Scheme for Link {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
-        Box::pin(async move {
-            let key = owned(key);
-            let before = self.asked.lock().insert(lock_of(&key), request.id.clone());
-            if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
-                tokio::time::sleep(Duration::from_secs(10)).await;
-            }
-            let _room = self.room().await;
-            let not_after_ms = self.not_after_ms(&key).await?;
-            let answer = self.carry(&key, Parcel::Acquire { request: request.clone(), not_after_ms }).await?;
-            Ok(map(answer, |answer| match answer {
-                Answer::Acquired(acquired) => acquired,
-                other => unreachable!("an acquisition is answered by {other:?}"),
-            }))
-        })
+        Box::pin(self.acquire_at(key, request, None))
     }
 
     fn convert<'a>(
@@ -394,12 +432,9 @@ impl Scheme for Link {
             let answer = self.carry(&key, parcel).await;
             if self.world.mutant == Some(Mutant::LeavesInDoubt) && answer.is_err() {
                 let leave = Parcel::Leave { id: request.id.clone() };
-                drop(self.world.post(self.address.process, &key, &leave, self.world.fates(&leave)));
+                drop(self.world.post(self.wire(), &key, &leave, self.world.fates(self.place, &leave)));
             }
-            Ok(map(answer?, |answer| match answer {
-                Answer::Converted(converted) => converted,
-                other => unreachable!("a turn is answered by {other:?}"),
-            }))
+            Ok(only!(answer?, Converted))
         })
     }
 
@@ -407,6 +442,7 @@ impl Scheme for Link {
         let runtime = self.inline.lock().remove(id);
         Box::pin(async move {
             let Some(runtime) = runtime else {
+                self.world.count_pipeline();
                 let _room = self.room_ahead.acquire().await;
                 return self.leave_at_once(key, id).await;
             };
@@ -433,6 +469,7 @@ impl Scheme for Link {
         _: &'a Route,
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        self.world.count_pipeline();
         Box::pin(join_all(batch.iter().map(async |leave: &ReleaseRequest| {
             if self.left_alone.lock().contains(&leave.id) {
                 return Ok(self.made_up(ReleaseReply::Held));
@@ -446,7 +483,9 @@ impl Scheme for Link {
         let Some(first) = batch.first() else {
             return Box::pin(std::future::ready(Vec::new()));
         };
-        let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease, caches: None });
+        self.world.count_pipeline();
+        let parcel = Parcel::Renew { id: first.id.clone(), lease: first.lease, caches: None };
+        let fates = self.world.fates(self.place, &parcel);
         Box::pin(join_all(batch.iter().map(move |renewal| self.renew_one(renewal, fates))))
     }
 
@@ -462,31 +501,20 @@ impl Scheme for Link {
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
             let _room = self.room().await;
-            let answer = self.carry(&owned(key), Parcel::Inspect).await?;
-            Ok(map(answer, |answer| match answer {
-                Answer::View(view) => view,
-                other => unreachable!("an inspection is answered by {other:?}"),
-            }))
+            Ok(only!(self.carry(&owned(key), Parcel::Inspect).await?, View))
         })
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
-        Box::pin(async move {
-            let _room = self.room().await;
-            let answer = self.carry(&owned(key), Parcel::Force { seen: seen.clone() }).await?;
-            Ok(map(answer, |answer| match answer {
-                Answer::Forced(forced) => forced,
-                other => unreachable!("a force is answered by {other:?}"),
-            }))
-        })
+        Box::pin(self.force_at(key, Parcel::Force { seen: seen.clone() }))
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(std::future::ready(Ok(())))
+        Box::pin(self.reconnect())
     }
 
     fn contact(&self, _: &Key) -> ServerContact {
-        ServerContact::default()
+        self.master.as_ref().map_or_else(ServerContact::default, |master| master.lock().contact)
     }
 
     fn check_rights<'a>(&'a self, _: &'a Key, _: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
@@ -494,11 +522,12 @@ impl Scheme for Link {
     }
 
     fn notifications(&self) -> Option<&dyn NotifyingScheme> {
-        (self.world.mutant != Some(Mutant::NeverSubscribes)).then_some(self as &dyn NotifyingScheme)
+        let subscribes = self.master.is_none() && self.world.mutant != Some(Mutant::NeverSubscribes);
+        subscribes.then_some(self as &dyn NotifyingScheme)
     }
 
     fn recalls(&self) -> Option<&dyn RecallingScheme> {
-        Some(self)
+        self.master.is_none().then_some(self as &dyn RecallingScheme)
     }
 
     fn names<'a>(&'a self, _: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {

@@ -39,7 +39,7 @@ impl Machine {
         for _ in 0..world.profile.runtimes {
             machine.start_runtime();
         }
-        let many = world.draw(|rng| rng.u32(1..=4));
+        let many = world.draw(|rng| rng.u32(1..=world.profile.cast.1));
         for task in 0..many.max(world.profile.runtimes) {
             machine.spawn(usize::try_from(task).expect("few"), things);
         }

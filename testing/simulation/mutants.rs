@@ -3,15 +3,25 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::history::Place;
 use super::world::{Answer, Parcel, operate};
 use crate::base::key::Key;
-use crate::base::lease::MAX_TOKENS;
-use crate::base::lease::{FencingToken, ServerTime};
+use crate::base::lease::{FencingToken, MAX_TOKENS, Moment, ServerTime};
 use crate::store::memory::{GrantNotification, PendingRecall, Record};
 use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mutant {
+macro_rules! mutants {
+    ($($(#[$fault:meta])* $mutant:ident,)*) => {
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(super) enum Mutant {
+            $($(#[$fault])* $mutant,)*
+        }
+
+        pub(super) const ALL: &[Mutant] = &[$(Mutant::$mutant),*];
+    };
+}
+
+mutants! {
     /// The server lets a writer in while there are readers.
     WriterBesideReaders,
     /// A release ends any hold of the lock.
@@ -178,76 +188,26 @@ pub(super) enum Mutant {
     ForceMissesTokens,
     /// A try stays in the queue.
     TryStaysQueued,
+    // A quorum of several masters:
+    /// A master that has restarted without its data votes at once.
+    ForgetfulVotes,
+    /// Only masters whose grant was answered get the release.
+    ReleasesWhereGranted,
+    /// A renewal counts when one master has answered it.
+    MinorityRenews,
+    /// A refused conversion is not undone at the masters that have converted the hold.
+    NotUndone,
+    /// A master with a lower token counts as one that has raised it, and never gets the request.
+    TokenNotRaised,
+    /// A master accepts a hold that an operator has ended there by force before.
+    ForceForgotten,
+    /// A force ends the holds up to the token that was seen, and not those that a renewal has brought since.
+    ForceNamesTokens,
 }
 
 /// Mutants of the level where a replica has to acknowledge grants.
 pub(super) const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
-
-#[cfg(test)]
-pub(super) const ALL: [Mutant; 61] = [
-    Mutant::WriterBesideReaders,
-    Mutant::ReleaseOfAnybody,
-    Mutant::DeadlineFromReply,
-    Mutant::RenewalRecreates,
-    Mutant::RenewalShortens,
-    Mutant::PlainTokens,
-    Mutant::TokenForEachReader,
-    Mutant::LateGrantBelieved,
-    Mutant::RetryCountsTwice,
-    Mutant::LimitIgnored,
-    Mutant::RenewalOutlivesGuard,
-    Mutant::GrantNotRecorded,
-    Mutant::SilenceIsDenial,
-    Mutant::SlowHeartbeat,
-    Mutant::LostAtOnce,
-    Mutant::SlowRenewal,
-    Mutant::GivesUpSoon,
-    Mutant::GivesUpLate,
-    Mutant::WaitsForEver,
-    Mutant::NeverForgets,
-    Mutant::ForceEndsNewer,
-    Mutant::OutOfOrder,
-    Mutant::UnseenWriter,
-    Mutant::ReaderPassesWriter,
-    Mutant::NewestFirst,
-    Mutant::CancelledStays,
-    Mutant::FullLeaseUnclaimed,
-    Mutant::NotificationToAnother,
-    Mutant::StaleNotification,
-    Mutant::DowngradeLetsWriterIn,
-    Mutant::UpgradeBesideReaders,
-    Mutant::LeavesOnce,
-    Mutant::SharesForEver,
-    Mutant::OverBudget,
-    Mutant::RenewsShort,
-    Mutant::NoWriterWaits,
-    Mutant::ReleaseIsAlwaysFine,
-    Mutant::LossIsSilence,
-    Mutant::ForceNotTold,
-    Mutant::RepeatExtendsNothing,
-    Mutant::RenewalExtendsNothing,
-    Mutant::IgnoresNotifications,
-    Mutant::NeverSubscribes,
-    Mutant::LooksAtHalf,
-    Mutant::NoPause,
-    Mutant::ForgetsForce,
-    Mutant::KeepsTheDead,
-    Mutant::TokensAhead,
-    Mutant::RefusalIsLoss,
-    Mutant::ConvertedUnrenewed,
-    Mutant::LateIsDenial,
-    Mutant::LateConversionIsRefused,
-    Mutant::SilentConversionIsLoss,
-    Mutant::LeavesInDoubt,
-    Mutant::NoLateConversions,
-    Mutant::RenewsWithTheFirst,
-    Mutant::ReleasesWithTheFirst,
-    Mutant::NobodyLooksAfter,
-    Mutant::AsksWithTheFirst,
-    Mutant::RoomForAll,
-    Mutant::RenewsInTurn,
-];
 
 /// Memory of the mutants.
 #[derive(Default)]
@@ -257,6 +217,10 @@ pub(super) struct Wrong {
     asked: HashMap<AcquisitionId, AcquireRequest>,
     /// Last token for which a recall was sent.
     recalled: HashSet<u64>,
+    /// Grants and conversions that single masters have answered, and the last answered renewal of each hold.
+    pub(super) granted: HashSet<(Place, AcquisitionId)>,
+    pub(super) converted: HashSet<(Place, AcquisitionId)>,
+    pub(super) renewed: HashMap<AcquisitionId, Moment>,
 }
 
 impl Wrong {
@@ -343,13 +307,13 @@ impl Wrong {
             record.live_holds(now_ms).iter().any(|(held, _, _)| held == id.as_str())
         };
         match (mutant, parcel) {
-            (Mutant::WriterBesideReaders, Parcel::Acquire { request, not_after_ms })
+            (Mutant::WriterBesideReaders, Parcel::Acquire { request, not_after_ms, .. })
                 if request.mode == Mode::Write && record.is_read() && now_ms <= *not_after_ms =>
             {
                 record.let_in(now, request);
                 operate(record, now, parcel)
             }
-            (Mutant::ReaderPassesWriter, Parcel::Acquire { request, not_after_ms })
+            (Mutant::ReaderPassesWriter, Parcel::Acquire { request, not_after_ms, .. })
                 if request.mode == Mode::Read
                     && record.is_read()
                     && record.a_writer_waits()
@@ -432,7 +396,7 @@ impl Wrong {
                 Answer::Forced(record.force(now, FencingToken::from_wire(1 << 53)))
             }
             (Mutant::ForceMissesTokens, Parcel::Force { seen }) => Answer::Forced(record.force(now, seen.token)),
-            (Mutant::NoRecallableFlag, Parcel::Acquire { request, not_after_ms }) => {
+            (Mutant::NoRecallableFlag, Parcel::Acquire { request, not_after_ms, .. }) => {
                 let request = AcquireRequest { caches: false, ..request.clone() };
                 Answer::Acquired(record.acquire(now, *not_after_ms, &request))
             }
@@ -558,16 +522,17 @@ fn unextended(
 }
 
 pub(super) fn parse(id: &str) -> AcquisitionId {
-    let mut parts = id.splitn(3, '.');
-    let mut next = || parts.next().expect("an id");
-    let (manager, n, label) = (next(), next(), next());
-    AcquisitionId::new(manager, n.parse().expect("a number"), label)
+    other_id(id, 0)
 }
 
 /// Returns an id of the same holder that counts as another one.
 fn twin(id: &AcquisitionId) -> AcquisitionId {
-    let mut parts = id.as_str().splitn(3, '.');
+    other_id(id.as_str(), 1_000_000)
+}
+
+fn other_id(id: &str, later: u64) -> AcquisitionId {
+    let mut parts = id.splitn(3, '.');
     let mut next = || parts.next().expect("an id");
     let (manager, n, label) = (next(), next(), next());
-    AcquisitionId::new(manager, n.parse::<u64>().expect("a number") + 1_000_000, label)
+    AcquisitionId::new(manager, n.parse::<u64>().expect("a number") + later, label)
 }

@@ -1,6 +1,9 @@
 //! Faults of a run, and how often they happen.
 
+use std::time::Duration;
+
 use super::scenes::Scene;
+use crate::store::quorum::Restarts;
 
 /// Course of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +60,37 @@ pub(super) struct Profile {
     pub(super) hot: bool,
     /// True if holds may be cached.
     pub(super) caches: bool,
+    /// Number of servers. One of several numbers is drawn. If it is not one, a quorum of the servers decides.
+    pub(super) servers: &'static [usize],
+    /// Way in which a quorum treats restarted masters; drawn if there is none.
+    pub(super) restarts: Option<Restarts>,
+    /// Lease of all holds, if users do not choose it.
+    pub(super) lease: Option<Duration>,
+    /// Faults of single masters, of these kinds, and the longest time of one.
+    pub(super) master_faults: u32,
+    pub(super) kinds: &'static [MasterFault],
+    pub(super) fault_takes: Duration,
+    /// True if only a minority of the masters has faults. Then users must not notice any.
+    pub(super) spares_a_majority: bool,
+    /// Times in which a process reaches only some masters, or none.
+    pub(super) cuts: u32,
+    /// Greatest numbers of processes and of tasks in each, and the number of actions of each task.
+    pub(super) cast: (u32, u32, u32),
+    /// Time after the last fault within which every waiter is served. A waiter may have to wait for several leaked
+    /// holds, one after the other.
+    pub(super) served_within: Duration,
+    /// Time after the last user within which the servers must have removed what the users had.
+    pub(super) aftermath: Duration,
+}
+
+/// Fault of one master of a quorum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MasterFault {
+    Freezes,
+    IsSlow,
+    Dies,
+    /// The master dies and restarts without its data.
+    Forgets,
 }
 
 const CALM: Profile = Profile {
@@ -87,6 +121,18 @@ const CALM: Profile = Profile {
     story: Story::Chance,
     hot: false,
     caches: false,
+    servers: &[1],
+    restarts: None,
+    lease: None,
+    master_faults: 0,
+    kinds: &[],
+    fault_takes: Duration::ZERO,
+    spares_a_majority: false,
+    cuts: 0,
+    cast: (4, 4, 8),
+    served_within: Duration::from_secs(120),
+    // Longer than every lease, limit and retention.
+    aftermath: Duration::from_secs(75),
 };
 
 pub(super) const LOSSY: Profile = Profile {
@@ -170,6 +216,78 @@ pub(super) const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 
 /// Server clocks differ far beyond the margin: exclusion is expected to break.
 pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
 
+/// Several masters without faults. A lease is longer than the aftermath, so a hold that is left behind shows.
+pub(super) const QUORUM: Profile = Profile {
+    name: "quorum",
+    servers: &[3, 5],
+    lease: Some(Duration::from_secs(120)),
+    spares_a_majority: true,
+    cast: (3, 2, 5),
+    served_within: Duration::from_secs(60),
+    aftermath: Duration::from_secs(10),
+    ..CALM
+};
+
+/// A minority of the masters has faults of all kinds.
+pub(super) const MINORITY: Profile = Profile {
+    name: "minority",
+    master_faults: 12,
+    kinds: &[MasterFault::Freezes, MasterFault::IsSlow, MasterFault::Dies, MasterFault::Forgets],
+    fault_takes: Duration::from_millis(2_500),
+    lease: Some(Duration::from_secs(1)),
+    ..QUORUM
+};
+
+/// All masters and links have faults.
+pub(super) const WILD: Profile = Profile {
+    name: "wild masters",
+    lost_request: 30,
+    lost_reply: 30,
+    slow: 60,
+    copied: 15,
+    master_faults: 10,
+    cuts: 6,
+    spares_a_majority: false,
+    ..MINORITY
+};
+
+/// A minority forgets again and again what bare majorities have granted.
+pub(super) const FORGETFUL: Profile = Profile {
+    name: "forgetful masters",
+    lost_request: 150,
+    lost_reply: 150,
+    slow: 0,
+    copied: 75,
+    master_faults: 16,
+    kinds: &[MasterFault::Forgets],
+    fault_takes: Duration::from_millis(150),
+    cuts: 0,
+    lease: Some(Duration::from_secs(3)),
+    ..WILD
+};
+
+/// `WILD` with leases that outlast the run.
+pub(super) const LONG: Profile = Profile { name: "long leases", lease: QUORUM.lease, ..WILD };
+
+/// Operators force holds while renewals bring these holds to masters that lack them.
+pub(super) const FORCED_MASTERS: Profile = Profile { name: "forced masters", slow: 200, forces: 400, ..WILD };
+
+/// Processes reach only some masters for longer than a lease, again and again. There are no other faults.
+pub(super) const CUT_OFF: Profile = Profile {
+    name: "cut off",
+    lost_request: 0,
+    lost_reply: 0,
+    slow: 0,
+    copied: 0,
+    master_faults: 0,
+    kinds: &[],
+    cuts: 24,
+    ..WILD
+};
+
+/// Profiles with several masters within the assumptions of the contract.
+const QUORUMS: [Profile; 5] = [MINORITY, WILD, LONG, FORGETFUL, FORCED_MASTERS];
+
 impl Profile {
     /// Returns the profile of a scene without random faults.
     pub(super) const fn of_scene(scene: Scene) -> Self {
@@ -185,7 +303,7 @@ impl Profile {
             "caching alone" => return Self::caching_in(Scene::UsedAlone),
             _ => {}
         }
-        let all = PROFILES.into_iter().chain([RUNTIMES, BURST, REPLICATED]);
+        let all = PROFILES.into_iter().chain(QUORUMS).chain([RUNTIMES, BURST, REPLICATED, CUT_OFF]);
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
     }
 
@@ -197,6 +315,11 @@ impl Profile {
     /// Returns the profile of the seed, with cached holds.
     pub(super) fn caching(seed: u64) -> Self {
         Self { caches: true, ..Self::of_seed(seed) }
+    }
+
+    /// Returns the profile of the seed with several masters.
+    pub(super) fn quorum(seed: u64) -> Self {
+        QUORUMS[usize::try_from(seed % QUORUMS.len() as u64).expect("small")]
     }
 
     pub(super) fn of_seed(seed: u64) -> Self {

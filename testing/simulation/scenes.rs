@@ -53,17 +53,7 @@ struct Player {
 const LEASE_MS: u64 = 3_000;
 
 fn wish(lock: Lock, mode: Mode) -> Wish {
-    Wish {
-        lock,
-        mode,
-        lease_ms: LEASE_MS,
-        max_hold_ms: 3_600_000,
-        wait_ms: None,
-        once: false,
-        reentrant: false,
-        within: None,
-        converts: None,
-    }
+    Wish::new(lock, mode, LEASE_MS)
 }
 
 impl Player {
@@ -113,6 +103,17 @@ impl Player {
                 () = tokio::time::sleep(Duration::from_millis(100)) => {}
             }
         }
+    }
+
+    /// Upgrades a guard while no answer comes.
+    async fn upgrades_in_vain(&self, (number, guard): (Guard, AnyGuard), wish: Wish) -> AnyGuard {
+        let world = &self.actor.world;
+        let attempt = self.actor.asks(Wish { mode: Mode::Write, converts: Some(number), once: true, ..wish });
+        let converted = ActingFor::new(world, attempt, guard.turn()).await;
+        let (guard, end) = converted.expect_err("nobody answers");
+        world.record(What::Failed { attempt, end });
+        self.actor.sample(number, &guard, wish.lock);
+        guard
     }
 
     async fn keeps_and_releases(&self, held: Option<(Guard, AnyGuard)>, lock: Lock, for_ms: u64) {
@@ -235,10 +236,10 @@ async fn offer_to_nobody(world: &Arc<World>, leaked: &Leaked) {
 
 async fn outage_for_two(world: &Arc<World>, leaked: &Leaked) {
     let player = Player::enters(world, leaked, 0);
-    world.goes_down(Down::Silent);
+    world.goes_down(0, Down::Silent);
     let limited = Wish { wait_ms: Some(200), ..wish(b'a', Mode::Write) };
     tokio::join!(player.takes(limited), player.takes(limited));
-    world.comes_up();
+    world.comes_up(0);
 }
 
 async fn two_readers_ask(world: &Arc<World>, leaked: &Leaked) {
@@ -253,16 +254,11 @@ async fn upgrade_in_an_outage(world: &Arc<World>, leaked: &Leaked) {
     let player = Player::enters(world, leaked, 0);
     let long = Wish { lease_ms: 10_000, ..wish(b'a', Mode::Read) };
     let (number, guard) = player.takes(long).await.expect("the lock is free");
-    world.goes_down(Down::Refusing);
+    world.goes_down(0, Down::Refusing);
     // Renewals have failed by then.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let conversion = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
-    let attempt = player.actor.asks(conversion);
-    let converted = ActingFor::new(world, attempt, guard.turn()).await;
-    let (guard, end) = converted.expect_err("nobody answers");
-    world.record(What::Failed { attempt, end });
-    player.actor.sample(number, &guard, b'a');
-    world.comes_up();
+    let guard = player.upgrades_in_vain((number, guard), long).await;
+    world.comes_up(0);
     player.keeps_and_releases(Some((number, guard)), b'a', 500).await;
 }
 
@@ -270,16 +266,11 @@ async fn upgrade_in_doubt(world: &Arc<World>, leaked: &Leaked, down: Down) {
     let player = Player::enters(world, leaked, 0);
     let long = Wish { lease_ms: 10_000, ..wish(b'a', Mode::Read) };
     let (number, guard) = player.takes(long).await.expect("the lock is free");
-    world.goes_down(down);
-    let conversion = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
-    let attempt = player.actor.asks(conversion);
-    let converted = ActingFor::new(world, attempt, guard.turn()).await;
-    let (guard, end) = converted.expect_err("nobody answers");
-    world.record(What::Failed { attempt, end });
-    player.actor.sample(number, &guard, b'a');
+    world.goes_down(0, down);
+    let guard = player.upgrades_in_vain((number, guard), long).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     player.actor.sample(number, &guard, b'a');
-    world.comes_up();
+    world.comes_up(0);
     player.keeps_and_releases(Some((number, guard)), b'a', 2_000).await;
     let other = Player::enters(world, leaked, 1);
     let held = other.takes(wish(b'a', Mode::Write)).await;
@@ -299,11 +290,11 @@ async fn nested_limit(world: &Arc<World>, leaked: &Leaked) {
 async fn release_of_a_lost_hold(world: &Arc<World>, leaked: &Leaked) {
     let player = Player::enters(world, leaked, 0);
     let held = player.takes(wish(b'a', Mode::Write)).await.expect("the lock is free");
-    world.goes_down(Down::Refusing);
+    world.goes_down(0, Down::Refusing);
     // Longer than clocks differ.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    world.empties();
-    world.comes_up();
+    world.empties(0);
+    world.comes_up(0);
     player.releases(held).await;
 }
 
@@ -326,9 +317,9 @@ async fn hot_lock(world: &Arc<World>, leaked: &Leaked) {
             let held = player.takes(wish(b'a', Mode::Write)).await;
             player.keeps_and_releases(held, b'a', 0).await;
         }
-        world.goes_down(Down::Refusing);
+        world.goes_down(0, Down::Refusing);
         tokio::time::sleep(Duration::from_millis(1)).await;
-        world.empties();
-        world.comes_up();
+        world.empties(0);
+        world.comes_up(0);
     }
 }

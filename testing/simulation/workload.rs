@@ -9,10 +9,12 @@ use super::history::{Attempt, End, Guard as GuardNo, Id, Letting, Lock, Released
 use super::link::Link;
 use super::mutants::Mutant;
 use super::runtime::{Hand, Otherwise, Runtime};
-use super::world::{Address, Live, World, is_valid, millis};
+use super::world::{Address, Live, World, ids_of, is_valid, millis};
+use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::durability::Durability;
 use crate::base::error::{Error, LossReason, Result};
-use crate::base::lease::FencingToken;
+use crate::base::key::Key;
+use crate::base::lease::{self, FencingToken};
 use crate::base::options::Options;
 use crate::base::reentry::OwnerId;
 use crate::engine::Engine;
@@ -20,9 +22,10 @@ use crate::face::acquire::Acquire;
 use crate::face::guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
 use crate::face::manager::{RwLockManager, Sealed};
 use crate::lock::hold::HoldState;
-use crate::store::Mode;
+use crate::store::quorum::{Margins, Quorum};
+use crate::store::{MasterScheme, Mode, Scheme};
 
-/// Manager whose server is the world.
+/// Manager whose servers are those of the world.
 #[derive(Clone, Debug)]
 pub(super) struct SimManager {
     pub(super) engine: Arc<Engine>,
@@ -46,7 +49,8 @@ impl SimManager {
             max_handoffs: [1, 2, 5, 64][rng.usize(0..4)],
             ..Options::default()
         });
-        let options = Options { durability: durability(world), cache_for: cache_for(world), ..options };
+        let lease = world.profile.lease.unwrap_or(options.lease);
+        let options = Options { durability: durability(world), cache_for: cache_for(world), lease, ..options };
         Self::with(world, address, options)
     }
 
@@ -68,9 +72,23 @@ impl SimManager {
             Some(Mutant::OverBudget) => Options { max_handoffs: 64, ..options },
             _ => options,
         };
-        let link = Link::new(world, address.clone(), options.response_timeout, options.max_clock_skew);
-        Self { engine: Arc::new(Engine::new(Arc::new(link), options)) }
+        let scheme: Arc<dyn Scheme> = if world.is_quorum() {
+            Arc::new(quorum(world, address, &options))
+        } else {
+            Arc::new(Link::new(world, address.clone(), 0, &options))
+        };
+        Self { engine: Arc::new(Engine::new(scheme, options)) }
     }
+}
+
+/// Returns the scheme of a process for several masters, with a link to each.
+pub(super) fn quorum(world: &Arc<World>, address: &Address, options: &Options) -> Quorum {
+    let link = |place| -> Arc<dyn MasterScheme> { Arc::new(Link::new(world, address.clone(), place, options)) };
+    let links = (0..world.servers()).map(link).collect();
+    let max_clock_skew = options.max_clock_skew;
+    let margins = Margins { max_clock_skew, max_delay: lease::max_delay(options.response_timeout, max_clock_skew) };
+    let any = Key::new("rwlock", "-").expect("a name");
+    Quorum::new(links, &BackgroundRuntime::Callers, &any, margins, world.restarts, options.lease)
 }
 
 fn durability(world: &World) -> Durability {
@@ -105,13 +123,6 @@ macro_rules! either {
 }
 
 impl AnyGuard {
-    pub(super) fn mode(&self) -> Mode {
-        match self {
-            Self::Read(_) => Mode::Read,
-            Self::Write(_) => Mode::Write,
-        }
-    }
-
     pub(super) fn token(&self) -> FencingToken {
         either!(self, guard => guard.fencing_token())
     }
@@ -210,7 +221,7 @@ impl Actor {
         let lock = self.lock();
         let pick = self.rng.u32(0..1000);
         if pick < self.world.profile.forces {
-            self.manager.force_release(&name(lock)).await.ok();
+            self.force(lock).await.ok();
             return Ok(());
         }
         if pick < self.world.profile.forces + 30 {
@@ -234,6 +245,15 @@ impl Actor {
         Ok(())
     }
 
+    /// Ends the holds of a lock as an operator does.
+    async fn force(&self, lock: Lock) -> Result<()> {
+        let seen = self.manager.inspect(&name(lock)).await?.seen;
+        let key = self.manager.engine.key(&name(lock))?;
+        self.manager.engine.force_shown(&key, &seen).await?;
+        self.world.record(What::ForceDone { ids: ids_of(&seen.view) });
+        Ok(())
+    }
+
     /// Picks a lock. One of the two is much wanted.
     fn lock(&mut self) -> Lock {
         [b'a', b'a', b'a', b'b'][self.rng.usize(0..4)]
@@ -246,7 +266,12 @@ impl Actor {
         let max_hold_ms = if rng.u32(0..4) == 0 { rng.u64(400..4_000) } else { 3_600_000 };
         let wait_ms = (rng.u32(0..3) == 0).then(|| rng.u64(0..3_000));
         let once = rng.u32(0..6) == 0;
-        Wish { lock, mode, lease_ms, max_hold_ms, wait_ms, once, reentrant: rng.bool(), within: None, converts: None }
+        if let Some(lease) = self.world.profile.lease.map(millis) {
+            // Holds that are left behind keep others out for as long as their leases are.
+            let wait_ms = wait_ms.or((lease > 10_000).then_some(3_000));
+            return Wish { wait_ms, once, ..Wish::new(lock, mode, lease) };
+        }
+        Wish { max_hold_ms, wait_ms, once, reentrant: rng.bool(), ..Wish::new(lock, mode, lease_ms) }
     }
 
     /// Takes a lock. Returns `None` if the attempt was denied or its future dropped.

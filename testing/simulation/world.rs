@@ -1,5 +1,10 @@
-//! World of a run, with one server, its network, its clock, and all faults. One seed determines all of it.
+//! World of a run, with its servers, their networks, their clocks, and all faults. One seed determines all of it.
+//!
+//! The world has one server, which may fail over to its replica, or several independent masters of a quorum. `network`
+//! carries requests to a server and answers back, and `parcel` has both. `faults` happen to each server. `replica`
+//! takes over from the only server.
 
+mod faults;
 mod network;
 mod notifications;
 mod parcel;
@@ -13,6 +18,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+pub(super) use network::Wire;
 pub(super) use notifications::Unsubscribe;
 use notifications::{Message, ProcessLink, Subscriber};
 pub(super) use parcel::{Answer, Delivery, Fates, Parcel, operate};
@@ -20,7 +26,7 @@ use recalls::ListeningProcess;
 
 use super::gate::Gate;
 use super::history::{
-    Attempt, Event, Guard, Held, History, Id, Lock, Micros, Process, Recalled, Request, Seen, SentGrant, What,
+    Attempt, Event, Guard, Held, History, Id, Lock, Micros, Place, Process, Recalled, Request, Seen, SentGrant, What,
 };
 use super::mutants::{Mutant, Wrong};
 use super::profile::Profile;
@@ -30,20 +36,28 @@ use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::face::guard::HoldWatch;
 use crate::lock::hold::HoldState;
-use crate::store::Granted;
 use crate::store::memory::replica::Image;
 use crate::store::memory::{self, PendingRecall, Record, RecordLimits, Store};
+use crate::store::quorum::Restarts;
+use crate::store::{Granted, View};
 
 /// Server's clock at the start, in microseconds since the Unix epoch.
-const EPOCH_US: u64 = 1_700_000_000_000_000;
+pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
+/// Time for which the servers have been up at the start.
+const UP_BEFORE: Micros = 600_000_000;
+/// Place of the server in a world with one server. Only such a world has failovers, notifications and recalls.
+const ONLY: Place = 0;
+
 pub(super) struct World {
     pub(super) clock: Clock,
     pub(super) origin: Moment,
     pub(super) profile: Profile,
     pub(super) mutant: Option<Mutant>,
-    pub(super) store: Arc<Store>,
+    pub(super) restarts: Restarts,
+    /// Minority of the masters that may lose data, and that alone has faults if a majority is spared.
+    pub(super) fragile: Vec<Place>,
     state: Mutex<State>,
-    /// Wakes requests that wait for a frozen primary, when it goes on or is replaced.
+    /// Wakes requests that wait for a frozen server, when it goes on or is replaced.
     thawed: Notify,
 }
 
@@ -57,7 +71,11 @@ struct State {
     links: BTreeMap<Process, ProcessLink>,
     /// Subscribers to recalls.
     recall_listeners: BTreeMap<u32, ListeningProcess>,
-    server: Server,
+    servers: Vec<Server>,
+    /// Processes that no message from or to a server reaches.
+    cut: BTreeSet<(Process, Place)>,
+    /// Number of requests that were sent. A pipeline counts as one.
+    pipelines: usize,
     live: Vec<Live>,
     /// Highest token that the fenced resource of each lock has seen.
     fences: BTreeMap<Lock, u64>,
@@ -84,10 +102,19 @@ struct OldPrimary {
 }
 
 struct Server {
+    store: Arc<Store>,
     down: Option<Down>,
     frozen: bool,
-    /// Number of the address; each primary has a new one.
+    /// True if all messages from and to it take long.
+    is_slow: bool,
+    /// Further time that its answers take.
+    answers_after: Duration,
+    /// Number of the address: each primary and each restarted master has a new one.
     node: u32,
+    /// Time of the last death.
+    died: Option<Micros>,
+    /// Time of the last start, which may have been before the run.
+    up_since: i64,
     /// Number of times that data was lost.
     lineage: u32,
     /// Time at which all requests so far are served.
@@ -107,6 +134,8 @@ struct Server {
 pub(super) enum Down {
     Silent,
     Refusing,
+    /// The process of the server has ended, and all connections with it.
+    Dead,
     /// The server carries requests out, and all answers are lost.
     Unheard,
     /// Conversions never arrive, and all else works.
@@ -138,24 +167,44 @@ impl World {
     pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let clock = Clock::runtime();
-        let server = Server {
+        let many =
+            if let [many] = profile.servers { *many } else { profile.servers[rng.usize(0..profile.servers.len())] };
+        let server = |rng: &mut fastrand::Rng| Server {
+            store: Arc::new(Store::new()),
             down: None,
             frozen: false,
+            is_slow: false,
+            answers_after: Duration::ZERO,
             node: 0,
+            died: None,
+            up_since: -UP_BEFORE.cast_signed(),
             lineage: 0,
             busy_until: 0,
             number: 0,
-            skew_ms: 0,
             rate_ppm: rng.i64(-9_000..=9_000),
+            skew_ms: if many == 1 { 0 } else { rng.i64(-40..=40) },
             replica: Vec::new(),
             acknowledged: 0,
         };
-        Arc::new(Self {
+        let servers = (0..many).map(|_| server(&mut rng)).collect();
+        let restarts = match profile.restarts {
+            Some(restarts) => restarts,
+            // A restart that is delayed by a long lease would come after the run.
+            None if many > 1 && (profile.lease > Some(Duration::from_secs(10)) || rng.bool()) => Restarts::Checked,
+            None => Restarts::Delayed,
+        };
+        let mut fragile: Vec<_> = (0..many).collect();
+        if many > 1 {
+            rng.shuffle(&mut fragile);
+        }
+        fragile.truncate(many / 2);
+        let world = Arc::new(Self {
             clock,
             origin: clock.now(),
             profile,
             mutant,
-            store: Arc::new(Store::new()),
+            restarts,
+            fragile,
             state: Mutex::new(State {
                 rng,
                 history: History::default(),
@@ -164,7 +213,9 @@ impl World {
                 confirmed: BTreeSet::new(),
                 links: BTreeMap::new(),
                 recall_listeners: BTreeMap::new(),
-                server,
+                servers,
+                cut: BTreeSet::new(),
+                pipelines: 0,
                 live: Vec::new(),
                 fences: BTreeMap::new(),
                 wrong: Wrong::default(),
@@ -175,11 +226,32 @@ impl World {
                 behind: BTreeSet::new(),
             }),
             thawed: Notify::new(),
-        })
+        });
+        if many > 1 {
+            let is_faultless = |place: &Place| profile.spares_a_majority && !world.fragile.contains(place);
+            let faultless = (0..many).filter(is_faultless).collect();
+            let lease_ms = profile.lease.map_or(0, millis);
+            world.record(What::Quorum { masters: many, faultless, lease_ms });
+        }
+        world
     }
 
     pub(super) fn now(&self) -> Micros {
         u64::try_from(self.clock.now().since(self.origin).as_micros()).expect("runs are short")
+    }
+
+    /// Passes the memory of the mutants to `act`.
+    pub(super) fn wrong<T>(&self, act: impl FnOnce(&mut Wrong) -> T) -> T {
+        act(&mut self.state.lock().wrong)
+    }
+
+    pub(super) fn count_pipeline(&self) {
+        self.state.lock().pipelines += 1;
+    }
+
+    /// Returns how many requests were sent. A pipeline counts as one.
+    pub(super) fn pipelines(&self) -> usize {
+        self.state.lock().pipelines
     }
 
     pub(super) fn record(&self, what: What) {
@@ -213,9 +285,38 @@ impl World {
         self.number(1)
     }
 
-    pub(super) fn server_time(&self) -> ServerTime {
-        let server = &self.state.lock().server;
-        self.time_of(server)
+    /// Returns true if a quorum of several servers decides.
+    pub(super) fn is_quorum(&self) -> bool {
+        self.profile.servers != [1]
+    }
+
+    fn server_time(&self) -> ServerTime {
+        self.time_of(&self.state.lock().servers[ONLY])
+    }
+
+    fn store(&self) -> Arc<Store> {
+        Arc::clone(&self.state.lock().servers[ONLY].store)
+    }
+
+    /// Returns the live holds of all servers.
+    pub(super) fn holds(&self) -> Vec<(Place, Held)> {
+        let state = self.state.lock();
+        let holds = state.servers.iter().enumerate().flat_map(|(place, server)| {
+            let now_ms = self.time_of(server).as_micros() / 1000;
+            let records = server.store.image().into_values();
+            records.flat_map(move |record| seen(&record, now_ms).held).map(move |held| (place, held))
+        });
+        holds.collect()
+    }
+
+    /// Records what is left on the servers at the end.
+    pub(super) fn record_left(&self) {
+        let holds = self.holds();
+        let state = self.state.lock();
+        let subscribers = state.subscribers.len();
+        let records = state.servers.iter().map(|server| server.store.left_at(self.time_of(server))).sum();
+        drop(state);
+        self.record(What::Left { records, subscribers, holds });
     }
 
     fn time_of(&self, server: &Server) -> ServerTime {
@@ -227,19 +328,21 @@ impl World {
     fn apply(
         self: &Arc<Self>,
         (request, copy): (Request, u32),
-        deposed: bool,
+        (place, deposed): (Place, bool),
         key: &Arc<Key>,
         parcel: &Parcel,
     ) -> (Answer, ServerTime) {
         let mut state = self.state.lock();
+        let server = &state.servers[place];
         let old = state.old.as_ref().filter(|_| deposed);
         let (store, number, primary) = match old {
             Some(old) => (Arc::clone(&old.store), old.number, old.lineage),
-            None => (Arc::clone(&self.store), state.server.number, state.server.lineage),
+            None => (Arc::clone(&server.store), server.number, server.lineage),
         };
         let deposed = old.is_some();
-        let now = self.time_of(&state.server);
+        let now = self.time_of(server);
         let now_ms = now.as_micros() / 1000;
+        let up = Duration::from_micros(self.now().cast_signed().abs_diff(server.up_since));
         let wrong = &mut state.wrong;
         let (before, answer, told, recall, after, forget_ms) = store.operate(key, now, |record| {
             if let Some(records) = self.profile.records {
@@ -257,11 +360,18 @@ impl World {
             (before, answer, told, recall, seen(record, now_ms), record.forget_ms())
         });
         let notifications = told.iter().map(|notification| sent_grant(notification, now_ms)).collect();
+        let answer = if let Answer::Time { .. } = answer { Answer::Time { up } } else { answer };
         let lock = lock_of(key);
         let (op, reply, server_us) = (parcel.op(), answer.reply(), now.as_micros());
+        let at = self.now();
+        if let Parcel::ForceShown { seen, .. } = parcel {
+            let what = What::ForceAsked { place, ids: ids_of(seen) };
+            state.history.events.push(Event { at, what });
+        }
         let what = What::Applied {
             request,
             copy,
+            place,
             primary,
             deposed,
             lock,
@@ -274,7 +384,6 @@ impl World {
             notifications,
             recalled: recall.as_ref().map(recalled_of),
         };
-        let at = self.now();
         state.history.events.push(Event { at, what });
         drop(state);
         for memory::GrantNotification { id, granted } in told {
@@ -289,7 +398,7 @@ impl World {
     /// Returns the remaining lease on the server of a hold, or of the hold that it was converted into.
     pub(super) fn server_ms(&self, key: &Key, id: Id) -> Option<u64> {
         let now_ms = self.server_time().as_micros() / 1000;
-        let held = seen(&self.store.record(key), now_ms).held;
+        let held = seen(&self.store().record(key), now_ms).held;
         let state = self.state.lock();
         let is_of = |other: Id| other == id || state.converted.get(&other) == Some(&id);
         held.iter().find(|held| is_of(held.id)).map(|held| held.deadline_ms - now_ms)
@@ -346,6 +455,11 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
     let queue = record.live_waiters(now_ms).into_iter().map(known).collect();
     let (token, forced) = record.recallable_flag();
     Seen { held, queue, anybody_recorded: record.has_waiters(), token, forced }
+}
+
+/// Returns the holders that a view shows.
+pub(super) fn ids_of(view: &View) -> Vec<Id> {
+    view.holders.iter().map(|holder| Id::of(&holder.id)).collect()
 }
 
 fn recalled_of(recall: &PendingRecall) -> Recalled {

@@ -13,7 +13,8 @@ pub(super) use trust::Trust;
 
 use crate::store::Mode;
 use crate::testing::simulation::history::{
-    Attempt, End, Event, Guard, History, Id, Letting, Lock, Micros, Op, Process, Reply, Request, Seen, What, Wish,
+    Attempt, End, Event, Guard, History, Id, Letting, Lock, Micros, Op, Place, Process, Reply, Request, Seen, What,
+    Wish,
 };
 
 pub(super) const MS: Micros = 1_000;
@@ -47,8 +48,17 @@ pub(super) struct Facts<'h> {
     /// True if one request touches few records, so a crowd of waiters takes several requests.
     pub(super) small_batches: bool,
     replicated: bool,
+    /// Facts of the masters, if a quorum decides.
+    pub(super) quorum: Option<QuorumFacts<'h>>,
     pub(super) healed: Micros,
     pub(super) over: Micros,
+}
+
+pub(super) struct QuorumFacts<'h> {
+    pub(super) masters: usize,
+    /// Majority of masters that have no fault, if there is one.
+    pub(super) faultless: &'h [Place],
+    pub(super) lease: Micros,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -214,6 +224,7 @@ impl<'h> Facts<'h> {
             troubles: Vec::new(),
             small_batches: false,
             replicated: false,
+            quorum: None,
             healed: 0,
             over: 0,
         };
@@ -226,11 +237,11 @@ impl<'h> Facts<'h> {
         facts
     }
 
-    fn of_world(&mut self, event: &Event) {
+    fn of_world(&mut self, event: &'h Event) {
         let at = event.at;
         let (down, other) =
-            (matches!(event.what, What::Down { .. } | What::Up), matches!(event.what, What::Stepped { .. }));
-        if down || other || matches!(event.what, What::Frozen | What::Promoted { .. } | What::Rerouted { .. }) {
+            (matches!(event.what, What::Down { .. } | What::Up { .. }), matches!(event.what, What::Stepped { .. }));
+        if down || other || matches!(event.what, What::Frozen { .. } | What::Promoted { .. } | What::Rerouted { .. }) {
             self.troubles.push(at);
         }
         match event.what {
@@ -270,9 +281,14 @@ impl<'h> Facts<'h> {
             }
             What::Crashed { process } => self.crash(process, at),
             What::Closing { process } => self.process_mut(process).closing = Some(at),
-            What::Emptied | What::Stale { .. } | What::Promoted { .. } => self.losses.push(at),
+            // A quorum survives the loss of one master's data.
+            What::Emptied { .. } if self.quorum.is_some() => {}
+            What::Emptied { .. } | What::Stale { .. } | What::Promoted { .. } => self.losses.push(at),
             What::SmallBatches => self.small_batches = true,
             What::Replicated => self.replicated = true,
+            What::Quorum { masters, ref faultless, lease_ms } => {
+                self.quorum = Some(QuorumFacts { masters, faultless, lease: lease_ms * MS });
+            }
             What::Healed => self.healed = at,
             What::Over => self.over = at,
             _ => {}
@@ -357,7 +373,7 @@ impl<'h> Facts<'h> {
     fn of_requests(&mut self, index: usize, event: &Event) {
         let at = event.at;
         match &event.what {
-            What::Sent { request, process, lock, op, attempt, server } => {
+            What::Sent { request, process, lock, op, attempt, server, .. } => {
                 let (process, lock, op) = (*process, *lock, *op);
                 let (attempt, server) = (*attempt, *server);
                 let (answered, applied, server_us, failed) = (None, None, None, None);

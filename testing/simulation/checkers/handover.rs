@@ -92,7 +92,7 @@ pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
                     *entry = (id, now);
                 }
             }
-            What::Down { .. } | What::Up | What::Frozen | What::Rerouted { .. } => since.clear(),
+            What::Down { .. } | What::Up { .. } | What::Frozen { .. } | What::Rerouted { .. } => since.clear(),
             What::Paused { process, .. } => since.retain(|(whose, _), _| whose != process),
             What::Granted { id, .. } => since.retain(|_, (waiting, _)| waiting != id),
             What::NotificationLost { process, lock, unsubscribed: true } => {

@@ -37,8 +37,13 @@ pub(super) fn losses(facts: &Facts<'_>) -> Findings {
     let mut hindered_requests: BTreeSet<Request> = BTreeSet::new();
     for (at, now, what) in facts.each() {
         match what {
-            What::Down { .. } | What::Up | What::Frozen | What::Promoted { .. } | What::Woken | What::Demoted => {
-                is_away = matches!(what, What::Down { .. } | What::Frozen);
+            What::Down { .. }
+            | What::Up { .. }
+            | What::Frozen { .. }
+            | What::Promoted { .. }
+            | What::Woken
+            | What::Demoted => {
+                is_away = matches!(what, What::Down { .. } | What::Frozen { .. });
                 hindered.push(now);
             }
             What::RequestLost { request, .. } | What::ReplyLost { request, .. } | What::Slow { request } => {

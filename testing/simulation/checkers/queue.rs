@@ -118,7 +118,7 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
             *written = writes(after);
         }
         match what {
-            What::Emptied | What::Stale { .. } | What::Promoted { .. } => passed.clear(),
+            What::Emptied { .. } | What::Stale { .. } | What::Promoted { .. } => passed.clear(),
             What::Applied { lock, op, before, after, notifications, deposed: false, .. } => {
                 let ends = |id: Id| {
                     matches!(op, Op::Leave { id: left } if *left == id)

@@ -16,7 +16,11 @@ pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
                 findings.add_unless(covered, at, || format!("the key is forgotten at {forget_ms} under {after:?}"));
             }
             What::NotIdle { process } => findings.add(at, format!("process {process} never comes to rest")),
-            What::ReleaseReply { records, subscribers } if records + subscribers > 0 => {
+            What::Left { holds, .. } if !holds.is_empty() => {
+                findings.add(at, format!("nobody wants them, and they are not given back: {holds:?}"));
+            }
+            // Masters keep records of long leases for longer than the run.
+            What::Left { records, subscribers, .. } if facts.quorum.is_none() && records + subscribers > 0 => {
                 findings.add(at, format!("{records} records and {subscribers} subscribers never go away"));
             }
             _ => {}

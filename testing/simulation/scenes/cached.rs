@@ -60,11 +60,11 @@ async fn waits(user: &Player, other: &Player, plan: &Plan) {
 
 async fn troubles(world: &Arc<World>, plan: &Plan) {
     tokio::time::sleep_until(plan.away).await;
-    world.goes_down(Down::Silent);
+    world.goes_down(0, Down::Silent);
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    world.comes_up();
+    world.comes_up(0);
     tokio::time::sleep_until(plan.rerouted - Duration::from_millis(40)).await;
-    world.freezes();
+    world.freezes(0);
     tokio::time::sleep(Duration::from_millis(10)).await;
     world.promotes();
     // The process that releases learns of the failover first. So the waiter gets no notification and has to ask.

@@ -9,10 +9,19 @@ use tokio::sync::oneshot;
 use super::parcel::{Delivery, Fate, Fates, Parcel};
 use super::{Down, World, lock_of, millis};
 use crate::base::key::Key;
-use crate::testing::simulation::history::{Op, Process, Request, What};
+use crate::testing::simulation::history::{Micros, Op, Place, Process, Request, What};
 
 /// Shortest time that counts as slow.
 const MIN_SLOW: Duration = Duration::from_millis(50);
+
+/// Way of a process to a server. `node` is the address that the process has for the primary, or the one of the master
+/// to which it is connected.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Wire {
+    pub(in super::super) process: Process,
+    pub(in super::super) place: Place,
+    node: u32,
+}
 
 /// Server that a request has reached.
 enum Reached {
@@ -25,9 +34,9 @@ enum Reached {
 
 impl World {
     /// Sends a request. Its copies travel on even if the sender is gone.
-    pub(in crate::testing::simulation) fn post(
+    pub(in super::super) fn post(
         self: &Arc<Self>,
-        process: Process,
+        wire: Wire,
         key: &Arc<Key>,
         parcel: &Parcel,
         (first, second): Fates,
@@ -38,32 +47,33 @@ impl World {
         if let Op::Conversion { old, id, .. } = parcel.op() {
             self.state.lock().converted.insert(id, old);
         }
+        let Wire { process, place, .. } = wire;
         let (lock, server) = (lock_of(key), self.server_of(process));
-        self.record(What::Sent { request, process, lock, op: parcel.op(), attempt, server });
-        let node = self.node_of(process);
+        self.record(What::Sent { request, process, place, lock, op: parcel.op(), attempt, server });
         if first.there.max(first.back) >= MIN_SLOW {
             self.record(What::Slow { request });
         }
         let refused = Arc::default();
         if let Some(second) = second {
-            self.deliver((request, node), (second, &refused), key, parcel, None);
+            self.deliver((request, wire), (second, &refused), key, parcel, None);
         }
-        self.deliver((request, node), (first, &refused), key, parcel, Some(answer));
+        self.deliver((request, wire), (first, &refused), key, parcel, Some(answer));
         (request, answered)
     }
 
     /// Draws the fate of a request, or of several that travel together.
-    pub(in crate::testing::simulation) fn fates(&self, parcel: &Parcel) -> Fates {
+    pub(in super::super) fn fates(&self, place: Place, parcel: &Parcel) -> Fates {
         let mut state = self.state.lock();
         let (healed, profile) = (state.healed, &self.profile);
+        let (is_slow, answers_after) = (state.servers[place].is_slow, state.servers[place].answers_after);
         let rng = &mut state.rng;
         let mut chance = |per_mille: u32| !healed && rng.u32(0..1000) < per_mille;
         let lost = (chance(profile.lost_request), chance(profile.lost_reply));
-        let slow = (chance(profile.slow), chance(profile.slow));
+        let slow = (chance(profile.slow) || is_slow, chance(profile.slow) || is_slow);
         let copied = chance(profile.copied);
         let mut trip =
             |slow| Duration::from_millis(if slow { rng.u64(millis(MIN_SLOW)..2_500) } else { rng.u64(0..4) });
-        let (there, back) = (trip(slow.0), trip(slow.1));
+        let (there, back) = (trip(slow.0), trip(slow.1) + answers_after);
         let late = if copied { trip(true) } else { Duration::ZERO };
         let first = Fate {
             copy: 1,
@@ -80,7 +90,7 @@ impl World {
 
     fn deliver(
         self: &Arc<Self>,
-        (request, node): (Request, u32),
+        (request, wire): (Request, Wire),
         (fate, refused): (Fate, &Arc<AtomicBool>),
         key: &Arc<Key>,
         parcel: &Parcel,
@@ -91,22 +101,22 @@ impl World {
         drop(tokio::spawn(async move {
             let copy = fate.copy;
             world.travels(fate.there).await;
-            let mut reached = world.reached(node).await;
+            let mut reached = world.reached(wire).await;
             if matches!(reached, Reached::Primary) {
-                world.served().await;
-                reached = world.reached(node).await;
+                world.served(wire.place).await;
+                reached = world.reached(wire).await;
             }
             let deposed = match reached {
                 // Without a connection, no copy was sent and none is repeated.
                 _ if refused.load(Ordering::SeqCst) => return world.record(What::RequestLost { request, copy }),
-                Reached::Nobody(Down::Refusing) => {
+                Reached::Nobody(Down::Refusing | Down::Dead) => {
                     refused.store(true, Ordering::SeqCst);
                     if let Some(answer) = answer {
                         answer.send(Delivery::Refused).ok();
                     }
                     return;
                 }
-                _ if fate.request_lost || world.loses(&parcel) => {
+                _ if fate.request_lost || world.loses(wire.place, &parcel) => {
                     return world.record(What::RequestLost { request, copy });
                 }
                 Reached::Nobody(_) => {
@@ -115,14 +125,14 @@ impl World {
                 Reached::Deposed => true,
                 Reached::Primary | Reached::Frozen => false,
             };
-            let (reply, server) = world.apply((request, copy), deposed, &key, &parcel);
+            let applied = world.now();
+            let (reply, server) = world.apply((request, copy), (wire.place, deposed), &key, &parcel);
             let counts = world.counts(&reply, deposed).await;
             world.travels(fate.back).await;
             let Some(answer) = answer else {
                 return;
             };
-            let down = !deposed && world.state.lock().server.down.is_some_and(|down| down != Down::ForConversions);
-            if fate.reply_lost || down {
+            if fate.reply_lost || (!deposed && world.loses_reply(wire, applied)) {
                 return world.record(What::ReplyLost { request, copy });
             }
             let delivery = if counts { Delivery::Answered(reply, server) } else { Delivery::Unreplicated };
@@ -130,9 +140,18 @@ impl World {
         }));
     }
 
-    fn loses(&self, parcel: &Parcel) -> bool {
-        let down = self.state.lock().server.down;
+    fn loses(&self, place: Place, parcel: &Parcel) -> bool {
+        let down = self.state.lock().servers[place].down;
         down == Some(Down::ForConversions) && matches!(parcel, Parcel::Conversion { .. })
+    }
+
+    /// Returns true if the answer to a request that was carried out at `applied` does not reach its process now.
+    fn loses_reply(&self, Wire { process, place, .. }: Wire, applied: Micros) -> bool {
+        let state = self.state.lock();
+        let server = &state.servers[place];
+        server.down.is_some_and(|down| down != Down::ForConversions)
+            || server.died.is_some_and(|died| died >= applied)
+            || state.cut.contains(&(process, place))
     }
 
     async fn travels(&self, time: Duration) {
@@ -142,32 +161,34 @@ impl World {
         }
     }
 
-    /// Returns the address that a process has for the primary.
-    fn node_of(&self, process: Process) -> u32 {
+    /// Returns the way of a new request to a server.
+    pub(in super::super) fn wire(&self, process: Process, place: Place) -> Wire {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
-        old.map_or(state.server.node, |old| old.node)
+        Wire { process, place, node: old.map_or(state.servers[place].node, |old| old.node) }
     }
 
     /// Returns the server at this address, as soon as it is not frozen.
-    async fn reached(&self, node: u32) -> Reached {
+    async fn reached(&self, wire: Wire) -> Reached {
         loop {
             let thawed = self.thawed.notified();
             tokio::pin!(thawed);
             thawed.as_mut().enable();
-            match self.reaches(node) {
+            match self.reaches(wire) {
                 Reached::Frozen => thawed.await,
                 other => return other,
             }
         }
     }
 
-    fn reaches(&self, node: u32) -> Reached {
+    fn reaches(&self, Wire { process, place, node }: Wire) -> Reached {
         let state = self.state.lock();
-        match (&state.old, state.server.down) {
-            _ if state.server.frozen => Reached::Frozen,
-            (_, Some(down)) if node == state.server.node && !down.is_reached() => Reached::Nobody(down),
-            _ if node == state.server.node => Reached::Primary,
+        let server = &state.servers[place];
+        match (&state.old, server.down) {
+            _ if state.cut.contains(&(process, place)) => Reached::Nobody(Down::Silent),
+            _ if server.frozen => Reached::Frozen,
+            (_, Some(down)) if node == server.node && !down.is_reached() => Reached::Nobody(down),
+            _ if node == server.node => Reached::Primary,
             (Some(old), _) if old.node == node && old.frozen => Reached::Frozen,
             (Some(old), _) if old.node == node => Reached::Deposed,
             _ => Reached::Nobody(Down::Refusing),
@@ -175,13 +196,13 @@ impl World {
     }
 
     /// Returns when the server has done the earlier work.
-    async fn served(&self) {
+    async fn served(&self, place: Place) {
         if self.profile.service_ms == 0 {
             return;
         }
         let now = self.now();
         let done = {
-            let server = &mut self.state.lock().server;
+            let server = &mut self.state.lock().servers[place];
             server.busy_until = server.busy_until.max(now) + self.profile.service_ms * 1000;
             server.busy_until
         };

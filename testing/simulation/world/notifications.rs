@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::{Address, World, lock_of, millis};
+use super::{Address, ONLY, World, lock_of, millis};
 use crate::base::attempt::{self, NodeId};
 use crate::base::key::Key;
 use crate::base::lease::{ClockSample, ServerTime};
@@ -42,7 +42,7 @@ pub(super) struct Message {
 }
 
 /// Ends a subscription when it is dropped.
-pub(in crate::testing::simulation) struct Unsubscribe {
+pub(in super::super) struct Unsubscribe {
     world: Arc<World>,
     number: u32,
 }
@@ -55,17 +55,13 @@ impl Drop for Unsubscribe {
 
 impl World {
     /// Sets the clock sample by which a process judges notifications from now on.
-    pub(in crate::testing::simulation) fn listens(
-        &self,
-        address: &Address,
-        clock_sample: &Arc<Mutex<Option<ClockSample>>>,
-    ) {
+    pub(in super::super) fn listens(&self, address: &Address, clock_sample: &Arc<Mutex<Option<ClockSample>>>) {
         let link = ProcessLink { gate: Arc::clone(&address.gate), clock_sample: Arc::clone(clock_sample) };
         self.state.lock().links.insert(address.process, link);
     }
 
     /// Subscribes a waiter to notifications.
-    pub(in crate::testing::simulation) fn subscribe(
+    pub(in super::super) fn subscribe(
         self: &Arc<Self>,
         process: Process,
         key: &Key,
@@ -82,7 +78,7 @@ impl World {
     }
 
     /// Subscribes a waiter if the channel of an earlier waiter still lingers.
-    pub(in crate::testing::simulation) fn subscribed(
+    pub(in super::super) fn subscribed(
         self: &Arc<Self>,
         process: Process,
         key: &Key,
@@ -106,7 +102,7 @@ impl World {
         let (late, server) = {
             let mut state = self.state.lock();
             let late = !state.healed && state.rng.u32(0..1000) < self.profile.slow;
-            (late, state.server.number)
+            (late, state.servers[ONLY].number)
         };
         let by_ms = self.draw(|rng| if late { rng.u64(50..2_500) } else { rng.u64(0..4) });
         let world = Arc::clone(self);
@@ -115,7 +111,7 @@ impl World {
             {
                 let mut state = world.state.lock();
                 // The channel is subscribed again when the server is up.
-                if state.server.down.is_some() || state.server.number != server {
+                if state.servers[ONLY].down.is_some() || state.servers[ONLY].number != server {
                     return;
                 }
                 state.confirmed.insert((process, lock));
@@ -124,19 +120,19 @@ impl World {
         }));
     }
 
+    /// Draws whether a notification or recall is lost, late, or comes twice.
+    pub(super) fn push_fate(&self) -> (bool, bool, bool) {
+        let mut state = self.state.lock();
+        let healed = state.healed;
+        let mut chance = |per_mille| !healed && state.rng.u32(0..1000) < per_mille;
+        let profile = &self.profile;
+        (chance(profile.notification_lost), chance(profile.notification_late), chance(profile.copied))
+    }
+
     /// Passes one notification on: never, once or twice.
     pub(super) fn publish(self: &Arc<Self>, message: Message) {
         let (process, lock) = (Id::of(message.id.as_str()).process, lock_of(&message.key));
-        let (lost, late, twice) = {
-            let mut state = self.state.lock();
-            let healed = state.healed;
-            let mut chance = |per_mille| !healed && state.rng.u32(0..1000) < per_mille;
-            (
-                chance(self.profile.notification_lost),
-                chance(self.profile.notification_late),
-                chance(self.profile.copied),
-            )
-        };
+        let (lost, late, twice) = self.push_fate();
         let unsubscribed = !self.state.lock().confirmed.contains(&(process, lock));
         if lost || unsubscribed {
             return self.record(What::NotificationLost { process, lock, unsubscribed });
@@ -190,7 +186,7 @@ impl World {
         let state = self.state.lock();
         match &state.old {
             Some(old) if state.behind.contains(&process) => old.number == server && !old.frozen,
-            _ => state.server.number == server && !state.behind.contains(&process),
+            _ => state.servers[ONLY].number == server && !state.behind.contains(&process),
         }
     }
 
@@ -200,10 +196,6 @@ impl World {
         for subscriber in to {
             subscriber.to.try_send(notification.clone()).ok();
         }
-    }
-
-    pub(in crate::testing::simulation) fn subscribers(&self) -> usize {
-        self.state.lock().subscribers.len()
     }
 }
 

@@ -6,16 +6,19 @@ use super::millis;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::Record;
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Forced, IfTaken, Mode, ReleaseReply, Renewed, View,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Forced, IfTaken, Mode, ReleaseReply, Renewed,
+    View,
 };
 use crate::testing::simulation::history::{Id, Op, Reply, Shown};
 
 /// Request on its way to the server.
 #[derive(Clone, Debug)]
-pub(in crate::testing::simulation) enum Parcel {
+pub(in super::super) enum Parcel {
+    /// `floor` is the lower bound for the token, at a master of a quorum.
     Acquire {
         request: AcquireRequest,
         not_after_ms: u64,
+        floor: Option<Floor>,
     },
     Conversion {
         old: AcquisitionId,
@@ -35,24 +38,32 @@ pub(in crate::testing::simulation) enum Parcel {
     Force {
         seen: View,
     },
+    /// Force at a master of a quorum, with the last token that the master has shown.
+    ForceShown {
+        token: Option<FencingToken>,
+        seen: View,
+    },
     Time,
 }
 
 /// Answer of the server.
 #[derive(Clone, Debug)]
-pub(in crate::testing::simulation) enum Answer {
+pub(in super::super) enum Answer {
     Acquired(Acquired),
     Converted(Converted),
     ReleaseReply(ReleaseReply),
     Renewed(Renewed),
     View(View),
     Forced(Forced),
-    Time,
+    /// Time for which the server has been up.
+    Time {
+        up: Duration,
+    },
 }
 
 /// End of a delivery, as far as the sender can learn of it.
 #[derive(Clone, Debug)]
-pub(in crate::testing::simulation) enum Delivery {
+pub(in super::super) enum Delivery {
     Answered(Answer, ServerTime),
     Refused,
     /// The request gives a hold, and no replica has it.
@@ -60,11 +71,11 @@ pub(in crate::testing::simulation) enum Delivery {
 }
 
 /// Fates of the first copy, and of the second if there is one.
-pub(in crate::testing::simulation) type Fates = (Fate, Option<Fate>);
+pub(in super::super) type Fates = (Fate, Option<Fate>);
 
 /// Fate of one copy.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::testing::simulation) struct Fate {
+pub(in super::super) struct Fate {
     pub(super) copy: u32,
     pub(super) there: Duration,
     pub(super) back: Duration,
@@ -73,9 +84,9 @@ pub(in crate::testing::simulation) struct Fate {
 }
 
 impl Parcel {
-    pub(in crate::testing::simulation) fn op(&self) -> Op {
+    pub(in super::super) fn op(&self) -> Op {
         match self {
-            Self::Acquire { request, not_after_ms } => Op::Acquire {
+            Self::Acquire { request, not_after_ms, floor } => Op::Acquire {
                 id: Id::of(request.id.as_str()),
                 mode: request.mode,
                 lease_ms: millis(request.lease),
@@ -86,6 +97,7 @@ impl Parcel {
                 },
                 tries: matches!(request.if_taken, IfTaken::Try { .. }),
                 caches: request.caches,
+                floor: *floor,
             },
             Self::Conversion { old, request, not_after_ms } => Op::Conversion {
                 old: Id::of(old.as_str()),
@@ -104,6 +116,7 @@ impl Parcel {
                 let writer = seen.holders.iter().find(|holder| holder.mode == Mode::Write);
                 Op::Force { seen: raw(seen.token), writer: writer.map(|holder| Id::of(&holder.id)) }
             }
+            Self::ForceShown { token, .. } => Op::Force { seen: raw(*token), writer: None },
             Self::Time => Op::Time,
         }
     }
@@ -119,7 +132,7 @@ impl Answer {
         )
     }
 
-    pub(in crate::testing::simulation) fn reply(&self) -> Reply {
+    pub(in super::super) fn reply(&self) -> Reply {
         let sorted = |ids: &mut dyn Iterator<Item = &String>| {
             let mut ids: Vec<_> = ids.map(|id| Id::of(id)).collect();
             ids.sort_unstable();
@@ -153,7 +166,7 @@ impl Answer {
             }
             Self::View(view) => Reply::View(shown(view)),
             Self::Forced(forced) => Reply::Forced(sorted(&mut forced.ids.iter())),
-            Self::Time => Reply::Time,
+            Self::Time { .. } => Reply::Time,
         }
     }
 }
@@ -172,9 +185,12 @@ fn shown(view: &View) -> Shown {
 }
 
 /// Carries a request out as a right server does.
-pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
+pub(in super::super) fn operate(record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
     match parcel {
-        Parcel::Acquire { request, not_after_ms } => Answer::Acquired(record.acquire(now, *not_after_ms, request)),
+        Parcel::Acquire { request, not_after_ms, floor } => Answer::Acquired(match floor {
+            None => record.acquire(now, *not_after_ms, request),
+            Some(floor) => record.acquire_above(now, *not_after_ms, request, *floor),
+        }),
         Parcel::Conversion { old, request, not_after_ms } => {
             Answer::Converted(record.convert(now, *not_after_ms, old, request))
         }
@@ -185,6 +201,7 @@ pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTi
         }
         Parcel::Inspect => Answer::View(record.inspect(now)),
         Parcel::Force { seen } => Answer::Forced(record.force_seen(now, seen)),
-        Parcel::Time => Answer::Time,
+        Parcel::ForceShown { token, seen } => Answer::Forced(record.force_shown(now, *token, seen)),
+        Parcel::Time => Answer::Time { up: Duration::ZERO },
     }
 }

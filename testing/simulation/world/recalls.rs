@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{Parcel, World, lock_of};
+use super::{ONLY, Parcel, World, lock_of};
 use crate::base::attempt::NodeId;
 use crate::base::key::Key;
 use crate::base::lease::Moment;
@@ -40,12 +40,7 @@ impl World {
         self.record(What::RecallEvent { process, lock, input });
     }
 
-    pub(in crate::testing::simulation) fn listen_for_recalls(
-        self: &Arc<Self>,
-        process: Process,
-        key: &Key,
-        recalls: &Arc<Recalls>,
-    ) {
+    pub(in super::super) fn listen_for_recalls(self: &Arc<Self>, process: Process, key: &Key, recalls: &Arc<Recalls>) {
         let (number, lock) = (self.number(3), lock_of(key));
         let listener =
             ListeningProcess { process, lock, recalls: Arc::downgrade(recalls), live: None, learned: Vec::new() };
@@ -67,14 +62,14 @@ impl World {
     }
 
     /// Returns the node that answers a process.
-    pub(in crate::testing::simulation) fn answering(&self, process: Process) -> NodeId {
+    pub(in super::super) fn answering(&self, process: Process) -> NodeId {
         self.name_of(self.server_of(process))
     }
 
     pub(super) fn server_of(&self, process: Process) -> u32 {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
-        old.map_or(state.server.number, |old| old.number)
+        old.map_or(state.servers[ONLY].number, |old| old.number)
     }
 
     /// Subscribes, and pings as long as the listener exists.
@@ -121,7 +116,7 @@ impl World {
     fn answers_pings(&self, process: Process, server: u32) -> bool {
         let is_up = {
             let state = self.state.lock();
-            state.server.number != server || (state.server.down.is_none() && !state.server.frozen)
+            state.servers[ONLY].number != server || (state.servers[ONLY].down.is_none() && !state.servers[ONLY].frozen)
         };
         is_up && self.is_connected(process, server)
     }
@@ -225,13 +220,7 @@ impl World {
             subscribed.filter_map(|listener| Some((listener.process, listener.recalls.upgrade()?))).collect()
         };
         for (process, recalls) in listeners {
-            let (lost, late, twice) = {
-                let mut state = self.state.lock();
-                let healed = state.healed;
-                let mut chance = |per_mille| !healed && state.rng.u32(0..1000) < per_mille;
-                let profile = &self.profile;
-                (chance(profile.notification_lost), chance(profile.notification_late), chance(profile.copied))
-            };
+            let (lost, late, twice) = self.push_fate();
             if lost || late {
                 self.note_recall_event(process, lock, RecallEvent::Missed);
             }
@@ -287,21 +276,21 @@ impl World {
             .map(|live| Arc::clone(&live.key));
         let Some(key) = inside else { return };
         let now_ms = self.server_time().as_micros() / 1000;
-        for (id, _, _) in self.store.record(&key).live_holds(now_ms) {
+        for (id, _, _) in self.store().record(&key).live_holds(now_ms) {
             if Id::of(&id).process == process {
                 let leave = Parcel::Leave { id: parse(&id) };
-                drop(self.post(process, &key, &leave, self.fates(&leave)));
+                drop(self.post(self.wire(process, ONLY), &key, &leave, self.fates(ONLY, &leave)));
             }
         }
     }
 
     /// Returns true if a guard of the process is inside.
-    pub(in crate::testing::simulation) fn is_inside(&self, process: Process, lock: Lock) -> bool {
+    pub(in super::super) fn is_inside(&self, process: Process, lock: Lock) -> bool {
         self.state.lock().live.iter().any(|live| (live.process, live.lock) == (process, lock))
     }
 
     /// Notifies a try that a guard is inside.
-    pub(in crate::testing::simulation) fn reply_in_use(&self, lock: Lock, id: &str) {
+    pub(in super::super) fn reply_in_use(&self, lock: Lock, id: &str) {
         self.tell(Id::of(id).process, lock, &Notification::Used { id: id.into() });
     }
 }

@@ -1,13 +1,12 @@
-//! Changes of the server: it falls silent, loses its data, or is replaced by a replica that is behind.
+//! Replica of the only server. It acknowledges writes, and takes over although it is behind.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::parcel::Answer;
-use super::{Down, OldPrimary, World};
+use super::{ONLY, OldPrimary, World};
 use crate::store::memory::Store;
-use crate::store::memory::replica::Image;
 use crate::testing::simulation::history::{Micros, Process, What};
 use crate::testing::simulation::mutants::Mutant;
 
@@ -16,7 +15,7 @@ const REPLICATION: Duration = Duration::from_millis(100);
 
 impl World {
     /// Copies the primary to the replica from time to time.
-    pub(in crate::testing::simulation) async fn replicate(self: Arc<Self>) {
+    pub(in super::super) async fn replicate(self: Arc<Self>) {
         // After the healing no replica takes over.
         while !self.state.lock().healed {
             self.copy_to_replica();
@@ -44,7 +43,7 @@ impl World {
             return true;
         }
         let applied = self.now();
-        let lineage = self.state.lock().server.lineage;
+        let lineage = self.state.lock().servers[ONLY].lineage;
         while self.now() <= applied + self.profile.wait_ms * 1000 {
             // A replaced primary has no replica any more, even after the healing.
             if !deposed && (self.has_healed(lineage) || self.acknowledges(applied, lineage)) {
@@ -58,12 +57,12 @@ impl World {
     /// Returns true if replicas of this line of primaries lag behind no more.
     fn has_healed(&self, lineage: u32) -> bool {
         let state = self.state.lock();
-        state.healed && state.server.lineage == lineage
+        state.healed && state.servers[ONLY].lineage == lineage
     }
 
     /// Returns true if a replica has the write. A replaced primary has no replica any more.
     fn acknowledges(&self, written: Micros, lineage: u32) -> bool {
-        let server = &mut self.state.lock().server;
+        let server = &mut self.state.lock().servers[ONLY];
         let newest = server.replica.last().map_or(0, |(at, _)| *at);
         let has_it = server.lineage == lineage && newest > written;
         if has_it {
@@ -73,83 +72,43 @@ impl World {
     }
 
     fn copy_to_replica(&self) {
-        let copy = (self.now(), self.store.image());
-        let replica = &mut self.state.lock().server.replica;
+        let copy = (self.now(), self.store().image());
+        let replica = &mut self.state.lock().servers[ONLY].replica;
         replica.push(copy);
         if replica.len() > 20 {
             replica.remove(0);
         }
     }
 
-    pub(in crate::testing::simulation) fn goes_down(&self, down: Down) {
-        let mut state = self.state.lock();
-        state.server.down = Some(down);
-        state.server.number += 1;
-        if down == Down::Refusing {
-            // A process does not notice that a server is silent.
-            state.confirmed.clear();
-        }
-        drop(state);
-        self.record(What::Down { refuses: down == Down::Refusing });
-    }
-
-    /// Brings the server back, and subscribes all channels again.
-    pub(in crate::testing::simulation) fn comes_up(self: &Arc<Self>) {
-        let mut state = self.state.lock();
-        state.server.down = None;
-        state.confirmed.clear();
-        let channels: BTreeSet<_> = state.subscribers.values().map(|to| (to.process, to.lock)).collect();
-        drop(state);
-        self.record(What::Up);
-        for (process, lock) in channels {
-            self.confirm(process, lock);
-        }
-    }
-
-    pub(in crate::testing::simulation) fn empties(&self) {
-        self.store.replace(Image::new());
-        let mut state = self.state.lock();
-        state.wrong.forget();
-        state.server.lineage += 1;
-        drop(state);
-        self.record(What::Emptied);
-    }
-
     /// Replaces the data by that of a replica that is behind.
-    pub(in crate::testing::simulation) fn falls_back(&self) {
+    pub(in super::super) fn falls_back(&self) {
         let Some(behind_ms) = self.replica_takes_over() else {
             return;
         };
-        self.state.lock().server.lineage += 1;
+        self.state.lock().servers[ONLY].lineage += 1;
         self.record(What::Stale { behind_ms });
     }
 
     /// Replaces the data by an image of the replica. Returns how far that is behind, in milliseconds.
     fn replica_takes_over(&self) -> Option<u64> {
         let mut state = self.state.lock();
-        let many = state.server.replica.len();
+        let many = state.servers[ONLY].replica.len();
         // The replica is not behind the writes that it has acknowledged.
-        let acknowledged = state.server.acknowledged;
-        let first = state.server.replica.partition_point(|(at, _)| *at < acknowledged);
+        let acknowledged = state.servers[ONLY].acknowledged;
+        let first = state.servers[ONLY].replica.partition_point(|(at, _)| *at < acknowledged);
         let pick = first + state.rng.usize(0..(many - first).max(1));
-        let (at, image) = state.server.replica.get(pick).cloned()?;
-        state.server.replica.clear();
+        let (at, image) = state.servers[ONLY].replica.get(pick).cloned()?;
+        state.servers[ONLY].replica.clear();
         drop(state);
-        self.store.replace(image);
+        self.store().replace(image);
         Some((self.now() - at) / 1000)
     }
 
-    /// Freezes the primary.
-    pub(in crate::testing::simulation) fn freezes(&self) {
-        self.state.lock().server.frozen = true;
-        self.record(What::Frozen);
-    }
-
     /// Promotes a replica in place of a frozen primary. No process knows of it yet.
-    pub(in crate::testing::simulation) fn promotes(&self) {
-        let store = Arc::new(Store::with(self.store.image()));
+    pub(in super::super) fn promotes(&self) {
+        let store = Arc::new(Store::with(self.store().image()));
         let mut state = self.state.lock();
-        let server = &mut state.server;
+        let server = &mut state.servers[ONLY];
         server.frozen = false;
         let (node, number, lineage) = (server.node, server.number, server.lineage);
         server.node += 1;
@@ -158,13 +117,13 @@ impl World {
         state.old = Some(OldPrimary { store, node, number, lineage, frozen: true });
         drop(state);
         let behind_ms = self.replica_takes_over().unwrap_or_default();
-        self.state.lock().server.lineage += 1;
+        self.state.lock().servers[ONLY].lineage += 1;
         self.record(What::Promoted { behind_ms });
         self.thawed.notify_waiters();
     }
 
     /// Connects a process to the new primary, and subscribes it there.
-    pub(in crate::testing::simulation) fn reroutes(self: &Arc<Self>, process: Process) {
+    pub(in super::super) fn reroutes(self: &Arc<Self>, process: Process) {
         let mut state = self.state.lock();
         if !state.behind.remove(&process) {
             return;
@@ -183,7 +142,7 @@ impl World {
     }
 
     /// Wakes the old primary. It answers the requests in its sockets, and the processes that still ask it.
-    pub(in crate::testing::simulation) fn wakes(&self) {
+    pub(in super::super) fn wakes(&self) {
         if let Some(old) = &mut self.state.lock().old {
             old.frozen = false;
         }
@@ -191,34 +150,14 @@ impl World {
         self.thawed.notify_waiters();
     }
 
-    pub(in crate::testing::simulation) fn demotes(&self) {
+    pub(in super::super) fn demotes(&self) {
         self.state.lock().old = None;
         self.record(What::Demoted);
         self.thawed.notify_waiters();
     }
 
     /// Returns the processes that do not know the new primary.
-    pub(in crate::testing::simulation) fn behind(&self) -> Vec<Process> {
+    pub(in super::super) fn behind(&self) -> Vec<Process> {
         self.state.lock().behind.iter().copied().collect()
-    }
-
-    pub(in crate::testing::simulation) fn steps_clock(&self, band_ms: i64) {
-        let mut state = self.state.lock();
-        let skew_ms = state.rng.i64(-band_ms / 2..=band_ms / 2);
-        state.server.skew_ms = skew_ms;
-        drop(state);
-        self.record(What::Stepped { skew_ms });
-    }
-
-    /// Ends all faults.
-    pub(in crate::testing::simulation) fn heals(self: &Arc<Self>) {
-        let mut state = self.state.lock();
-        state.healed = true;
-        let down = state.server.down.is_some();
-        drop(state);
-        if down {
-            self.comes_up();
-        }
-        self.record(What::Healed);
     }
 }

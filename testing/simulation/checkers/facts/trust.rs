@@ -5,7 +5,7 @@ use super::{MS, Micros, RequestFacts};
 /// Sum of the answers so far. A server that has lost nothing never reports an earlier deadline than before. A server
 /// that does has lost its grants. Then only that answer counts, from the time of its request.
 #[derive(Default)]
-pub(in crate::testing::simulation::checkers) struct Trust {
+pub(in super::super) struct Trust {
     until: Micros,
     /// Send time of the newest answered request.
     sent: Micros,
@@ -14,21 +14,21 @@ pub(in crate::testing::simulation::checkers) struct Trust {
 }
 
 impl Trust {
-    pub(in crate::testing::simulation::checkers) fn until(&self) -> Micros {
+    pub(in super::super) fn until(&self) -> Micros {
         self.until
     }
 
     /// Returns true if the hold is over. A later answer brings nothing back.
-    pub(in crate::testing::simulation::checkers) fn is_over(&self, now: Micros) -> bool {
+    pub(in super::super) fn is_over(&self, now: Micros) -> bool {
         self.until > 0 && self.until <= now
     }
 
-    pub(in crate::testing::simulation::checkers) fn on_notification(&mut self, until: Micros) {
+    pub(in super::super) fn on_notification(&mut self, until: Micros) {
         self.until = self.until.max(until);
     }
 
     /// Notes an answer at `now`, which alone is valid until `until`.
-    pub(in crate::testing::simulation::checkers) fn is_answered(
+    pub(in super::super) fn is_answered(
         &mut self,
         now: Micros,
         request: &RequestFacts,
