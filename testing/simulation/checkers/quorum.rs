@@ -116,8 +116,10 @@ pub(super) fn unnoticed(facts: &Facts<'_>) -> Findings {
                 was_bare.insert(*guard, is_bare(*guard));
                 continue;
             }
-            What::Failed { attempt, end: End::Unreachable } => {
-                (facts.attempts[attempt].wish.converts.is_some(), format!("attempt {attempt} finds no quorum"))
+            What::Failed { attempt, end } => {
+                let is_usual = matches!(end, End::Busy | End::TimedOut | End::Cut);
+                let converts = facts.attempts[attempt].wish.converts.is_some();
+                (is_usual || converts, format!("attempt {attempt} fails: {end:?}"))
             }
             What::LossSeen { guard, reason } => (is_bare(*guard), format!("guard {guard} is lost: {reason:?}")),
             What::Released { how: Released::Lost(LossReason::Closed), .. } => continue,
