@@ -156,16 +156,16 @@ impl Link {
                 };
                 Ok(Answered { sent, server, node, value: answer })
             }
-            Some(Delivery::Refused) => {
+            // A request to a master goes out on a connection, and may have arrived before the connection broke.
+            Some(Delivery::Refused) if self.master.is_none() => {
                 world.record(What::NotDone { request });
-                self.on_silence();
                 Err(Failure::NotDone { source: None })
             }
             Some(Delivery::Unreplicated) => {
                 world.record(What::Unanswered { request });
                 Err(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None })
             }
-            Some(Delivery::Answered(..)) | None => {
+            Some(Delivery::Refused | Delivery::Answered(..)) | None => {
                 world.record(What::Unanswered { request });
                 *self.clock_sample.lock() = None;
                 self.on_silence();
