@@ -76,6 +76,10 @@ pub(super) struct Profile {
     pub(super) cuts: u32,
     /// Greatest numbers of processes and of tasks in each, and the number of actions of each task.
     pub(super) cast: (u32, u32, u32),
+    /// Acquisitions with a wait limit, of three.
+    pub(super) limited: u32,
+    /// Guards that are converted, of four.
+    pub(super) converts: u32,
     /// Time after the last fault within which every waiter is served. A waiter may have to wait for several leaked
     /// holds, one after the other.
     pub(super) served_within: Duration,
@@ -130,6 +134,8 @@ const CALM: Profile = Profile {
     spares_a_majority: false,
     cuts: 0,
     cast: (4, 4, 8),
+    limited: 1,
+    converts: 1,
     served_within: Duration::from_secs(120),
     // Longer than every lease, limit and retention.
     aftermath: Duration::from_secs(75),
@@ -222,7 +228,9 @@ pub(super) const QUORUM: Profile = Profile {
     servers: &[3, 5],
     lease: Some(Duration::from_secs(120)),
     spares_a_majority: true,
-    cast: (3, 2, 5),
+    cast: (3, 2, 8),
+    limited: 2,
+    converts: 2,
     served_within: Duration::from_secs(60),
     aftermath: Duration::from_secs(10),
     ..CALM

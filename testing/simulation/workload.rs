@@ -264,7 +264,7 @@ impl Actor {
         let mode = if rng.u32(0..5) < 3 { Mode::Read } else { Mode::Write };
         let lease_ms = [400, 1_000, 3_000, 10_000][rng.usize(0..4)];
         let max_hold_ms = if rng.u32(0..4) == 0 { rng.u64(400..4_000) } else { 3_600_000 };
-        let wait_ms = (rng.u32(0..3) == 0).then(|| rng.u64(0..3_000));
+        let wait_ms = (rng.u32(0..3) < self.world.profile.limited).then(|| rng.u64(0..3_000));
         let once = rng.u32(0..6) == 0;
         if let Some(lease) = self.world.profile.lease.map(millis) {
             // Holds that are left behind keep others out for as long as their leases are.
@@ -394,7 +394,7 @@ impl Actor {
 
     /// Converts the guard to the other side, or leaves it. `None` if both holds are given up.
     async fn convert(&mut self, number: GuardNo, guard: Hand, wish: Wish) -> Option<(GuardNo, Hand)> {
-        if self.rng.u32(0..4) != 0 {
+        if self.rng.u32(0..4) >= self.world.profile.converts {
             return Some((number, guard));
         }
         match self.converted(number, guard, wish).await {
