@@ -1,166 +1,133 @@
-//! What was heard from the workers, and whether it can be true.
+//! Events of the workers, and the checks whether they can be true.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redis_rwlock::FencingToken;
+use crate::store::{Fields, Look, look, mark};
 
-use crate::config::Look;
-use crate::event::{Event, parse_token};
-use crate::store::{Fields, TOKEN};
-
-#[derive(Debug, Default)]
-struct Account {
-    name: String,
-    reads: usize,
-    updates: usize,
-    waits: Vec<Duration>,
-    killed: bool,
-    stopped: bool,
+/// Update in whose middle a worker hangs, and is killed later.
+pub(crate) struct Victim {
+    pub(crate) name: String,
+    pub(crate) version: u64,
+    pub(crate) token: u64,
+    pub(crate) hangs_since: Instant,
+    pub(crate) killed: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
+/// Events of all workers.
+#[derive(Default)]
 pub(crate) struct Report {
-    accounts: Vec<Account>,
-    /// Versions that somebody has begun to write. Those that nobody acknowledged may be stored or not.
+    reads: usize,
+    pub(crate) stopped: usize,
+    /// Versions that a worker has begun to write.
     begun: BTreeSet<u64>,
     /// Versions that their writers acknowledged, with the token of each.
-    acknowledged: BTreeMap<u64, FencingToken>,
-    /// Versions that two writers acknowledged: one of the two updates is lost.
+    acknowledged: BTreeMap<u64, u64>,
+    /// Versions that two writers acknowledged. One of the two updates is lost.
     twice: Vec<u64>,
     overlaps: usize,
     inconsistent: usize,
-    /// The highest token of the resource so far, and whether it was ever seen to go back.
-    highest: Option<FencingToken>,
+    pub(crate) victim: Option<Victim>,
+    pub(crate) is_taken_over: bool,
+    /// Highest mark of the resource that the parent saw, and whether it saw a lower one later.
+    highest: u64,
     went_back: bool,
 }
 
 impl Report {
-    pub(crate) fn new(names: impl Iterator<Item = String>) -> Self {
-        let accounts = names.map(|name| Account { name, ..Account::default() }).collect();
-        Self { accounts, ..Self::default() }
-    }
-
-    pub(crate) fn hear(&mut self, number: usize, event: &Event) {
-        let Some(account) = self.accounts.get_mut(number) else {
-            return;
-        };
-        match *event {
-            Event::Read { waited, .. } => {
-                account.reads += 1;
-                account.waits.push(waited);
+    /// Notes the event that a worker sent as a line. Returns what there is to say about it.
+    pub(crate) fn hear(&mut self, name: &str, line: &str) -> Option<String> {
+        let (kind, text) = line.split_once(' ').unwrap_or((line, ""));
+        let mut numbers = text.split(' ').map(|word| word.parse().unwrap_or(0));
+        let (version, token) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        match kind {
+            "read" => self.reads += 1,
+            "began" => drop(self.begun.insert(version)),
+            "updated" => self.twice.extend(self.acknowledged.insert(version, token).map(|_| version)),
+            "stopped" => self.stopped += 1,
+            "hangs" => {
+                let (name, hangs_since) = (name.to_owned(), Instant::now());
+                let what = format!("{name} is in the middle of its update to v{version}, and hangs there");
+                self.victim = Some(Victim { name, version, token, hangs_since, killed: None });
+                return Some(what);
             }
-            Event::Began { version, .. } => {
-                self.begun.insert(version);
+            "finished" => {
+                let victim = self.victim.as_ref().filter(|victim| victim.version == version);
+                let Some(Victim { name: dead, killed: Some(at), .. }) = victim else {
+                    return Some(format!("{name} finished v{version}, which its writer had left half done"));
+                };
+                self.is_taken_over = true;
+                let waited = span(at.elapsed());
+                return Some(format!(
+                    "{name} took over {waited} after the death of {dead}, and finished its v{version}"
+                ));
             }
-            Event::Updated { version, token, waited } => {
-                account.updates += 1;
-                account.waits.push(waited);
-                if self.acknowledged.insert(version, token).is_some() {
-                    self.twice.push(version);
-                }
+            "lost" => return Some(format!("{name} lost its hold: {text}")),
+            "trouble" => return Some(format!("{name} has trouble: {text}")),
+            "overlap" => {
+                self.overlaps += 1;
+                return Some(format!("{name} WAS NOT ALONE: {text}"));
             }
-            Event::Overlap { .. } => self.overlaps += 1,
-            Event::Inconsistent { .. } => self.inconsistent += 1,
-            Event::Stopped => account.stopped = true,
-            Event::FoundHalf { waited, .. } => account.waits.push(waited),
-            Event::Hangs { .. } | Event::Finished { .. } | Event::Lost { .. } | Event::Trouble { .. } => {}
+            // "inconsistent", and what is unknown.
+            _ => {
+                self.inconsistent += 1;
+                return Some(format!("{name} SAW {line}"));
+            }
         }
+        None
     }
 
-    pub(crate) fn killed(&mut self, number: usize) {
-        if let Some(account) = self.accounts.get_mut(number) {
-            account.killed = true;
-        }
+    pub(crate) fn note_mark(&mut self, fields: &Fields) {
+        self.went_back |= mark(fields) < self.highest;
+        self.highest = self.highest.max(mark(fields));
     }
 
-    pub(crate) fn saw_token_of_resource(&mut self, fields: &Fields) {
-        let token = fields.get(TOKEN).and_then(|text| parse_token(text));
-        self.went_back |= token < self.highest;
-        self.highest = self.highest.max(token);
-    }
-
-    /// One line per worker.
-    pub(crate) fn table(&mut self) -> String {
-        let mut table = format!("{:<8}{:>8}{:>9}{:>12}{:>12}", "worker", "reads", "updates", "wait p50", "wait p99");
-        for account in &mut self.accounts {
-            account.waits.sort_unstable();
-            let wait = |percent| percentile(&account.waits, percent).map_or("-".to_owned(), span);
-            let (p50, p99) = (wait(50), wait(99));
-            let Account { name, reads, updates, killed, .. } = account;
-            let note = if *killed { "  killed" } else { "" };
-            // Writing to a text does not fail.
-            write!(table, "\n{name:<8}{reads:>8}{updates:>9}{p50:>12}{p99:>12}{note}").unwrap_or_default();
-        }
-        table
-    }
-
-    /// Prints what was checked. Whether all of it held.
-    pub(crate) fn judge(&self, stored: &Look, taken_over: bool, late_write_was_refused: bool) -> bool {
-        let reads: usize = self.accounts.iter().map(|account| account.reads).sum();
-        let tokens: Vec<FencingToken> = self.acknowledged.values().copied().collect();
-        let survivors_stopped = self.accounts.iter().all(|account| account.stopped != account.killed);
+    /// Prints the checks. Returns whether all of them held.
+    pub(crate) fn print(&mut self, workers: usize, stored: &Fields, late: &Option<Fields>) -> bool {
+        self.note_mark(stored);
+        let (no_update_is_lost, updates) = self.check_updates(&look(stored));
         let checks = [
-            (self.no_update_is_lost(stored), self.updates_in_words(stored)),
-            (self.inconsistent == 0 && reads > 0, format!("{reads} reads, each of one whole configuration")),
+            (no_update_is_lost, updates.as_str()),
+            (self.inconsistent == 0 && self.reads > 0, &format!("{} reads, each of one whole version", self.reads)),
+            (self.overlaps == 0, "no access was refused to a worker that held the lock: nobody was beside it"),
             (
-                self.overlaps == 0,
-                "no access was refused to a worker that held the lock: nobody was beside it".to_owned(),
+                self.acknowledged.values().is_sorted_by(|a, b| a < b),
+                "each update had a higher token than the one before",
             ),
-            (tokens.is_sorted_by(|a, b| a < b), "each update had a higher token than the one before".to_owned()),
-            (!self.went_back, "the resource's token never went back".to_owned()),
-            (taken_over, "a worker was killed in the middle of an update, and another one finished it".to_owned()),
-            (late_write_was_refused, "a late write with the dead worker's token was refused".to_owned()),
-            (survivors_stopped, "all other workers lived to the end".to_owned()),
+            (!self.went_back, "the resource's token never went back"),
+            (self.is_taken_over, "a worker was killed in the middle of an update, and another one finished it"),
+            (late.is_none() && self.victim.is_some(), "a late write with the dead worker's token was refused"),
+            (self.stopped == workers - 1, "all other workers lived to the end"),
         ];
         println!();
-        for (holds, what) in &checks {
-            println!("{}  {what}", if *holds { "  ok  " } else { "BROKEN" });
+        for (holds, text) in checks {
+            println!("{}  {text}", if holds { "  ok  " } else { "BROKEN" });
         }
         let all_hold = checks.iter().all(|(holds, _)| *holds);
         println!("\ninvariant {}", if all_hold { "holds" } else { "is BROKEN" });
         all_hold
     }
 
-    /// Each stored version was acknowledged once, or begun by somebody who could not tell; and none is missing.
-    fn no_update_is_lost(&self, stored: &Look) -> bool {
-        let Look::Whole(config) = stored else {
-            return false;
+    /// Returns whether each stored version was acknowledged once, or begun by a worker that could not tell its end, and
+    /// whether no acknowledged version is missing.
+    fn check_updates(&self, stored: &Look) -> (bool, String) {
+        let &Look::Whole(last) = stored else {
+            return (false, format!("no lost update: the stored configuration is {stored:?}"));
         };
-        let all_are_stored = self.acknowledged.keys().all(|version| *version <= config.version);
-        let all_have_a_writer = (1..=config.version)
-            .all(|version| self.acknowledged.contains_key(&version) || self.begun.contains(&version));
-        config.version > 0 && self.twice.is_empty() && all_are_stored && all_have_a_writer
-    }
-
-    fn updates_in_words(&self, stored: &Look) -> String {
-        let acknowledged: usize = self.accounts.iter().map(|account| account.updates).sum();
-        match stored {
-            Look::Whole(config) => {
-                let unclear = (1..=config.version).filter(|version| !self.acknowledged.contains_key(version)).count();
-                format!(
-                    "no lost update: v{} is stored, {acknowledged} updates were acknowledged, {unclear} finished for a writer that was gone",
-                    config.version
-                )
-            }
-            Look::HalfDone(_) => "no lost update: the stored configuration is half done".to_owned(),
-            Look::Corrupt => "no lost update: the stored configuration is corrupt".to_owned(),
-        }
+        let is_known = |version: &u64| self.acknowledged.contains_key(version) || self.begun.contains(version);
+        let are_stored = self.acknowledged.keys().all(|version| *version <= last);
+        let is_sound = last > 0 && self.twice.is_empty() && are_stored && (1..=last).all(|version| is_known(&version));
+        let updates = self.acknowledged.len();
+        let unclear = (1..=last).filter(|version| !self.acknowledged.contains_key(version)).count();
+        let text = format!(
+            "no lost update: v{last} is stored, {updates} updates were acknowledged, {unclear} finished for a writer \
+             that was gone"
+        );
+        (is_sound, text)
     }
 }
 
-fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
-    sorted.get((sorted.len() * percent / 100).min(sorted.len().checked_sub(1)?)).copied()
-}
-
-/// A time as people say it.
+/// Returns a time for readers.
 pub(crate) fn span(time: Duration) -> String {
-    if time >= Duration::from_secs(1) {
-        return format!("{:.2} s", time.as_secs_f64());
-    }
-    if time >= Duration::from_millis(10) {
-        return format!("{} ms", time.as_millis());
-    }
-    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
+    if time.as_secs() > 0 { format!("{:.2} s", time.as_secs_f64()) } else { format!("{} ms", time.as_millis()) }
 }
