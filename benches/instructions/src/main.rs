@@ -3,12 +3,10 @@
 //!
 //! usage: instructions memory_pair|memory_join COUNT, or instructions server_pair|server_join|server_hold|server_waiter COUNT URL
 //!
-//! Of `server_hold` and `server_waiter` it is the memory that counts, which is in use at the end.
+//! For `server_hold` and `server_waiter` the memory counts that is in use at the end.
 //!
-//! `instructions pairs URL` and `instructions clients URL` are the workers of `benches/throughput.rs`, for builds of other revisions
-//! (`benches/before`).
+//! `instructions pairs URL` is the worker of the scenario `throughput`, for builds of other revisions (`benches/before`).
 
-mod clients;
 mod pairs;
 
 use std::hint::black_box;
@@ -54,7 +52,7 @@ async fn holds(manager: &impl RwLockManager, count: u32) -> Result<()> {
     exit_with(guards)
 }
 
-/// The same of so many that wait in this process.
+/// Does the same with so many waiters of this process.
 async fn waiters(manager: &impl RwLockManager, count: u32) -> Result<()> {
     let name = format!("waited-for-{count:05}");
     let held = manager.write(&name).await?;
@@ -89,10 +87,6 @@ fn main() -> ExitCode {
     let (what, count, url) = match &arguments[..] {
         [what, url] if what == "pairs" => {
             pairs::serve(url);
-            return ExitCode::SUCCESS;
-        }
-        [what, url] if what == "clients" => {
-            clients::serve(url);
             return ExitCode::SUCCESS;
         }
         [what, count] => (what, count, ""),

@@ -1,0 +1,243 @@
+//! Client CPU of many local waiters, subscriptions and watches, when they come, wait and go. Each is measured at two
+//! counts, to see that the cost grows with the count and no faster.
+
+use std::pin::Pin;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use cluster_testenv::Node;
+use redis_rwlock::{Acquiring, ReadGuard, RedisManager, RwLockManager, Topology, WriteGuard};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use crate::setup::Target::AtMost;
+use crate::setup::process::processor_time;
+use crate::setup::{Bare, CommandStats, Effort, LONG_LEASE, bare_connection, median, start_node, tell};
+
+/// A count for comparison is the full one divided by this.
+const FEWER: usize = 4;
+/// At a lower count each may be so much cheaper.
+const LINEAR: f64 = 1.5;
+
+/// Returns a manager that renews nothing.
+async fn manager(node: &Node) -> RedisManager {
+    let builder = RedisManager::builder(Topology::node(node.url())).lease(LONG_LEASE);
+    builder.max_hold(Duration::MAX).join_window(LONG_LEASE).connect().await.expect("a manager")
+}
+
+/// Costs of many and of a quarter as many, in milliseconds.
+struct Costs {
+    all: f64,
+    fewer: f64,
+}
+
+impl Costs {
+    async fn measure(effort: Effort, count: usize, mut cost: impl AsyncFnMut(usize) -> Duration) -> Self {
+        // The first fetches the memory.
+        cost(count).await;
+        let (mut all, mut fewer) = (Vec::new(), Vec::new());
+        for _ in 0..effort.of(5, 3, 1) {
+            all.push(cost(count).await.as_secs_f64() * 1e3);
+            fewer.push(cost(count / FEWER).await.as_secs_f64() * 1e3);
+        }
+        Self { all: median(&mut all), fewer: median(&mut fewer) }
+    }
+
+    fn tell(&self, what: &str, count: usize, most_ms: f64) {
+        tell(&format!("{count} {what}"), "ms of CPU", self.all, AtMost(most_ms));
+        self.tell_growth(what, count);
+    }
+
+    fn tell_growth(&self, what: &str, count: usize) {
+        let Self { all, fewer } = self;
+        let sides = format!("{all:.1} ms against {fewer:.1} ms for {}", count / FEWER);
+        let growth = all / fewer.max(0.01) / FEWER as f64;
+        tell(&format!("{count} {what}, each / each of a quarter"), &sides, growth, AtMost(LINEAR));
+    }
+}
+
+/// Returns the CPU of the process while it waits for a while, in percent of a core.
+async fn idle_share(span: Duration) -> f64 {
+    let (cpu, began) = (processor_time(), Instant::now());
+    tokio::time::sleep(span).await;
+    100.0 * (processor_time() - cpu).div_duration_f64(began.elapsed())
+}
+
+/// Polls an acquisition until it has to wait for others.
+fn poll_once(acquiring: &mut Acquiring<WriteGuard>) {
+    let pending = Pin::new(acquiring).poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    assert!(pending, "others hold the lock");
+}
+
+/// Returns local waiters of one lock, in the order in which they came.
+fn local_waiters(manager: &RedisManager, name: &str, count: usize) -> Vec<Acquiring<WriteGuard>> {
+    let mut waiters: Vec<_> = (0..count).map(|_| manager.write(name).into_future()).collect();
+    waiters.iter_mut().for_each(poll_once);
+    waiters
+}
+
+async fn giving_up(effort: Effort, node: &Node) {
+    let count = effort.of(20_000, 20_000, 200);
+    let here = manager(node).await;
+    let held = here.write("given-up").await.expect("granted");
+    for (order, is_last_first) in [("first come first", false), ("last come first", true)] {
+        let mut coming = Vec::new();
+        let costs = Costs::measure(effort, count, async |count| {
+            let began = processor_time();
+            let mut waiters = local_waiters(&here, "given-up", count);
+            let came = processor_time();
+            coming.push((count, (came - began).as_secs_f64() * 1e3));
+            if is_last_first {
+                waiters.reverse();
+            }
+            waiters.into_iter().for_each(drop);
+            // What their going left to others to do.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            processor_time() - came
+        })
+        .await;
+        costs.tell(&format!("local waiters that give up, {order}"), count, 100.0);
+        let of = |meant| {
+            let mut costs: Vec<f64> = coming.iter().filter(|(count, _)| *count == meant).map(|(_, ms)| *ms).collect();
+            median(&mut costs)
+        };
+        Costs { all: of(count), fewer: of(count / FEWER) }.tell("local waiters that come", count, 100.0);
+    }
+    held.release().await.expect("released");
+}
+
+async fn subscriptions(effort: Effort, node: &Node) {
+    let count = effort.of(8_000, 8_000, 50);
+    let elsewhere = manager(node).await;
+    let mut held = JoinSet::new();
+    for lock in 0..count {
+        let manager = elsewhere.clone();
+        held.spawn(async move { manager.write(&format!("listened-{lock}")).await.expect("granted") });
+    }
+    let held = held.join_all().await;
+    let costs = Costs::measure(effort, count, async |count| {
+        let here = manager(node).await;
+        let began = processor_time();
+        CommandStats::reset(node);
+        let mut waiters = JoinSet::new();
+        for lock in 0..count {
+            let manager = here.clone();
+            waiters.spawn(async move { manager.write(&format!("listened-{lock}")).await.map(drop) });
+        }
+        while CommandStats::of(node).calls("ssubscribe") < count as u64 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let cost = processor_time() - began;
+        waiters.shutdown().await;
+        here.close().await.expect("closed");
+        cost
+    })
+    .await;
+    costs.tell_growth("subscriptions", count);
+    let bare = Costs::measure(effort, count, async |count| bare_subscriptions(node, count).await).await;
+    let sides = format!("ms of CPU above {:.1} of two scripts and an SSUBSCRIBE for each, bare", bare.all);
+    tell(&format!("{count} subscriptions"), &sides, costs.all - bare.all, AtMost(100.0));
+    drop(held);
+}
+
+/// Sends what a waiter of each of so many locks has to send, on a bare connection.
+async fn bare_subscriptions(node: &Node, count: usize) -> Duration {
+    let connection = bare_connection(&format!("{}?protocol=resp3", node.url())).await;
+    let bare = Bare::new(connection.clone()).await;
+    let began = processor_time();
+    let mut tasks = JoinSet::new();
+    for lock in 0..count {
+        let (mut bare, mut connection) = (bare.clone(), connection.clone());
+        tasks.spawn(async move {
+            let key = format!("rwlock:{{bare-{lock}}}:lock");
+            bare.lock_shaped_pair(&key).await;
+            let mut subscribe = redis::cmd("SSUBSCRIBE");
+            subscribe.arg(format!("{key}:wake")).query_async::<()>(&mut connection).await.expect("subscribed");
+        });
+    }
+    tasks.join_all().await;
+    processor_time() - began
+}
+
+async fn waiting(effort: Effort, node: &Node) {
+    let (count, span) = effort.of((10_000, 5), (10_000, 3), (100, 1));
+    let span = Duration::from_secs(span);
+    let (here, elsewhere) = (manager(node).await, manager(node).await);
+    // What earlier parts left to do, thousands of releases, is not the baseline of this one.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let empty = idle_share(span).await;
+    let tell_share = |what: &str, share: f64| {
+        let sides = format!("percent of a core, {empty:.2} without them");
+        tell(what, &sides, share, AtMost(1.0));
+    };
+    let spawn = |name: &'static str, count: usize| {
+        let mut tasks = JoinSet::new();
+        for _ in 0..count {
+            let manager = here.clone();
+            tasks.spawn(async move { manager.write(name).await.map(drop) });
+        }
+        tasks
+    };
+
+    let held = elsewhere.write("theirs").await.expect("granted");
+    let mut waiters = spawn("theirs", count);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tell_share(&format!("{count} local waiters of a lock held elsewhere"), idle_share(span).await);
+    waiters.shutdown().await;
+    drop(held);
+
+    let mut readers: Vec<ReadGuard> = Vec::new();
+    for _ in 0..count / 2 {
+        readers.push(here.read("ours").await.expect("joined"));
+    }
+    let mut waiters = spawn("ours", count / 2);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tell_share(&format!("{0} local waiters beside {0} readers", count / 2), idle_share(span).await);
+    waiters.shutdown().await;
+    drop(readers);
+}
+
+async fn watching(effort: Effort, node: &Node) {
+    let (count, span) = effort.of((40_000, 5), (40_000, 3), (100, 1));
+    let here = manager(node).await;
+    let mut shares = Vec::with_capacity(count);
+    for _ in 0..count {
+        shares.push(here.read("watched").await.expect("joined"));
+    }
+    let costs = Costs::measure(effort, count, async |count| {
+        let began = processor_time();
+        let mut watchers: Vec<_> = shares[..count].iter().map(|guard| Box::pin(guard.lost())).collect();
+        for watcher in &mut watchers {
+            assert!(watcher.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        drop(watchers);
+        processor_time() - began
+    })
+    .await;
+    costs.tell("`lost()` that begin and end", count, 100.0);
+
+    let span = Duration::from_secs(span);
+    let empty = idle_share(span).await;
+    let mut watchers = JoinSet::new();
+    for guard in shares {
+        watchers.spawn(async move { guard.lost().await });
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let share = idle_share(span).await;
+    let sides = format!("percent of a core, {empty:.2} without them");
+    tell(&format!("{count} `lost()` that wait"), &sides, share, AtMost(1.0));
+    watchers.shutdown().await;
+}
+
+pub(crate) fn run(effort: Effort) {
+    let node = start_node();
+    let on_a_runtime_of_its_own = |part: &dyn Fn(&Runtime)| {
+        let runtime = Runtime::new().expect("a runtime");
+        part(&runtime);
+        runtime.shutdown_background();
+    };
+    on_a_runtime_of_its_own(&|runtime| runtime.block_on(giving_up(effort, &node)));
+    on_a_runtime_of_its_own(&|runtime| runtime.block_on(subscriptions(effort, &node)));
+    on_a_runtime_of_its_own(&|runtime| runtime.block_on(waiting(effort, &node)));
+    on_a_runtime_of_its_own(&|runtime| runtime.block_on(watching(effort, &node)));
+}
