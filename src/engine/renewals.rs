@@ -1,4 +1,4 @@
-//! What is due at the [deadlines](crate::lock::deadlines) of holds: renewals, and the releases of lost holds. The
+//! Work that is due at the [deadlines](crate::lock::deadlines) of holds: renewals, and the releases of lost holds. The
 //! [background](crate::engine::background) sends the due renewals.
 
 use std::sync::Arc;
