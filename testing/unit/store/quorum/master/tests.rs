@@ -240,6 +240,8 @@ async fn late_grant_is_released_although_the_manager_is_gone() {
     }
     let (signal, signalled) = oneshot::channel();
     stage.masters[2].next_acquire(Fate::Answered(signalled));
+    // As each acquisition of the engine does.
+    stage.engine.keep_running();
     let tried = stage.quorum.acquire(&key_of("cfg"), &asks(2)).await.expect("answered").value;
     assert!(matches!(tried, Acquired::Contended { .. }), "{tried:?}");
     let Stage { masters, quorum, engine } = stage;
