@@ -139,6 +139,22 @@ impl<H> Effects<H> {
     #[inline]
     pub(super) fn carry_out(self, key: &Key, rules: &Rules, schedule: impl FnOnce(Few<Arc<H>>)) {
         let Self { signals: Signals(signals), due, dropped } = self;
+        if signals.is_empty() && due.is_empty() && dropped.is_empty() {
+            // Most events have no effects. An empty list owns nothing, and its drop would take time.
+            std::mem::forget((signals, due, dropped));
+            return;
+        }
+        Self::carry_out_some(signals, due, dropped, key, rules, schedule);
+    }
+
+    fn carry_out_some(
+        signals: Few<Signal>,
+        due: Few<Arc<H>>,
+        dropped: Few<Arc<H>>,
+        key: &Key,
+        rules: &Rules,
+        schedule: impl FnOnce(Few<Arc<H>>),
+    ) {
         signals.iter().for_each(|signal| {
             // If a waker panics, the other effects must still come. The panic hook has reported the panic already.
             catch_panic(|| signal.tell(key, rules));

@@ -189,15 +189,15 @@ impl Hold {
     /// changes nothing.
     #[inline]
     pub(crate) fn leave_quietly(&self, share_id: ShareId) -> bool {
-        self.cell.quietly(|state, rules, effects| {
-            state.leave_others(self.number, share_id, effects)
-                || state.cache(self.number, share_id, rules.clock.now(), effects)
+        self.cell.leave(|state| {
+            let others = state.leave_others(self.number, share_id);
+            others.or_else(|| state.cache(self.number, share_id, self.clock().now()))
         })
     }
 
     /// Removes the last guard of a hold that is cached then. Returns false if there is more to do, and changes nothing.
     pub(crate) fn cache(&self, share_id: ShareId, now: Moment) -> bool {
-        self.cell.quietly(|state, _, effects| state.cache(self.number, share_id, now, effects))
+        self.cell.leave(|state| state.cache(self.number, share_id, now))
     }
 
     /// A guard lets go, and the next writer of this process has the hold then, if it may.

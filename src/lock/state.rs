@@ -104,24 +104,28 @@ impl<H> Default for State<H> {
 }
 
 impl<H: InRenewalQueue> Entry<H> {
-    /// Schedules the hold in the deadline queue, if its entry there is too late.
-    fn due_if_sooner(&self, effects: &mut Effects<H>) {
+    /// Returns the hold if its entry in the deadline queue is too late.
+    fn due_sooner(&self) -> Option<&Arc<H>> {
         let at = match self.record.due() {
             Next::At(at) => at,
             Next::Lost(_) => Moment::from_nanos(0),
-            Next::Released | Next::GivenUp => return,
+            Next::Released | Next::GivenUp => return None,
         };
-        if let Some(hold) = self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at)) {
+        self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
+    }
+
+    /// Schedules the hold in the deadline queue, if its entry there is too late.
+    fn due_if_sooner(&self, effects: &mut Effects<H>) {
+        if let Some(hold) = self.due_sooner() {
             effects.due(hold);
         }
     }
 
-    /// Schedules the hold if the removal of a share makes its entry in the deadline queue too late. The hold may now end
+    /// Returns the hold if the removal of a share makes its entry in the deadline queue too late. The hold may now end
     /// sooner, with the last remaining share. The caller has changed nothing else.
-    fn due_if_ends_sooner(&self, effects: &mut Effects<H>) {
-        if !self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end())) {
-            self.due_if_sooner(effects);
-        }
+    fn ends_sooner(&self) -> Option<&Arc<H>> {
+        let is_known = self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end()));
+        if is_known { None } else { self.due_sooner() }
     }
 }
 

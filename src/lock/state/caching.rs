@@ -25,24 +25,16 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// Removes the last guard of a hold that is cached then. Returns false if there is more to do, and changes nothing.
+    /// Removes the last guard of a hold that is cached then. Returns `None` if there is more to do, and changes nothing. The
+    /// inner value is the hold, if it has to be scheduled earlier.
     #[inline]
-    pub(in crate::lock) fn cache(
-        &mut self,
-        number: u64,
-        share_id: ShareId,
-        now: Moment,
-        effects: &mut Effects<H>,
-    ) -> bool {
+    pub(in crate::lock) fn cache(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
         if self.wait_queue.is_some() {
-            return false;
+            return None;
         }
         let entry = self.entry(number);
         let is_cached = entry.is_listed && entry.record.cache_at_once(share_id, now);
-        if is_cached {
-            entry.due_if_sooner(effects);
-        }
-        is_cached
+        is_cached.then(|| entry.due_sooner().cloned())
     }
 
     /// The same as [`take_idle`](Self::take_idle), whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with

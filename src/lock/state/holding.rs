@@ -26,16 +26,12 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// Removes a guard from a hold that other guards share, if no waiter has to hear of that. Otherwise returns false and
-    /// changes nothing.
+    /// Removes a guard from a hold that other guards share, if no waiter has to hear of that. Otherwise returns `None`
+    /// and changes nothing. The inner value is the hold, if it has to be scheduled earlier.
     #[inline]
-    pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) -> bool {
+    pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
-        let has_left = entry.record.leave_others(share_id);
-        if has_left {
-            entry.due_if_ends_sooner(effects);
-        }
-        has_left
+        entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
     }
 
     /// Returns a read hold that a reader may join if the server agrees. Returns `None` while a writer waits here.
