@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::profile::{BURST, DYING, HOT, LOSING, LOSSY, Profile, RUNTIMES, SPLIT};
+use super::profile::{BURST, DYING, HOT, LONG, LOSING, LOSSY, Profile, RUNTIMES, SPLIT};
 use super::scenes::Scene;
 use super::{checkers, run};
 
@@ -13,7 +13,7 @@ fn broken(profile: Profile, seed: u64) -> BTreeSet<&'static str> {
 }
 
 /// Runs and scenes that showed a fault before the fault was repaired.
-const MENDED: [(&str, Profile, u64); 23] = [
+const MENDED: [(&str, Profile, u64); 24] = [
     ("T2 a burst", BURST, 0),
     ("E2 a runtime that nobody drives", Profile::of_scene(Scene::RuntimeNotDriven), 0),
     ("E2 a runtime that ends", Profile::of_scene(Scene::RuntimeEnds), 0),
@@ -37,6 +37,7 @@ const MENDED: [(&str, Profile, u64); 23] = [
     ("a hold that the server does not know, by the answer to a reader", SPLIT, 3174),
     ("P12 tokens ahead of the clock", HOT, 0),
     ("an upgrade that waits for those who keep their holds", Profile { caches: true, ..LOSSY }, 1117),
+    ("a copy of an upgrade that a master of a quorum executes after the undo", LONG, 6332),
 ];
 
 #[test]

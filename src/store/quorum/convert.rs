@@ -168,10 +168,15 @@ impl Quorum {
         // A restarted master without a vote has converted, but its new hold may conflict with a hold that it has
         // forgotten. So its answer counts as a refusal here.
         let is_refused = unconverted > 0 || conversion.summary.restarted > 0;
-        if conversion.request.mode == Mode::Write && is_refused && unconverted + done >= majority(masters) {
+        let is_refused =
+            conversion.request.mode == Mode::Write && is_refused && unconverted + done >= majority(masters);
+        // An earlier copy may convert a master again after the undo, or after its refusal. The release of the new hold would then
+        // end the old hold there. So the conversion stays unknown as long as such a copy may arrive.
+        let is_in_doubt = is_refused && self.has_earlier_copy(&conversion);
+        if is_refused && !is_in_doubt {
             return Ok(self.undo(conversion, asked).await);
         }
-        let is_pending = !asked.is_empty();
+        let is_pending = is_in_doubt || !asked.is_empty();
         finish(asked);
         let QuorumConversion { summary, states: said, .. } = conversion;
         if said.iter().filter(|said| **said == ConversionState::Lost).count() > masters - majority(masters) {
@@ -181,6 +186,14 @@ impl Quorum {
         let may_be_done = is_pending || done > 0 || summary.failures.iter().any(is_unknown);
         let failure = summary.failure(masters);
         Err(if may_be_done { into_unknown(failure, now.after(self.margins.max_delay)) } else { failure })
+    }
+
+    /// Returns true if a master has answered, and may still execute an earlier copy of the request.
+    fn has_earlier_copy(&self, conversion: &QuorumConversion) -> bool {
+        let has_answered =
+            |said: &ConversionState| matches!(said, ConversionState::Converted | ConversionState::Unconverted);
+        let mut answered = conversion.states.iter().enumerate().filter(|(_, said)| has_answered(said));
+        answered.any(|(place, _)| self.outstanding.may_arrive(&conversion.request.id, place))
     }
 
     /// Undoes the conversion at each master that has converted or will still do so.

@@ -241,6 +241,14 @@ impl Outstanding {
         self.table.lock().by_id.get(id)?.forced
     }
 
+    /// Returns true if a master may still execute a copy of a request.
+    pub(super) fn may_arrive(&self, id: &AcquisitionId, master: usize) -> bool {
+        let now = self.clock.now();
+        let table = self.table.lock();
+        let requests = table.by_id.get(id).map(|acquisition| acquisition.per_master[master].in_doubt_requests);
+        requests.is_some_and(|requests| requests.in_flight() > 0 || requests.arrives_until() > Some(now))
+    }
+
     /// Returns true if a master may have, or may still grant, an earlier failed acquisition of the lock.
     pub(super) fn has_leftover(&self, key: &Key, master: usize) -> bool {
         self.leftovers.contains(key, master)
