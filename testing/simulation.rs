@@ -51,8 +51,6 @@ const BLOCKED: Duration = Duration::from_secs(21);
 
 /// Returns the history of a seed.
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
-    // The engine's jitter comes from the generator of the thread.
-    fastrand::seed(seed);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let leaked = Leaked::default();

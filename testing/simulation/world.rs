@@ -165,6 +165,8 @@ pub(super) fn millis(d: Duration) -> u64 {
 impl World {
     /// Creates the world. Needs a runtime whose clock is paused.
     pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
+        // The engine's jitter comes from the generator of the thread.
+        fastrand::seed(seed);
         let mut rng = fastrand::Rng::with_seed(seed);
         let clock = Clock::runtime();
         let many =
