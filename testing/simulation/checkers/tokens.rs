@@ -12,7 +12,7 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut given: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
     let mut given_by_deposed: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
-    // Blocks that a hold has had before the last, and blocks that a deposed primary has granted.
+    // Blocks that a hold has had before the last, and blocks that a renewal at a deposed primary has brought.
     let mut earlier: BTreeMap<Id, Vec<(u64, u64)>> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
     let mut passed: BTreeMap<Id, u64> = BTreeMap::new();
@@ -46,7 +46,11 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                         phase = Some(grant.token);
                     }
                     *highest = (*highest).max(grant.token + grant.tokens - 1);
-                    given.insert(grant.id, (grant.token, grant.tokens));
+                    let block = (grant.token, grant.tokens);
+                    // After the loss of its key, a repeat of a hold gets a new token. Readers of its process may have
+                    // joined before the answer.
+                    let before = given.insert(grant.id, block).filter(|before| *before != block);
+                    earlier.entry(grant.id).or_default().extend(before);
                     began.entry(grant.token).or_insert(now);
                 }
             }

@@ -26,9 +26,11 @@ impl Facts<'_> {
     /// Returns true if a hold may be gone though no user let go of it. A server granted it and lost its data since, or
     /// an operator ended it. In both cases the process has no answer of the present server yet.
     pub(in super::super) fn excused(&self, id: Id, now: Micros) -> bool {
+        // A converted hold may have its other id already.
+        let mut ids = std::iter::once(id).chain(self.conversions_of(id).filter_map(|conversion| id_of(conversion.op)));
         if self.quorum.is_some() {
             // A process learns of a force at one master only from that master.
-            return self.forced_at(id, now).is_some();
+            return ids.any(|id| self.forced_at(id, now).is_some());
         }
         let Some((_, primary)) = self.granted.get(&id) else {
             return false;
@@ -49,10 +51,7 @@ impl Facts<'_> {
         let misled = all.any(|(at, primary)| at > lost && primary < lineage);
         let untold = || *primary < lineage && !applied().any(|(_, primary)| primary == lineage);
         let of_loss = !self.replicated && (misled || untold());
-        // A converted hold may have its other id already.
-        let ids = std::iter::once(id).chain(self.conversions_of(id).filter_map(|conversion| id_of(conversion.op)));
-        let of_force = ids.into_iter().any(|id| self.is_forced(id, now));
-        of_loss || of_force
+        of_loss || ids.any(|id| self.is_forced(id, now))
     }
 
     /// Returns the last time at which a hold was ended by force. A copy of its acquisition may have begun it anew
