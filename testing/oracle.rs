@@ -376,7 +376,7 @@ fn what_breaks_with_the_clock_is_noticed() {
     let node = Node::builder(Server::Valkey91).clock().start().expect("the server starts");
     let changes = [
         // The key is removed too early.
-        ("RETENTION_MS, MAX_TOKENS = 60000, 64", "RETENTION_MS, MAX_TOKENS = 50000, 64"),
+        ("RETENTION_MS, MAX_TOKENS = 60000, 2048", "RETENTION_MS, MAX_TOKENS = 50000, 2048"),
         // A lost hold comes back.
         ("    to_set[1], to_set[2] = 'R' .. id, '0 ' .. own_since", ""),
         // A token does not grow when the clock goes back.

@@ -9,7 +9,7 @@
 --   | 'queued id <time> retry_in_ms' (and ' 1' if a waiter has recalled) | 'contended id <time> retry_in_ms'
 --   | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; <time> is two words, seconds and microseconds
 local call, key, id, mode, lease_ms = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
-local RETENTION_MS, MAX_TOKENS, RECALL_INTERVAL_MS = 60000, 64, 500
+local RETENTION_MS, MAX_TOKENS, RECALL_INTERVAL_MS = 60000, 2048, 500
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 
 local time = call('TIME')
@@ -27,7 +27,7 @@ local deadline_ms = now_ms + lease_ms
 -- Fast path: the lock is free, and no stamp is there. Each format costs as much as two more fields to read, so the text of
 -- the server's time is composed of its two words.
 if not (holder or queue or write or read) then
-  local token, tokens = seconds .. micros, '01'
+  local token, tokens = seconds .. micros, '0001'
   if #micros < 6 then token = format('%s%06d', seconds, micros) end
   local ends, since = format('%d', deadline_ms), sub(token, 1, -4)
   if last then
@@ -35,15 +35,15 @@ if not (holder or queue or write or read) then
     if passed < 1 then passed, token = 1, format('%d', last + 1) end
     -- Tokens reach back and never ahead of the clock: after a loss of this record the next ones are higher.
     tokens = ARGV[6]
-    if passed < MAX_TOKENS or #tokens ~= 2 or tokens > '64' then
-      tokens = format('%02d', max(1, math.min(tokens, MAX_TOKENS, passed)))
+    if #tokens ~= 4 or tokens > '2048' or passed < MAX_TOKENS and passed < tokens + 0 then
+      tokens = format('%04d', max(1, math.min(tokens, MAX_TOKENS, passed)))
     end
   end
   if mode == 'w' then
-    call('HSET', key, 't', token, 'h', '2 w ' .. ends .. ' ' .. since .. ' ' .. tokens .. ' ' .. id, 'write', ends)
+    call('HSET', key, 't', token, 'h', '3 w ' .. ends .. ' ' .. since .. ' ' .. tokens .. ' ' .. id, 'write', ends)
   else
     tokens = '1'
-    call('HSET', key, 't', token, 'h', '2 s ' .. ends .. ' ' .. since .. ' ' .. id, 'read', ends .. '.0')
+    call('HSET', key, 't', token, 'h', '3 s ' .. ends .. ' ' .. since .. ' ' .. id, 'read', ends .. '.0')
   end
   if not last then call('HSET', key, 'b', token) end -- the first token that is known
   if may_cache then call('HSET', key, 'k', token) end
@@ -53,13 +53,13 @@ end
 
 -- Fast path: readers are inside, and no client waits. The new one takes a random slot, whose reader moves to the end.
 if mode == 'r' and read and not (write or queue or fields[7]) then
-  local slots, stamp = match(holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+  local slots, stamp = match(holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
   if stamp == read and stamp + 0 > now_ms and slots ~= '7' then -- the eighth makes the hash a table
     local pick, new_slot = format('%d', server_us % slots + 1), format('%d', slots + 1)
     local ends = call('HMGET', key, 'r' .. slots, 'r' .. pick)
     if match(call('HGET', key, 'R' .. ends[1]), '^%d+') + 0 > now_ms then
       local text = format('%d.0', max(stamp, deadline_ms))
-      call('HSET', key, 'h', '2 r ' .. new_slot .. ' ' .. text .. ' 0 0', 'r' .. new_slot, ends[2], 's' .. ends[2], new_slot,
+      call('HSET', key, 'h', '3 r ' .. new_slot .. ' ' .. text .. ' 0 0', 'r' .. new_slot, ends[2], 's' .. ends[2], new_slot,
         'r' .. pick, id, 's' .. id, pick, 'R' .. id, format('%d %d', deadline_ms, now_ms), 'read', text)
       if may_cache then call('HSET', key, 'k', last) end
       call('PEXPIREAT', key, format('%d', sub(text, 1, -3) + RETENTION_MS))

@@ -9,7 +9,7 @@
 --   | 'kept new-id <time>' | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
 local call, key, old, id, mode = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
 local wanted_tokens, limits, may_cache = ARGV[6], ARGV[7], ARGV[8]
-local RETENTION_MS, MAX_TOKENS = 60000, 64
+local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 
 local time = call('TIME')

@@ -10,7 +10,7 @@
 local call, key, id, seen, seen_write, seen_read =
   redis.call, KEYS[1], '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local limits, seen_ids = ARGV[4], ' ' .. (ARGV[5] or '') .. ' '
-local RETENTION_MS, MAX_TOKENS = 60000, 64
+local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 
 local time = call('TIME')
@@ -21,7 +21,7 @@ local last, holder, queue, write, read, flag = unpack(call('HMGET', key, 't', 'h
 local reply = {'forced - ' .. seconds .. ' ' .. micros .. ' 0'}
 if tonumber(last or 0) > seen then
   -- The holds of `inspect` are over, so this copy is late; except for a writer whose renewal brought it new tokens since.
-  local held = match(holder or '', '^2 w %d+ %d+ %d+ (.*)$')
+  local held = match(holder or '', '^3 w %d+ %d+ %d+ (.*)$')
   if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end
 end
 local recallable = flag and match(flag, '^%d+') == last and last

@@ -12,16 +12,16 @@ local time = call('TIME')
 local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
 local last, holder, queue, write, read, first_writer, first_readers, flag =
   unpack(call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'W', 'a', 'k'))
-if first_writer or first_readers or sub(holder or '2 ', 1, 2) ~= '2 ' or sub(queue or '2 ', 1, 2) ~= '2 ' then
+if first_writer or first_readers or sub(holder or '3 ', 1, 2) ~= '3 ' or sub(queue or '3 ', 1, 2) ~= '3 ' then
   return 'version - ' .. time[1] .. ' ' .. time[2]
 end
 
-local ends, since, writer = match(holder or '', '^2 w (%d+) (%d+) %d+ (.*)$')
-local kind, slots, read_stamp, covered = match(holder or '', '^2 ([rx]) (%d+) (%d+%.0) (%d+)')
-local sole_ends, sole_since, sole = match(holder or '', '^2 s (%d+) (%d+) (.*)$')
+local ends, since, writer = match(holder or '', '^3 w (%d+) (%d+) %d+ (.*)$')
+local kind, slots, read_stamp, covered = match(holder or '', '^3 ([rx]) (%d+) (%d+%.0) (%d+)')
+local sole_ends, sole_since, sole = match(holder or '', '^3 s (%d+) (%d+) (.*)$')
 if sole then slots, read_stamp, covered = 1, sole_ends .. '.0', 0 end
 local phase, in_phase, later_readers, waiting_writers, head =
-  match(queue or '2 0 x 0 0 0 - -', '^2 %d+ (%a) (%d+) (%d+) (%d+) (%S+)')
+  match(queue or '3 0 x 0 0 0 - -', '^3 %d+ (%a) (%d+) (%d+) (%d+) (%S+)')
 slots = tonumber(slots or 0)
 
 local holders, waiters = (writer and 1 or 0) + slots, in_phase + later_readers + waiting_writers

@@ -6,7 +6,7 @@
 --   | 'none id <time> forced_token last_token first_token' | 'version id <time>'
 local call, key, id, limits = redis.call, KEYS[1], ARGV[1], ARGV[2]
 -- A key that is not used any more may live MAX_UNUSED_MS longer, if that saves a command.
-local RETENTION_MS, MAX_UNUSED_MS, MAX_TOKENS = 60000, 120000, 64
+local RETENTION_MS, MAX_UNUSED_MS, MAX_TOKENS = 60000, 120000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 
 local time = call('TIME')
@@ -20,9 +20,9 @@ local holder, queue, write, read = fields[1], fields[2], fields[3], fields[4]
 local start = sub(holder or '', 1, 17)
 local held_until, own_stamp -- the caller's deadline, and the field of its stamp
 if write then
-  held_until = start == '2 w ' .. write and sub(holder, 36) == id and write + 0 > now_ms and write
+  held_until = start == '3 w ' .. write and sub(holder, 38) == id and write + 0 > now_ms and write
   own_stamp = 'write'
-elseif read and start .. '.0' == '2 s ' .. read then
+elseif read and start .. '.0' == '3 s ' .. read then
   held_until = sub(holder, 33) == id and sub(start, 5) + 0 > now_ms and sub(start, 5)
   own_stamp = 'read'
 end
@@ -34,11 +34,11 @@ if held_until and not queue then -- no client waits
 end
 
 -- Fast path: the caller is a reader of several, and no client waits. The reader in the last slot moves into the gap.
-local count, stamp = match(read and not (write or queue) and holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+local count, stamp = match(read and not (write or queue) and holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
 if stamp == read and count ~= '1' and stamp + 0 > now_ms then
   local record, slot_of, moved = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count))
   if record and match(record, '^%d+') + 0 > now_ms then
-    local header = '2 r ' .. format('%d', count - 1) .. ' ' .. stamp .. ' 0 0'
+    local header = '3 r ' .. format('%d', count - 1) .. ' ' .. stamp .. ' 0 0'
     if slot_of == count then
       call('HSET', key, 'h', header)
     else
@@ -53,7 +53,7 @@ end
 local server_us = seconds * 1000000 + micros
 if held_until and not (write and read) then -- the first waiting writer enters. Behind a writer, readers come before it
   local alive_until_ms, phase, later_readers, waiting_writers, head, tail =
-    match(queue, '^2 (%d+) (%a) 0 (%d+) (%d+) (%S+) (%S+)$')
+    match(queue, '^3 (%d+) (%a) 0 (%d+) (%d+) (%S+) (%S+)$')
   if head and head ~= '-' and not (write and later_readers ~= '0') then
     local last, record, second = unpack(call('HMGET', key, 't', 'U' .. head, 'N' .. head))
     local until_ms, claim_ms, wanted_tokens = match(record, '^(%d+) (%d+) %d+ (%d+)$')
@@ -61,14 +61,14 @@ if held_until and not (write and read) then -- the first waiting writer enters. 
     if until_ms + 0 > now_ms and not (has_second and match(call('HGET', key, 'U' .. second), '^%d+') + 0 <= now_ms) then
       local deadline_ms, passed = now_ms + claim_ms, max(1, server_us - last)
       local token, ends = format('%d', last + passed), format('%d', deadline_ms)
-      local tokens = format('%02d', max(1, math.min(wanted_tokens, MAX_TOKENS, passed)))
+      local tokens = format('%04d', max(1, math.min(wanted_tokens, MAX_TOKENS, passed)))
       local waited_for = (has_second or later_readers ~= '0' and alive_until_ms + 0 > now_ms) and ' 1' or ' 0'
-      local to_set = {'t', token, 'h', format('2 w %s %d %s %s', ends, now_ms, tokens, head), 'write', ends}
+      local to_set = {'t', token, 'h', format('3 w %s %d %s %s', ends, now_ms, tokens, head), 'write', ends}
       local to_delete = {'U' .. head, 'N' .. head, 'P' .. head}
       if read then to_delete[4] = 'read' end
       if has_second then to_set[7], to_set[8] = 'P' .. second, '-' else tail = '-' end
       if has_second or later_readers ~= '0' then
-        to_set[#to_set + 1], to_set[#to_set + 2] = 'u', '2 ' .. alive_until_ms .. ' ' .. phase .. ' 0 ' .. later_readers
+        to_set[#to_set + 1], to_set[#to_set + 2] = 'u', '3 ' .. alive_until_ms .. ' ' .. phase .. ' 0 ' .. later_readers
           .. ' ' .. (waiting_writers - 1) .. ' ' .. second .. ' ' .. tail
       else
         to_delete[#to_delete + 1], alive_until_ms = 'u', 0

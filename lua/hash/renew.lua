@@ -5,7 +5,7 @@
 -- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token tokens' (0 or 1;
 --   the new tokens, '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
 local call, key, id, lease_ms, may_cache, wanted_tokens = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local RETENTION_MS, MAX_TOKENS = 60000, 64
+local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 -- No client gives the limits, so each stamp counts.
 local limits = '9007199254740000 9007199254740000'

@@ -13,7 +13,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// Largest number of tokens that one grant reserves.
-pub(crate) const MAX_TOKENS: u64 = 64;
+pub(crate) const MAX_TOKENS: u64 = 2_048;
 
 /// Margin for the inaccuracy of timers, and for times that are rounded to milliseconds.
 const GRAIN: Duration = Duration::from_millis(2);

@@ -11,7 +11,6 @@ use crate::base::durability::Durability;
 use crate::base::error::{Error, Result};
 use crate::base::key::{self, Key, KeyTemplate, Listing};
 use crate::base::lease;
-use crate::base::lease::MAX_TOKENS;
 use crate::base::reentry::Reentry;
 
 /// Longest lease. Servers store deadlines in milliseconds, and their numbers are exact far beyond this lease.
@@ -129,7 +128,7 @@ impl Default for Options {
             timestamp_clients: TimestampClients::default(),
             timestamp_keys: None,
             join_window: Duration::from_millis(50),
-            max_handoffs: MAX_TOKENS,
+            max_handoffs: MAX_HANDOFFS,
             cache_for: Duration::ZERO,
             max_cached: 10_000,
             recall_timeout: Duration::from_millis(50),
@@ -313,11 +312,14 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
     )
 }
 
+/// Default and largest value of `max_handoffs`. Waiters of other processes wait for a whole series of hand-offs.
+const MAX_HANDOFFS: u64 = 64;
+
 fn check_max_handoffs(hand_overs: u64) -> Result<()> {
-    if (1..=MAX_TOKENS).contains(&hand_overs) {
+    if (1..=MAX_HANDOFFS).contains(&hand_overs) {
         return Ok(());
     }
-    invalid("max_handoffs", format!("it must be 1 to {MAX_TOKENS}, the number of tokens that one grant can reserve"))
+    invalid("max_handoffs", format!("it must be 1 to {MAX_HANDOFFS}"))
 }
 
 /// Refuses the limit zero, because no acquisition could start.

@@ -15,10 +15,11 @@ use redis::Value;
 
 use crate::base::attempt::NodeId;
 use crate::base::clock::Clock;
+use crate::base::digits::Digits;
 use crate::base::error::{Refusal, UnreachableSource};
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
-use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
+use crate::base::lease::{ClockSample, FencingToken, MAX_TOKENS, Moment, ServerTime};
 use crate::base::recalls::Recalls;
 use crate::net::{Call, Expiry, NO_ID, Router, Script, Words};
 use crate::store::{
@@ -301,12 +302,8 @@ fn letter(mode: Mode) -> &'static str {
 }
 
 fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
-    // A record stores this number with two digits, because a script may store the argument as it is.
-    match max_tokens {
-        1 => call.arg("01"),
-        10.. => call.number(max_tokens),
-        _ => call.arg(&format!("{max_tokens:02}")),
-    }
+    // A record stores this number with four digits, because a script may store the argument as it is.
+    call.arg(&Digits::of(10_000 + max_tokens.min(MAX_TOKENS)).as_str()[1..]);
 }
 
 impl Scheme for LuaScheme {

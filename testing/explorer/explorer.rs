@@ -91,7 +91,9 @@ impl Scene {
     }
 
     fn explored(&self, fault: Option<Fault>, slip: Option<Slip>) -> Explored {
-        let limits = self.records.map_or_else(RecordLimits::default, |records| RecordLimits { records });
+        let limits = self
+            .records
+            .map_or_else(RecordLimits::default, |records| RecordLimits { records, ..RecordLimits::default() });
         let server = Server::new(limits, fault);
         let server = if self.caching == Caching::Nothing { server } else { server.with_calling_tries() };
         explore(&Rules { scene: self, server, slip })

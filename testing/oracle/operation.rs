@@ -185,7 +185,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
             1 => time_ms().prop_map(|ms| Waiting::Tries { ms }),
         ]
     };
-    let max_tokens = || prop_oneof![Just(1_u64), 2..=64_u64, Just(1000_u64)];
+    let max_tokens = || prop_oneof![Just(1_u64), 2..=2048_u64, Just(3000_u64)];
     let wish = || {
         let parts = (time_ms(), max_tokens(), waiting(), any::<bool>());
         parts.prop_map(|(lease_ms, max_tokens, waiting, caches)| Wish { lease_ms, max_tokens, waiting, caches })

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::scenes::Scene;
+use crate::store::memory::RecordLimits;
 use crate::store::quorum::Restarts;
 
 /// Course of a run.
@@ -58,7 +59,7 @@ pub(super) struct Profile {
     pub(super) story: Story,
     /// True if messages take no time.
     pub(super) hot: bool,
-    /// True if holds may be cached.
+    /// True if holds may be cached. Blocks of tokens are small then, so that they are used up.
     pub(super) caches: bool,
     /// Number of servers. One of several numbers is drawn. If it is not one, a quorum of the servers decides.
     pub(super) servers: &'static [usize],
@@ -313,6 +314,12 @@ impl Profile {
         }
         let all = PROFILES.into_iter().chain(QUORUMS).chain([RUNTIMES, BURST, REPLICATED, CUT_OFF]);
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
+    }
+
+    pub(super) fn limits(&self) -> RecordLimits {
+        let most = RecordLimits::default();
+        let tokens = if self.caches { 64 } else { most.tokens };
+        RecordLimits { records: self.records.unwrap_or(most.records), tokens }
     }
 
     /// Returns the profile of a scene with cached holds.

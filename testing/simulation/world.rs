@@ -37,7 +37,7 @@ use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::face::guard::HoldWatch;
 use crate::lock::hold::HoldState;
 use crate::store::memory::replica::Image;
-use crate::store::memory::{self, PendingRecall, Record, RecordLimits, Store};
+use crate::store::memory::{self, PendingRecall, Record, Store};
 use crate::store::quorum::Restarts;
 use crate::store::{Granted, View};
 
@@ -347,9 +347,7 @@ impl World {
         let up = Duration::from_micros(self.now().cast_signed().abs_diff(server.up_since));
         let wrong = &mut state.wrong;
         let (before, answer, told, recall, after, forget_ms) = store.operate(key, now, |record| {
-            if let Some(records) = self.profile.records {
-                record.set_limits(RecordLimits { records });
-            }
+            record.set_limits(self.profile.limits());
             let before = seen(record, now_ms);
             let (answer, told) = match self.mutant {
                 Some(mutant) => wrong.operate(mutant, key, record, now, parcel),

@@ -31,7 +31,7 @@ fn sole(fields: &Fields) -> Option<(String, &str)> {
     let fits = fields["a"] == "1"
         && fields["m"] == format!("{ends}.0")
         && !["v", "o"].iter().any(|name| fields.contains_key(*name));
-    fits.then(|| (format!("2 s {ends} {since} {id}"), id.as_str()))
+    fits.then(|| (format!("3 s {ends} {since} {id}"), id.as_str()))
 }
 
 pub(crate) fn unpack(raw: &Fields) -> Fields {
@@ -39,24 +39,24 @@ pub(crate) fn unpack(raw: &Fields) -> Fields {
     for (name, value) in raw {
         let words: Vec<_> = value.split(' ').collect();
         match (name.as_str(), words.as_slice()) {
-            ("h", ["2", "w", ends, since, tokens, id]) => {
+            ("h", ["3", "w", ends, since, tokens, id]) => {
                 // The number of its tokens, of which the first is looked at.
                 let first = (number(&raw["t"]) - number(tokens) + 1).to_string();
                 header(&mut fields, &WRITER, &[ends, since, &first, id]);
             }
             // A reader alone, as if it had a slot.
-            ("h", ["2", "s", ends, since, id]) => {
+            ("h", ["3", "s", ends, since, id]) => {
                 let stamp = format!("{ends}.0");
                 header(&mut fields, &READERS, &["1", &stamp, "0", "0"]);
                 let about =
                     [("kind", "s"), ("r1", id), ("i1", since), (&format!("s{id}"), "1"), (&format!("R{id}"), ends)];
                 fields.extend(about.map(|(name, value)| (name.to_owned(), value.to_owned())));
             }
-            ("h", ["2", kind, rest @ ..]) => {
+            ("h", ["3", kind, rest @ ..]) => {
                 header(&mut fields, &READERS, rest);
                 fields.insert("kind".to_owned(), (*kind).to_owned());
             }
-            ("u", ["2", rest @ ..]) => header(&mut fields, &QUEUE, rest),
+            ("u", ["3", rest @ ..]) => header(&mut fields, &QUEUE, rest),
             (name, [deadline_ms, since_ms]) if name.starts_with('R') => {
                 fields.insert(name.to_owned(), (*deadline_ms).to_owned());
                 let slot = &raw[&format!("s{}", &name[1..])];
@@ -85,15 +85,15 @@ pub(crate) fn pack(fields: &Fields) -> Fields {
     if fields.contains_key("W") {
         let word = |name: &str| fields.get(name).map_or("0", String::as_str);
         let tokens = number(word("t")) - number(word("T")) + 1;
-        raw.insert("h".to_owned(), format!("2 w {} {} {tokens:02} {}", word("D"), word("I"), word("W")));
+        raw.insert("h".to_owned(), format!("3 w {} {} {tokens:04} {}", word("D"), word("I"), word("W")));
     } else if let Some((header, _)) = &sole {
         raw.insert("h".to_owned(), header.clone());
     } else if let Some(kind) = fields.get("kind") {
         let kind = if kind == "s" { "r" } else { kind };
-        raw.insert("h".to_owned(), format!("2 {kind} {}", words(&READERS, "0")));
+        raw.insert("h".to_owned(), format!("3 {kind} {}", words(&READERS, "0")));
     }
     if fields.contains_key("u") {
-        raw.insert("u".to_owned(), format!("2 {}", words(&QUEUE, "-")));
+        raw.insert("u".to_owned(), format!("3 {}", words(&QUEUE, "-")));
     }
     let in_headers =
         |name: &str| WRITER.iter().chain(&READERS).chain(&QUEUE).any(|other| *other == name) || name == "kind";

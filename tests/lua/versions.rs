@@ -6,7 +6,7 @@ use crate::lab::{LEASE_MS, Lock, Mode, Read, Wish, Write, hash_cases};
 
 hash_cases!(shared:
     first_layout_is_left_alone,
-    later_layout_is_left_alone,
+    other_layout_is_left_alone,
     lock_that_the_first_layout_has_left_is_free,
 );
 
@@ -74,9 +74,11 @@ fn first_layout_is_left_alone(mut lock: Lock) {
     lock.is_left_alone();
 }
 
-fn later_layout_is_left_alone(mut lock: Lock) {
+fn other_layout_is_left_alone(mut lock: Lock) {
     let key = lock.key();
-    for (field, value) in [("h", "3 something else"), ("u", "3 something else"), ("h", "20 r 1 5.0 0 0")] {
+    for (field, value) in
+        [("h", "2 w 5 5 01 a"), ("h", "4 something else"), ("u", "4 something else"), ("h", "30 r 1 5.0 0 0")]
+    {
         lock.command(&["HSET", &key, "t", "5", field, value]);
         lock.command(&["PEXPIRE", &key, "60000"]);
         lock.is_left_alone();
@@ -84,7 +86,7 @@ fn later_layout_is_left_alone(mut lock: Lock) {
     }
     // One of the two is ours.
     lock.granted("w", Write);
-    lock.command(&["HSET", &key, "u", "3 something else"]);
+    lock.command(&["HSET", &key, "u", "4 something else"]);
     lock.command(&["PEXPIRE", &key, "60000"]);
     let stored = lock.snapshot();
     for (script, args) in [("acquire", lock.wish_args("a", Read, Wish::patient())), ("leave", lock.leave_args("w"))] {

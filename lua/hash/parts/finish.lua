@@ -5,11 +5,11 @@
 if holder_changed then
   local header
   if writer then
-    header = format('2 w %d %d %02d %s', writer_ms, since_ms, tokens, writer)
+    header = format('3 w %d %d %04d %s', writer_ms, since_ms, tokens, writer)
   elseif sole then
-    header = format('2 s %d %d %s', sole_ms, sole_since, sole)
+    header = format('3 s %d %d %s', sole_ms, sole_since, sole)
   elseif slots > 0 then
-    header = format('2 %s %d %s %d %d', kind == 'x' and 'x' or 'r', slots, read_stamp, covered, overrun_ms)
+    header = format('3 %s %d %s %d %d', kind == 'x' and 'x' or 'r', slots, read_stamp, covered, overrun_ms)
   elseif kind and kind ~= 'w' and not foreign_read then -- a foreign reader whose stamp ours hid may still be inside
     if covered > 0 then
       to_set[#to_set + 1], to_set[#to_set + 2] = 'read', covered
@@ -34,7 +34,7 @@ if queue_changed then
   end
   if count > 0 then
     to_set[#to_set + 1], to_set[#to_set + 2] = 'u',
-      format('2 %d %s %d %d %d %s %s', alive_until_ms, phase, in_phase, later_readers, waiting_writers, head, tail)
+      format('3 %d %s %d %d %d %s %s', alive_until_ms, phase, in_phase, later_readers, waiting_writers, head, tail)
   else
     to_delete[#to_delete + 1], alive_until_ms = 'u', 0
   end

@@ -28,16 +28,16 @@ local slot, end_reader, before_end, picked, head_record, head_next
 local writer, writer_ms, writer_stamp, since_ms, tokens, read_stamp
 local kind, slots, end_slot, stamp_ms, covered, overrun_ms, sole, sole_ms, sole_since = nil, 0, '0', 0, 0, 0
 if holder then
-  kind = sub(holder, 1, 2) == '2 ' and sub(holder, 3, 3)
+  kind = sub(holder, 1, 2) == '3 ' and sub(holder, 3, 3)
   if kind == 'w' then
-    writer_stamp, since_ms, tokens, writer = match(holder, '^2 w (%d+) (%d+) (%d+) (.*)$')
+    writer_stamp, since_ms, tokens, writer = match(holder, '^3 w (%d+) (%d+) (%d+) (.*)$')
     writer_ms = writer_stamp + 0
   elseif kind == 's' then -- one reader alone has no slot
-    sole_ms, sole_since, sole = match(holder, '^2 s (%d+) (%d+) (.*)$')
+    sole_ms, sole_since, sole = match(holder, '^3 s (%d+) (%d+) (.*)$')
     read_stamp, slots, end_slot, sole_ms = sole_ms .. '.0', 1, '1', sole_ms + 0
     stamp_ms = sole_ms
   elseif kind then
-    end_slot, read_stamp, covered, overrun_ms = match(holder, '^2 %a (%d+) (%d+%.0) (%d+) (%d+)$')
+    end_slot, read_stamp, covered, overrun_ms = match(holder, '^3 %a (%d+) (%d+%.0) (%d+) (%d+)$')
     slots, stamp_ms, covered, overrun_ms = end_slot + 0, read_stamp + 0, covered + 0, overrun_ms + 0
   end
 end
@@ -46,7 +46,7 @@ end
 local alive_until_ms, phase, in_phase, later_readers, waiting_writers, head, tail = 0, 'x', 0, 0, 0, '-', '-'
 if queue then
   alive_until_ms, phase, in_phase, later_readers, waiting_writers, head, tail =
-    match(queue, '^2 (%d+) (%a) (%d+) (%d+) (%d+) (%S+) (%S+)$')
+    match(queue, '^3 (%d+) (%a) (%d+) (%d+) (%d+) (%S+) (%S+)$')
   if tail then
     alive_until_ms, in_phase, later_readers, waiting_writers =
       alive_until_ms + 0, in_phase + 0, later_readers + 0, waiting_writers + 0

@@ -34,17 +34,20 @@ pub(super) const RETENTION_MS: u64 = 60_000;
 /// at most a hundred records.
 const MAX_RECORDS: usize = 96;
 
-/// Limits of the work of one operation. They keep the server responsive, however many holders and waiters a lock has.
+/// Limits of one operation. Tests use lower ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RecordLimits {
     /// Largest number of records of readers and waiters that one operation removes, admits or shows. Dead records count
-    /// too. Later operations handle the other records.
+    /// too. Later operations handle the other records. The limit keeps the server responsive, however many holders and
+    /// waiters a lock has.
     pub(crate) records: usize,
+    /// Largest number of tokens that one operation reserves.
+    pub(crate) tokens: u64,
 }
 
 impl Default for RecordLimits {
     fn default() -> Self {
-        Self { records: MAX_RECORDS }
+        Self { records: MAX_RECORDS, tokens: MAX_TOKENS }
     }
 }
 
@@ -179,7 +182,7 @@ impl Record {
         if self.token == 0 {
             return (last, last);
         }
-        (last.saturating_sub(max_tokens.clamp(1, MAX_TOKENS) - 1).max(self.token + 1), last)
+        (last.saturating_sub(max_tokens.clamp(1, self.limits.tokens) - 1).max(self.token + 1), last)
     }
 
     /// Takes the tokens of a grant and returns the first. The last one becomes `token`.

@@ -128,7 +128,7 @@ impl Record {
 
     /// Creates a lock whose operations touch at most this number of records.
     pub(crate) fn with_limit(records: usize) -> Self {
-        Self { limits: super::RecordLimits { records }, ..Self::default() }
+        Self { limits: super::RecordLimits { records, ..super::RecordLimits::default() }, ..Self::default() }
     }
 
     /// Forgets all data, as a server does that loses the key.

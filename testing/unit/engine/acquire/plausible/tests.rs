@@ -77,7 +77,7 @@ fn token_that_is_not_above_the_last_one_here_is_refused() {
 
 #[test]
 fn number_of_tokens_that_no_grant_has_is_refused() {
-    assert!(!admits(&bounds(Mode::Write), TestAnswer { token: AT_US - 64, tokens: 65, ..GENUINE }));
+    assert!(!admits(&bounds(Mode::Write), TestAnswer { token: AT_US - MAX_TOKENS, tokens: MAX_TOKENS + 1, ..GENUINE }));
     assert!(!admits(&bounds(Mode::Read), TestAnswer { token: AT_US - 1, tokens: 2, ..GENUINE }));
     assert!(!admits(&bounds(Mode::Write), TestAnswer { tokens: 0, ..GENUINE }));
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::store::{Forced, IfTaken};
 
 const T0_US: u64 = 1_700_000_000_000_000;
-const FEW: RecordLimits = RecordLimits { records: 2 };
+const FEW: RecordLimits = RecordLimits { records: 2, tokens: 64 };
 
 fn at(ms: u64) -> ServerTime {
     ServerTime::from_micros(T0_US + ms * 1000)
