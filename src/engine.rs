@@ -268,7 +268,7 @@ impl Engine {
         }
         let uses = options.may_cache().then(|| CachePolicy::of(options.max_cached));
         let renewals = Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), uses.clone()));
-        let recall_context = RecallContext::new(&manager_id, &scheme, background_runtime.clone());
+        let recall_context = RecallContext::new(&scheme, background_runtime.clone());
         let background = Background::new(
             Arc::clone(&scheme),
             background_runtime,

@@ -60,8 +60,6 @@ pub(crate) struct Staged {
     asked: Mutex<Vec<AcquireRequest>>,
     /// Signals for which answers to renewals wait.
     renewal_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
-    /// Signals at which renewals are carried out.
-    starts: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Number of further renewals whose answers are lost.
     unheard: AtomicUsize,
     /// Renewals that came in one batch, and the time of the batch.
@@ -88,7 +86,6 @@ impl Staged {
             chunks: Mutex::default(),
             scripts: AtomicUsize::new(0),
             serves: AtomicBool::new(false),
-            starts: Mutex::default(),
             unheard: AtomicUsize::new(0),
             panics: AtomicBool::new(false),
             leaves_at_hand: AtomicBool::new(false),
@@ -129,11 +126,6 @@ impl Staged {
     /// Carries the next renewals out, and delays their answers until the signal.
     pub(crate) fn next_renewals(&self, signal: oneshot::Receiver<()>) {
         self.renewal_signals.lock().push_back(signal);
-    }
-
-    /// Delays the next renewals until the signal.
-    pub(crate) fn next_renewals_come_late(&self, signal: oneshot::Receiver<()>) {
-        self.starts.lock().push_back(signal);
     }
 
     /// Carries the next renewals out and loses their answers, `times` times.
@@ -258,12 +250,9 @@ impl Scheme for Staged {
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
         assert!(!self.panics.swap(false, Ordering::SeqCst), "as the test wants it");
-        let (start, signal) = (self.starts.lock().pop_front(), self.renewal_signals.lock().pop_front());
+        let signal = self.renewal_signals.lock().pop_front();
         let is_unheard = self.unheard.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         Box::pin(async move {
-            if let Some(start) = start {
-                drop(start.await);
-            }
             let answers = self.memory.renew(route, batch).await;
             if is_unheard.is_ok() {
                 tokio::time::sleep(STRAY).await;

@@ -7,7 +7,6 @@
 //! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
 
 mod local;
-mod own;
 mod patience;
 mod pending;
 mod plausible;
@@ -483,13 +482,7 @@ impl<'a> Acquisition<'a> {
                 }
             }
             if self.engine.can_cache() {
-                if let Some(held) = Box::pin(self.convert_own(patience)).await? {
-                    return Ok(Some(held));
-                }
-                // What was turned was over before anybody could begin with it: it waits again.
-                if !self.entry.as_ref().is_none_or(WaitEntry::is_leader) {
-                    continue;
-                }
+                self.release_cached();
             }
             if self.mode == Mode::Read
                 && let Some(held) = Box::pin(self.recheck_own()).await?

@@ -57,8 +57,6 @@ impl CacheRequest {
 
 /// What hears of all locks of a manager have in common.
 pub(super) struct RecallContext {
-    /// This one's: what it calls for itself, it need not be told.
-    manager: String,
     scheme: Weak<dyn Scheme>,
     home: BackgroundRuntime,
     clock: Clock,
@@ -71,10 +69,10 @@ pub(super) struct RecallContext {
 const MAX_RECALL_REPLIES: usize = 256;
 
 impl RecallContext {
-    pub(super) fn new(manager: &str, scheme: &Arc<dyn Scheme>, home: BackgroundRuntime) -> Arc<Self> {
+    pub(super) fn new(scheme: &Arc<dyn Scheme>, home: BackgroundRuntime) -> Arc<Self> {
         let (clock, scheme) = (scheme.clock(), Arc::downgrade(scheme));
         let answers = Arc::new(Semaphore::new(MAX_RECALL_REPLIES));
-        Arc::new(Self { manager: manager.to_owned(), scheme, home, clock, answers })
+        Arc::new(Self { scheme, home, clock, answers })
     }
 }
 
@@ -101,8 +99,7 @@ impl OnRecall for RecallHandler {
         };
         events::log_recall(key.name(), call.token, is_used);
         let common = &*self.common;
-        let tries = call.tries.clone().filter(|id| !id.starts_with(&*common.manager));
-        if let (true, Some(id), Some(scheme)) = (is_used, tries, common.scheme.upgrade())
+        if let (true, Some(id), Some(scheme)) = (is_used, call.tries.clone(), common.scheme.upgrade())
             && let Some(permit) = self.may_answer()
         {
             // Whoever tries waits for no longer than it can: lost, it is not told.

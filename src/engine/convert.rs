@@ -18,15 +18,13 @@ use std::time::Duration;
 use crate::base::error::{Error, LossReason};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
-use crate::base::lease::MAX_TOKENS;
-use crate::base::lease::Moment;
+use crate::base::lease::{MAX_TOKENS, Moment};
 use crate::engine::caching::CacheRequest;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
-use crate::lock::shares::ShareRequest;
 use crate::store::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
 
 /// Why a guard could not be converted, and the guard.
@@ -47,10 +45,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
             None => Ok(held),
         };
     }
-    Converting::new(&held, Mode::Read, ConversionNews::default())
-        .run(held)
-        .await
-        .inspect(|held| held.hold().begin_span())
+    Converting::new(&held, Mode::Read).run(held).await.inspect(|held| held.hold().begin_span())
 }
 
 /// Makes a read hold a write hold, if nobody else reads and no writer waits.
@@ -68,19 +63,7 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
         let error = lost(&held).unwrap_or_else(conflict);
         return Err(NotConverted { held, error });
     }
-    Converting::new(&held, Mode::Write, ConversionNews::default())
-        .run(held)
-        .await
-        .inspect(|held| held.hold().begin_span())
-}
-
-/// The same for somebody of this process who has no guard yet, and has taken an idle hold of the other side: one answer is enough.
-/// Its guard begins with the new hold.
-pub(super) async fn turn(held: Held, mode: Mode, wants: ShareRequest) -> Result<Held, NotConverted> {
-    let word = ConversionNews { until: Some(held.engine().clock.now()), ..ConversionNews::default() };
-    let mut conversion = Converting::new(&held, mode, word);
-    conversion.begins = Some(wants);
-    conversion.run(held).await
+    Converting::new(&held, Mode::Write).run(held).await.inspect(|held| held.hold().begin_span())
 }
 
 fn lost(held: &Held) -> Option<Error> {
@@ -95,8 +78,6 @@ struct Converting {
     engine: Arc<Engine>,
     old: Arc<Hold>,
     request: AcquireRequest,
-    /// What its guard wants, which begins with the new hold. Without that it goes on.
-    begins: Option<ShareRequest>,
     /// Whether the new hold may stay, as the old one may.
     keeping: Option<CacheRequest>,
     word: ConversionNews,
@@ -139,7 +120,7 @@ impl ConversionNews {
 }
 
 impl Converting {
-    fn new(held: &Held, mode: Mode, word: ConversionNews) -> Self {
+    fn new(held: &Held, mode: Mode) -> Self {
         let engine = Arc::clone(held.engine());
         let share = held.hold().share(held.share_id());
         let now = engine.clock.now();
@@ -157,7 +138,16 @@ impl Converting {
         };
         let (old, keeping) = (Arc::clone(held.hold()), engine.cache_request_on(held.hold()));
         let unsettled = engine.releases.begin_unsettled();
-        Self { engine, old, request, begins: None, keeping, word, copies, settled: false, _unsettled: unsettled }
+        Self {
+            engine,
+            old,
+            request,
+            keeping,
+            word: ConversionNews::default(),
+            copies,
+            settled: false,
+            _unsettled: unsettled,
+        }
     }
 
     async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
@@ -325,7 +315,7 @@ impl Converting {
         let granted = hold::NewHold {
             granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
             grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
-            share: self.begins.map_or_else(|| self.old.share(held.share_id()), |wants| wants.from(sent)),
+            share: self.old.share(held.share_id()),
             in_doubt_requests: self.copies,
             cache: keep,
             share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),

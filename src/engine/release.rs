@@ -137,7 +137,7 @@ impl Engine {
 
     /// Sends the release of a dropped guard. If the current runtime has a connection that can send at once, it sends
     /// the release. Otherwise the background sends it.
-    fn release_from_here(&self, hold: &Arc<Hold>) {
+    pub(super) fn release_from_here(&self, hold: &Arc<Hold>) {
         self.table.deadlines.forget(hold);
         self.keep_running();
         self.releases.give_back_from_here(hold, self.clock.now());

@@ -334,12 +334,6 @@ impl Hold {
         self.ask(|record| record.cache_terms())
     }
 
-    /// A writer who has no token yet asks for more with a renewal: with this lease. `None` if the hold is over, or not to be relied
-    /// on.
-    pub(crate) fn begin_refill(&self, share: Share, now: Moment) -> Option<(LiveSubscription, Duration)> {
-        self.event(|record, rules, signals| record.begin_refill(share, now, rules, signals))
-    }
-
     /// How many tokens to ask for.
     pub(crate) fn missing_tokens(&self) -> u64 {
         self.ask(|record| record.missing_tokens())

@@ -90,8 +90,6 @@ pub(crate) enum ShareRemoved {
 pub(crate) enum Accepted {
     /// The waiter has the share, with this token.
     Taken(FencingToken),
-    /// The hold has no token left for the waiter. The waiter has to ask the server for more tokens.
-    Tokenless,
     /// Too little of the lease is left for a new guard. The waiter tries again when `answer` is notified, and at the
     /// latest at `until`.
     Short {
@@ -510,7 +508,7 @@ impl HoldRecord {
     /// Returns true if this owner has a guard of the hold.
     pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
-        self.phase.is_live() && !self.is_converting && !self.lacks_token() && self.shares.has_owner(owner, now)
+        self.phase.is_live() && !self.is_converting && self.shares.has_owner(owner, now)
     }
 
     /// Removes a guard from a hold that has several guards. Returns false and changes nothing if the guard is the last
@@ -564,11 +562,11 @@ impl HoldRecord {
     /// Hands the hold off to the next writer of this process. Each writer has a token of its own.
     fn hand_off(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
         let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
-        let may_go_on = is_within_budget && self.next_token().is_some() || self.is_open_to_all(now);
-        if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) {
+        let may_go_on = is_within_budget || self.is_open_to_all(now);
+        if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) || !self.take_token() {
             return None;
         }
-        Some(self.admit_writer(next.as_unclaimed(now)))
+        Some(self.admit(next.as_unclaimed(now)))
     }
 
     /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
@@ -591,9 +589,6 @@ impl HoldRecord {
         let was_renewed = self.answered >= since && self.asked >= wants;
         if self.deadline().since(now) < lease::start(wants, rules.max_clock_skew) && !was_renewed {
             return self.await_renewal(share_id, share, since, now);
-        }
-        if !self.ensure_token(now) {
-            return Accepted::Tokenless;
         }
         self.shares.replace(share_id.slot, share);
         // A renewal since the hand-off may have covered only the unclaimed share, which ends earlier.

@@ -182,11 +182,9 @@ impl WaitEntry {
         self.cell.ask(|state| state.to_recheck())
     }
 
-    /// Whoever asks takes an idle hold of the other side, to have it turned into one of this side. If that cannot be, idle holds
-    /// that are in the way are given up.
-    pub(crate) fn take_to_convert(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
-        self.cell.event(now, |state, _, effects| state.take_to_convert(mode, waiter_id, wants, now, effects))
+    /// Ends the cached holds that exclude this waiter, and returns them. The caller sends their releases.
+    pub(crate) fn end_cached(&self) -> Vec<Arc<Hold>> {
+        self.cell.quietly(|state, _, effects| state.end_cached(self.mode, effects))
     }
 
     /// Whether it waits for a guard of its own owner.

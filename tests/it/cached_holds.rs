@@ -161,8 +161,8 @@ async fn try_is_refused_where_no_holder_replies(f: &Fixture) {
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
 
-/// The first try converts the process's cached hold. The second try finds that hold at the server, in use by now, and
-/// its own process answers the recall.
+/// The first try releases the process's cached hold and gets the lock. The second try finds the new hold at the server,
+/// and its own process answers the recall.
 async fn second_try_in_a_process_is_refused_at_once(f: &Fixture) {
     let (holder, name) = (f.manager_with(caching()).await, f.name());
     cache_hold(&holder, &name, Mode::Read).await;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::own::Refilled;
 use super::{Acquisition, Patience, grace};
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -108,15 +107,6 @@ impl Acquisition<'_> {
                     self.entry = None;
                     return Ok(Some(held.with_token(token)));
                 }
-                Accepted::Tokenless => {
-                    underway = underway.or_else(|| self.begin_underway());
-                    let refilled = self.refill(&held).await?;
-                    if !matches!(refilled, Refilled::Perhaps) {
-                        self.give_up_own(held);
-                        self.gets_no_token(refilled, patience);
-                        return Ok(None);
-                    }
-                }
                 Accepted::Over => {
                     match patience {
                         Patience::Wait => self.wait_again(),
@@ -145,13 +135,14 @@ impl Acquisition<'_> {
         }
     }
 
-    /// The hold that it was handed is given up, for it has no token for it.
-    fn gets_no_token(&mut self, refilled: Refilled, patience: Patience) {
-        match (patience, refilled) {
-            (Patience::Wait, _) => self.wait_again(),
-            // That was the one answer.
-            (Patience::AskOnce, Refilled::WaitedFor) => self.entry = None,
-            (Patience::AskOnce, Refilled::InVain | Refilled::Perhaps) => self.try_again(),
+    /// Releases the cached holds of this process that exclude this acquisition. On a runtime with a connection, the
+    /// releases are sent before the request that follows, so the server carries them out first.
+    pub(super) fn release_cached(&self) {
+        let Some(entry) = &self.entry else { return };
+        let _unsettled = self.engine.releases.begin_unsettled();
+        for hold in entry.end_cached() {
+            self.engine.note_cache_outcome(&hold);
+            self.engine.release_from_here(&hold);
         }
     }
 

@@ -111,11 +111,6 @@ pub(crate) struct CacheState {
     idle: Option<SharePlace>,
     /// True if the hold had another guard after its first one.
     is_reused: bool,
-    /// True if a waiter has taken the cached hold to convert it to the other side. The only share belongs to this
-    /// waiter, which has no guard yet.
-    is_converting: bool,
-    /// True if the only share belongs to a writer that has no token yet.
-    lacks_token: bool,
     /// Tokens of the last renewal that brought any. Boxed to save memory, because read holds have no block and a
     /// process may cache many holds.
     block: Option<Box<TokenBlock>>,
@@ -132,8 +127,6 @@ impl CacheState {
             recalled_at: None,
             idle: None,
             is_reused: false,
-            is_converting: false,
-            lacks_token: false,
             block: None,
         }
     }
@@ -175,6 +168,11 @@ impl HoldRecord {
     /// Returns true if the hold is cached and no guard is inside.
     pub(in crate::lock) fn is_cached(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
+    }
+
+    /// Returns true if the server grants no acquisition of this mode beside the hold.
+    pub(in crate::lock) fn excludes(&self, mode: Mode) -> bool {
+        mode == Mode::Write || self.mode == Mode::Write
     }
 
     /// Returns true if guards may enter without a request to the server, even after the join window of the last answer.
@@ -270,71 +268,23 @@ impl HoldRecord {
         self.is_cached() && self.is_open() && self.is_open_to_all(now) && now < self.deadline()
     }
 
-    /// Lets a writer of this process take a cached hold, with the next token. If no token is left, the writer has to
-    /// ask the server for more tokens.
+    /// Lets a writer of this process take a cached hold, with the next token.
     pub(in crate::lock) fn take_cached(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
-        if self.mode != Mode::Write || !self.may_be_taken(now) {
+        if self.mode != Mode::Write || !self.may_be_taken(now) || !self.take_token() {
             return None;
         }
         self.set_cache_for(cache_for);
-        Some(self.admit_writer(share))
+        Some(self.admit(share))
     }
 
-    /// Lets a writer take a cached hold, if the hold has a token left and enough time.
+    /// Lets a writer take a cached hold, if the hold has enough time.
     pub(in crate::lock) fn take_cached_at_once(
         &mut self,
         share: Share,
         cache_for: Duration,
         now: Moment,
     ) -> Option<ShareId> {
-        let has_enough = self.next_token().is_some() && self.lasts(&share, share.lease, now);
-        has_enough.then(|| self.take_cached(share, cache_for, now)).flatten()
-    }
-
-    /// Admits a writer with the next token. If no token is left, the writer gets its share without a token, and gets a
-    /// token later.
-    pub(super) fn admit_writer(&mut self, share: Share) -> ShareId {
-        let has_token = self.take_token();
-        if let Some(keep) = &mut self.cache {
-            keep.lacks_token = !has_token;
-        }
-        self.admit(share)
-    }
-
-    /// Returns true if the writer inside has no token yet. Until it has one, no other guard shares the hold, not even a
-    /// guard of the same owner.
-    pub(super) fn lacks_token(&self) -> bool {
-        self.cache.as_ref().is_some_and(|keep| keep.lacks_token)
-    }
-
-    /// Ensures that the writer inside has a token. A writer without a token takes the next one, if a token is left and
-    /// guards may enter without a request. Returns false if the writer still has no token.
-    pub(super) fn ensure_token(&mut self, now: Moment) -> bool {
-        if !self.lacks_token() {
-            return true;
-        }
-        let has_token = self.is_open_to_all(now) && self.take_token();
-        if let Some(keep) = &mut self.cache {
-            keep.lacks_token = !has_token;
-        }
-        has_token
-    }
-
-    /// Returns true if this process may convert this cached hold for a waiter of the other side.
-    pub(in crate::lock) fn may_convert_cached(&self, mode: Mode, now: Moment) -> bool {
-        self.mode != mode && self.in_doubt.is_none() && self.may_be_taken(now)
-    }
-
-    /// Gives a cached hold to a waiter, which then asks the server to convert the hold to the other side. The waiter
-    /// has no guard yet, and no other guard may enter.
-    pub(in crate::lock) fn take_to_convert(&mut self, share: Share, cache_for: Duration) -> ShareId {
-        self.set_cache_for(cache_for);
-        let share_id = self.admit(share);
-        self.is_converting = true;
-        if let Some(keep) = &mut self.cache {
-            keep.is_converting = true;
-        }
-        share_id
+        self.lasts(&share, share.lease, now).then(|| self.take_cached(share, cache_for, now)).flatten()
     }
 
     /// Returns the terms for caching the hold that replaces this hold after a conversion. The terms are the receiver of
@@ -371,11 +321,13 @@ impl HoldRecord {
         true
     }
 
-    /// Returns a share without an owner, if the hold may be cached now.
+    /// Returns a share without an owner, if the hold may be cached now. A write hold whose tokens are used up is of no
+    /// use to the next writer, so the process releases it.
     #[inline]
     fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
-        let may = self.is_open() && self.in_doubt.is_none();
+        let has_token = self.mode == Mode::Read || self.next_token().is_some();
+        let may = has_token && self.is_open() && self.in_doubt.is_none();
         may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.cache_for) })
     }
 
@@ -408,11 +360,11 @@ impl HoldRecord {
         if let Some(place) = idle {
             self.shares.remove(place.slot());
         }
-        idle.is_some() || self.cache.as_ref().is_some_and(|keep| keep.is_converting || keep.lacks_token)
+        idle.is_some()
     }
 
     /// Releases a cached hold, as the end of its last guard would.
-    pub(super) fn give_up(&mut self, signals: &mut Signals) -> Next {
+    pub(in crate::lock) fn give_up(&mut self, signals: &mut Signals) -> Next {
         self.end_cached();
         self.tell_awaiting(signals);
         self.phase = Phase::Released;

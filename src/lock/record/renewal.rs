@@ -10,7 +10,6 @@ use crate::base::error::LossReason;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{self, Moment};
 use crate::base::mode::Mode;
-use crate::base::recalls::LiveSubscription;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
@@ -134,22 +133,6 @@ impl HoldRecord {
             return RenewalState::Needless;
         }
         RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
-    }
-
-    /// Begins a request for more tokens, for a writer without a token. Returns the live subscription and the lease for
-    /// the request.
-    pub(in crate::lock) fn begin_refill(
-        &mut self,
-        share: Share,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
-    ) -> Option<(LiveSubscription, Duration)> {
-        self.look(now, signals);
-        let subscription = self.live_subscription().filter(|_| self.phase.is_live() && self.is_open_to_all(now))?;
-        let lease = self.shares.lease_at(now).max(share.lease_at(now));
-        self.begin_request(now, lease, rules);
-        Some((subscription, lease))
     }
 
     fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {

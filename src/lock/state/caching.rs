@@ -1,4 +1,4 @@
-//! Holds that stay when their last guard has left: who takes them, and who has them given up.
+//! Cached holds of one lock: which task takes them, and when they are released.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::WaiterId;
 
 impl<H: InRenewalQueue> State<H> {
-    /// A writer takes an idle hold, if there is one that has enough for it and nobody here is before it.
+    /// Lets a writer take a cached hold that has enough time, if no task waits here.
     pub(in crate::lock) fn take_cached(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if self.wait_queue.is_some() {
             return None;
@@ -37,8 +37,8 @@ impl<H: InRenewalQueue> State<H> {
         is_cached.then(|| entry.due_sooner().cloned())
     }
 
-    /// The same as [`take_idle`](Self::take_idle), whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with
-    /// a hold. Answers what is notified.
+    /// Lets a writer take a cached hold, also one with little time left. The writer then waits for the answer to a
+    /// renewal. Returns the signal that wakes the writer.
     pub(super) fn hand_cached(
         &mut self,
         waiter_id: WaiterId,
@@ -59,41 +59,31 @@ impl<H: InRenewalQueue> State<H> {
         Some(Arc::default())
     }
 
-    /// Whoever asks for one side, and has nothing under way, takes an idle hold of the other side to have it turned. If that cannot
-    /// be, idle holds that are in the way are given up.
-    pub(in crate::lock) fn take_to_convert(
-        &mut self,
-        mode: Mode,
-        waiter_id: WaiterId,
-        wants: ShareRequest,
-        now: Moment,
-        effects: &mut Effects<H>,
-    ) -> Option<(Arc<H>, ShareId)> {
-        let asks_anew = matches!(self.pending(mode, waiter_id), Some(None));
-        let may = asks_anew && self.listed_holds().take(2).count() == 1;
-        let taken = self.holds.find_map(|entry| {
-            let is_to_turn = may && entry.is_listed && entry.record.may_convert_cached(mode, now);
-            let handle = entry.handle.clone().filter(|_| is_to_turn)?;
-            Some((handle, entry.record.take_to_convert(wants.from(now), wants.cache_for)))
-        });
-        if taken.is_none() {
-            self.give_up_cached(mode, now, effects);
+    /// Ends the cached holds that exclude this mode, because an acquisition of this process wants the mode. Returns these
+    /// holds. The caller sends their releases.
+    pub(in crate::lock) fn end_cached(&mut self, mode: Mode, effects: &mut Effects<H>) -> Vec<Arc<H>> {
+        let mut ended = Vec::new();
+        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+            if entry.record.excludes(mode) && entry.record.is_cached() {
+                entry.record.give_up(&mut effects.signals);
+                ended.extend(entry.handle.clone());
+            }
         }
-        taken
+        ended
     }
 
-    /// Somebody here wants the other side, or more of this one than there is: idle holds that are in the way are given up.
-    pub(super) fn give_up_cached(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
+    /// Marks the cached holds that exclude this mode as wanted, because a waiter of this process wants the mode. The
+    /// background then releases these holds.
+    pub(super) fn recall_cached(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
-            let is_in_the_way = mode == Mode::Write || entry.record.mode() == Mode::Write;
-            if is_in_the_way && entry.record.is_cached() {
+            if entry.record.excludes(mode) && entry.record.is_cached() {
                 entry.record.note_wanted(now);
                 entry.due_if_sooner(effects);
             }
         }
     }
 
-    /// Somebody elsewhere calls. Whether a guard is inside that it may want to know of.
+    /// Applies a recall. Returns true if a guard is inside, and a try sent the recall.
     pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment, effects: &mut Effects<H>) -> bool {
         let mut is_used = false;
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
@@ -103,7 +93,7 @@ impl<H: InRenewalQueue> State<H> {
         is_used
     }
 
-    /// Calls may have been missed.
+    /// Notes that recalls may have been missed.
     pub(in crate::lock) fn on_subscription_lost(&mut self, effects: &mut Effects<H>) {
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
             entry.record.on_subscription_lost();
@@ -111,7 +101,7 @@ impl<H: InRenewalQueue> State<H> {
         }
     }
 
-    /// The idle holds, and until when each may stay.
+    /// Returns the cached holds, each with the moment until which it may stay cached.
     pub(in crate::lock) fn cached(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
         self.listed_holds().filter_map(|entry| Some((entry.record.cached_until()?, entry.handle.clone()?)))
     }

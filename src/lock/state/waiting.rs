@@ -41,11 +41,10 @@ impl<H: InRenewalQueue> State<H> {
         crowd.extra_requests.remove(&waiter_id);
         let side = crowd.side(mode);
         if may_ask && side.is_idle() {
-            // It goes on with an idle hold, if it can, before it asks.
             side.lead(waiter_id, now.after(grace));
             return (waiter_id, None);
         }
-        self.give_up_cached(mode, now, effects);
+        self.recall_cached(mode, now, effects);
         let side = self.wait_queue().side(mode);
         let signal = Arc::<Notify>::default();
         side.wait(waiter_id, Waiter { wants, poll_within: grace, signal: Arc::clone(&signal) });

@@ -82,7 +82,8 @@ impl State {
             if matches!(self.stage(id), Stage::Converts { .. }) {
                 self.drop_without_a_word(id);
             }
-            if matches!(self.stage(id), Stage::Holds { .. }) && self.pass(id).keep.is_cached(rules) {
+            let pass = self.pass(id);
+            if matches!(pass.stage, Stage::Holds { .. }) && pass.keep.is_of_use(rules, pass.side) {
                 self.cache(id);
             }
             let leaves = match self.stage(id) {

@@ -46,8 +46,6 @@ pub(in super::super) struct ClientCache {
     is_live: bool,
     /// Somebody waits.
     is_recalled: bool,
-    /// Nobody was inside when it was to be converted.
-    pub(super) is_converting: bool,
     /// The first token of the hold.
     first: i8,
     /// The next one for a writer, and how many are left.
@@ -55,6 +53,11 @@ pub(in super::super) struct ClientCache {
 }
 
 impl ClientCache {
+    /// Returns true if the next guard needs no request and has a token.
+    pub(super) fn is_of_use(&self, rules: &Rules<'_>, side: Side) -> bool {
+        self.is_cached(rules) && (side == Side::Read || self.next.count > 0)
+    }
+
     /// Whether guards may enter without a word, and the last one leave without.
     pub(super) fn is_cached(&self, rules: &Rules<'_>) -> bool {
         self.is_live && (!self.is_recalled || rules.slips(Slip::StaysWhenCalled))
@@ -102,16 +105,11 @@ impl State {
         if !pass.keep.is_cached(rules) {
             return;
         }
-        let lacks_token = pass.side == Side::Write && pass.keep.next.count == 0;
-        let is_last = self.next_of(rules, id).is_none();
-        if !is_last && !lacks_token {
+        if self.next_of(rules, id).is_some() {
             acts.push(Act::Enter { id });
         }
-        if call.is_none() && (ticks < LEASE || lacks_token) {
+        if call.is_none() && ticks < LEASE {
             self.fated(id, Deed::Renew, acts);
-        }
-        if call.is_none() && self.budget.conversions > 0 && self.next_of(rules, id) == Some(id + 1) {
-            self.fated(id, Deed::Convert, acts);
         }
     }
 

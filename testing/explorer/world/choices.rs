@@ -119,7 +119,7 @@ impl State {
                     {
                         self.fated(id, Deed::Convert, acts);
                     }
-                    if self.passes[at].keep.is_cached(rules) {
+                    if self.passes[at].keep.is_of_use(rules, self.passes[at].side) {
                         acts.push(Act::Rest { id });
                     } else {
                         self.fated(id, Deed::Leave, acts);

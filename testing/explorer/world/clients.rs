@@ -47,12 +47,7 @@ impl State {
             Deed::Convert => {
                 self.budget.conversions -= 1;
                 let Pass { side, stage, .. } = *self.pass(id);
-                let (ticks, nobody_inside) = match stage {
-                    Stage::Holds { ticks, .. } => (ticks, false),
-                    Stage::Idle { ticks, .. } => (ticks, true),
-                    _ => unreachable!("only a hold converts"),
-                };
-                self.pass(id).keep.is_converting = nobody_inside;
+                let Stage::Holds { ticks, .. } = stage else { unreachable!("only a hold converts") };
                 let to = if side == Side::Read { Side::Write } else { Side::Read };
                 self.set(id, Stage::Converts { ticks, call, refused: false });
                 self.pass(id).covered = self.pass(id).stray == 0;
@@ -280,8 +275,7 @@ impl State {
             }
             Reply::Refused => {
                 self.set(old + 1, Stage::Over);
-                let stands = ticks > 0 && !self.pass(old).keep.is_converting;
-                self.set(old, if stands { Stage::Holds { ticks, call: None } } else { LEAVING });
+                self.set(old, if ticks > 0 { Stage::Holds { ticks, call: None } } else { LEAVING });
             }
             Reply::Late => self.set(old, Stage::Converts { ticks, call: None, refused: false }),
             _ => self.drop_conversion(old),

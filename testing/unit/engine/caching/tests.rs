@@ -33,6 +33,7 @@ impl Stage {
 
     fn on(store: Arc<Store>, options: Options) -> Self {
         let scheme = Arc::new(Staged::new(MemoryScheme::new(Arc::clone(&store))));
+        scheme.leaves_are_at_hand();
         let options = Options { cache_for: Duration::from_secs(600), ..options };
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
@@ -80,9 +81,11 @@ impl Stage {
         token
     }
 
-    /// Uses the lock until its hold is cached.
+    /// Uses the lock until its hold is cached. Tokens are microseconds of the server's clock that are over, so some have
+    /// to pass before a writer gets more than one.
     async fn idles(&self, mode: Mode) {
         while self.idle() != Some(mode) {
+            tokio::time::sleep(Duration::from_millis(3)).await;
             self.uses(mode).await;
         }
     }
@@ -112,36 +115,37 @@ async fn polled_once<T>(future: &mut BoxFuture<'_, T>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn writer_between_readers_takes_two_scripts_and_readers_none() {
+async fn acquisition_of_the_other_mode_takes_two_scripts_and_those_of_the_same_mode_none() {
     let stage = Stage::new();
     stage.idles(Mode::Read).await;
     let (before, mut last) = (stage.scheme.scripts(), 0);
     for writes in 1..=20 {
+        tokio::time::sleep(Duration::from_millis(3)).await;
         let token = stage.uses(Mode::Write).await;
         assert!(token > last, "{token} after {last}");
+        assert!(stage.uses(Mode::Write).await > token);
         last = token;
         for _ in 0..5 {
             assert!(stage.uses(Mode::Read).await >= last);
         }
-        assert_eq!(stage.scheme.scripts() - before, 2 * writes);
+        assert_eq!(stage.scheme.scripts() - before, 4 * writes);
     }
     assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Read), (1, 0)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn writers_take_one_script_for_as_many_as_a_block_has_tokens() {
+async fn writers_take_two_scripts_for_as_many_as_a_block_has_tokens() {
     let stage = Stage::new();
     stage.idles(Mode::Write).await;
     let (before, mut last) = (stage.scheme.scripts(), 0);
     for _ in 0..20 * MAX_TOKENS {
-        // Tokens are microseconds of the server's clock that are over, so some have to pass.
         tokio::time::sleep(Duration::from_micros(10)).await;
         let token = stage.uses(Mode::Write).await;
         assert!(token > last, "{token} after {last}");
         last = token;
     }
     let scripts = stage.scheme.scripts() - before;
-    assert!((19..=20).contains(&scripts), "{scripts} scripts");
+    assert!((39..=41).contains(&scripts), "{scripts} scripts");
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,14 +157,47 @@ async fn writers_that_wait_for_one_another_take_no_more() {
     for _ in 0..5 * MAX_TOKENS {
         let mut next = stage.asks(Mode::Write, Patience::Wait);
         polled_once(&mut next).await;
-        // Tokens are microseconds of the server's clock that are over, so some have to pass.
         tokio::time::sleep(Duration::from_micros(10)).await;
         held.release().await.expect("released");
-        let after = next.await.expect("answered").expect("granted");
-        held = after;
+        held = next.await.expect("answered").expect("granted");
     }
     let scripts = stage.scheme.scripts() - before;
-    assert!((4..=6).contains(&scripts), "{scripts} scripts");
+    assert!((9..=11).contains(&scripts), "{scripts} scripts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_brings_new_tokens_before_the_block_is_used_up() {
+    let stage = Stage::new();
+    stage.idles(Mode::Write).await;
+    let acquired = stage.scheme.requests();
+    for _ in 0..4 * MAX_TOKENS {
+        // Half of a block lasts for longer than it takes to the next renewal.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        stage.uses(Mode::Write).await;
+    }
+    assert_eq!(stage.scheme.requests(), acquired);
+}
+
+/// An unused hold of the process never refuses a try, whether its release is sent before the try or later.
+#[tokio::test(start_paused = true)]
+async fn try_is_not_refused_by_a_cached_hold_of_its_own_process() {
+    let stage = Stage::new();
+    for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+        for delays_release in [false, true] {
+            stage.idles(idle).await;
+            let (signal, heard) = oneshot::channel();
+            if delays_release {
+                stage.scheme.next_leave(Fate::Silent(heard));
+            }
+            let tries = stage.asks(wanted, Patience::AskOnce);
+            let release_arrives = async {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                drop(signal);
+            };
+            let (held, ()) = tokio::join!(tries, release_arrives);
+            held.expect("answered").expect("no guard is inside").release().await.expect("ours");
+        }
+    }
 }
 
 /// A stage with a cached read hold, beside a reader of another process.
@@ -248,48 +285,27 @@ async fn limit_counts_as_it_is_where_nobody_keeps_the_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_that_is_lost_is_asked_for_again() {
-    for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
-        let stage = Stage::new();
-        stage.idles(idle).await;
-        stage.scheme.next_conversion(Fate::Unheard);
-        let held = stage.take(wanted).await;
-        assert_eq!(stage.there().await, (1, 0));
-        held.release().await.expect("released");
-        assert_eq!(stage.idle(), Some(wanted));
+async fn release_whose_answer_is_lost_is_sent_again() {
+    for fate in [Fate::Unheard, Fate::Cut] {
+        for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+            let stage = Stage::new();
+            stage.idles(idle).await;
+            stage.scheme.next_leave(if matches!(fate, Fate::Cut) { Fate::Cut } else { Fate::Unheard });
+            let held = stage.take(wanted).await;
+            stage.settles().await;
+            assert_eq!(stage.there().await, (1, 0));
+            held.release().await.expect("released");
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn guard_of_a_hold_that_was_turned_begins_with_enough_however_long_that_took() {
-    const LEASE: Duration = Duration::from_secs(60);
-    for max_hold in [LEASE, LEASE * 10] {
-        let stage = Stage::new();
-        stage.idles(Mode::Write).await;
-        let (word, answer) = oneshot::channel();
-        stage.scheme.next_conversion(Fate::Answered(answer));
-        let overrides = Overrides { lease: Some(LEASE), max_hold: Some(max_hold), ..Overrides::default() };
-        let terms = Terms::new(stage.engine.options(), overrides).expect("valid");
-        let asks = acquire(&stage.engine, Arc::clone(&stage.key), Mode::Read, terms, Patience::Wait);
-        let answers = async {
-            tokio::time::sleep(LEASE * 2 / 3).await;
-            word.send(()).expect("it is waited for");
-        };
-        let (held, ()) = tokio::join!(asks, answers);
-        let held = held.expect("answered").expect("granted");
-        let left = held.hold().remaining(held.share_id());
-        assert!(left >= LEASE / 2, "{left:?} are left");
-        held.release().await.expect("released");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn whoever_is_dropped_while_its_hold_is_turned_leaves_nothing() {
+async fn whoever_is_dropped_behind_the_release_of_a_cached_hold_leaves_nothing() {
     for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
         let stage = Stage::new();
         stage.idles(idle).await;
         let (_word, answer) = oneshot::channel();
-        stage.scheme.next_conversion(Fate::Answered(answer));
+        stage.scheme.next_acquire(Fate::Answered(answer));
         let mut asks = stage.asks(wanted, Patience::Wait);
         polled_once(&mut asks).await;
         drop(asks);
@@ -297,165 +313,6 @@ async fn whoever_is_dropped_while_its_hold_is_turned_leaves_nothing() {
         assert_eq!(stage.there().await, (0, 0));
         assert!(stage.engine.is_idle());
     }
-}
-
-/// A stage whose cached write hold has no token left, and the last token that it gave.
-async fn stage_without_tokens() -> (Stage, u64) {
-    without_tokens(Stage::new()).await
-}
-
-async fn without_tokens(stage: Stage) -> (Stage, u64) {
-    stage.idles(Mode::Write).await;
-    let mut last = stage.uses(Mode::Write).await;
-    while let Some(held) = stage.joins(Mode::Write) {
-        last = held.share_id().token.as_u64();
-    }
-    assert_eq!(stage.idle(), Some(Mode::Write));
-    // Lets the server's clock go on, so that the next grant has another token.
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    (stage, last)
-}
-
-#[tokio::test(start_paused = true)]
-async fn whoever_is_dropped_while_it_asks_for_tokens_leaves_the_hold_to_the_next() {
-    let (stage, last) = stage_without_tokens().await;
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let mut asks = stage.asks(Mode::Write, Patience::Wait);
-    polled_once(&mut asks).await;
-    drop(asks);
-    assert_eq!(stage.idle(), Some(Mode::Write));
-    let token = stage.uses(Mode::Write).await;
-    assert!(token > last, "{token} after {last}");
-    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn writer_whose_hold_the_server_has_lost_gets_another_one_at_once() {
-    for patience in [Patience::Wait, Patience::AskOnce] {
-        let (stage, last) = stage_without_tokens().await;
-        stage.store.lose_all();
-        // The process sends a release all the same, in case the server still knows the hold. No caller waits for its
-        // answer.
-        let (_never, heard) = oneshot::channel();
-        stage.scheme.next_leave(Fate::Silent(heard));
-        let asks = tokio::time::timeout(Duration::from_millis(1), stage.asks(Mode::Write, patience));
-        let held = asks.await.expect("at once").expect("answered").expect("nobody is inside");
-        let token = held.share_id().token.as_u64();
-        assert!(token > last, "{token} after {last}");
-        stage.settles().await;
-        assert_eq!(stage.there().await, (1, 0));
-        held.release().await.expect("ours");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn tokens_of_which_nobody_hears_are_asked_for_again() {
-    let (stage, last) = stage_without_tokens().await;
-    stage.scheme.renewals_go_unheard(1);
-    let token = stage.uses(Mode::Write).await;
-    assert!(token > last, "{token} after {last}");
-    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn writer_whose_question_for_tokens_is_never_answered_asks_for_another_hold() {
-    let (stage, last) = stage_without_tokens().await;
-    stage.scheme.renewals_go_unheard(usize::MAX);
-    let held = stage.asks(Mode::Write, Patience::Wait).await.expect("answered").expect("nobody is inside");
-    let token = held.share_id().token.as_u64();
-    assert!(token > last, "{token} after {last}");
-    stage.settles().await;
-    assert_eq!(stage.there().await, (1, 0), "the one before is given back");
-    stage.scheme.renewals_go_unheard(0);
-    held.release().await.expect("ours");
-}
-
-#[tokio::test(start_paused = true)]
-async fn writer_whom_nobody_answers_any_more_is_told_so() {
-    let (stage, _) = stage_without_tokens().await;
-    let (began, unreachable_after) = (stage.engine.clock.now(), stage.engine.options().unreachable_after);
-    stage.scheme.renewals_go_unheard(usize::MAX);
-    (0..200).for_each(|_| stage.scheme.next_acquire(Fate::Cut));
-    let unreachable = stage.asks(Mode::Write, Patience::Wait).await.expect_err("nobody answers");
-    assert!(matches!(unreachable, Error::Unreachable { .. }), "{unreachable:?}");
-    let waited = stage.engine.clock.now().since(began);
-    assert!((unreachable_after..unreachable_after + STRAY * 2).contains(&waited), "{waited:?}");
-    stage.settles().await;
-    assert_eq!(stage.there().await, (0, 0), "nothing is left of it");
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_whose_question_for_tokens_is_never_answered_is_told_so_and_leaves_the_hold_to_the_next() {
-    let (stage, last) = stage_without_tokens().await;
-    let began = stage.engine.clock.now();
-    stage.scheme.renewals_go_unheard(usize::MAX);
-    let unreachable = stage.asks(Mode::Write, Patience::AskOnce).await.expect_err("nobody answers");
-    assert!(matches!(unreachable, Error::Unreachable { .. }), "{unreachable:?}");
-    let waited = stage.engine.clock.now().since(began);
-    assert!(waited <= stage.engine.options().response_timeout * 2, "{waited:?}");
-    assert_eq!(stage.idle(), Some(Mode::Write));
-    stage.scheme.renewals_go_unheard(0);
-    let token = stage.uses(Mode::Write).await;
-    assert!(token > last, "{token} after {last}");
-    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
-}
-
-/// A try finds no token left, and another process begins to wait meanwhile: the try is refused, and the waiter is
-/// granted.
-async fn tries_while_another_waits(begins: impl FnOnce(&Staged, oneshot::Receiver<()>)) {
-    let (stage, _) = stage_without_tokens().await;
-    let other = stage.other();
-    let (word, waits_for_a_word) = oneshot::channel();
-    begins(&stage.scheme, waits_for_a_word);
-    let mut tries = stage.asks(Mode::Write, Patience::AskOnce);
-    polled_once(&mut tries).await;
-    let mut waits = other.asks(Mode::Write, Patience::Wait);
-    polled_once(&mut waits).await;
-    tokio::select! {
-        biased;
-        _ = &mut tries => panic!("it has no answer"),
-        _ = &mut waits => panic!("the hold is not given back"),
-        () = tokio::time::sleep(Duration::from_millis(1)) => {}
-    }
-    // The answer to the release never comes.
-    let (_never, heard) = oneshot::channel();
-    stage.scheme.next_leave(Fate::Answered(heard));
-    word.send(()).expect("it asks");
-    let began = stage.engine.clock.now();
-    assert!(tries.await.expect("answered").is_none(), "somebody else is before it");
-    let waited = stage.engine.clock.now().since(began);
-    assert!(waited <= stage.engine.options().recall_timeout, "{waited:?}");
-    let held = waits.await.expect("answered").expect("granted");
-    stage.settles().await;
-    assert_eq!(stage.there().await, (1, 0), "nothing is left of it");
-    held.release().await.expect("ours");
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_that_asks_for_tokens_is_refused_by_the_answer_that_somebody_waits() {
-    tries_while_another_waits(|scheme, word| scheme.next_renewals_come_late(word)).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_that_asks_for_tokens_is_refused_where_somebody_calls_meanwhile() {
-    tries_while_another_waits(|scheme, word| scheme.next_renewals(word)).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_that_asks_for_tokens_for_too_long_waits_for_nobody_of_its_process() {
-    let (response_timeout, unreachable_after) = (Duration::from_secs(20), Duration::from_secs(60));
-    let patient = Options { response_timeout, unreachable_after, ..Options::default() };
-    let (stage, _) = without_tokens(Stage::on(Arc::new(Store::new()), patient)).await;
-    stage.scheme.renewals_go_unheard(usize::MAX);
-    let mut tries = stage.asks(Mode::Write, Patience::AskOnce);
-    polled_once(&mut tries).await;
-    let mut waits = stage.asks(Mode::Write, Patience::Wait);
-    polled_once(&mut waits).await;
-    let (refused, granted) = tokio::join!(tokio::time::timeout(Duration::from_secs(10), tries), waits);
-    assert!(refused.expect("it ends though the other one goes on").expect("answered").is_none(), "one is before it");
-    stage.scheme.renewals_go_unheard(0);
-    granted.expect("answered").expect("granted").release().await.expect("ours");
 }
 
 /// Publishes 1000 recalls of tries that no process makes, and returns how many of them the holder answers.
