@@ -2,7 +2,7 @@
 //! reported other holders, or if its own process has them.
 
 use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, SECOND};
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
 
@@ -27,7 +27,7 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
             let writers = matches!(reply, Reply::Granted { is_waited_for: true, .. });
             writers || matches!(reply, Reply::Contended { .. } | Reply::Queued { .. })
         });
-        findings.add_unless(denies && (wanted || is_told(facts, attempt, ended)), index, || {
+        findings.add_unless(denies && (wanted || is_told(facts, (*number, attempt), ended)), index, || {
             format!("nobody told attempt {number} that others are inside")
         });
     }
@@ -46,7 +46,7 @@ pub(super) fn by_holders(facts: &Facts<'_>) -> Findings {
             let same = of.process == attempt.process && of.wish.lock == attempt.wish.lock;
             other != number && same && there && conflict && attempt.wish.once
         });
-        findings.add_unless(first || is_told(facts, attempt, ended), index, || {
+        findings.add_unless(first || is_told(facts, (*number, attempt), ended), index, || {
             format!("attempt {number} is told that others are inside, and nobody is known to be")
         });
     }
@@ -61,8 +61,22 @@ fn denied<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (&'f Attempt, &'f At
     })
 }
 
-fn is_told(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
-    told_by_server(facts, attempt, ended) || held_here(facts, attempt, ended) || given_back(facts, attempt, ended)
+fn is_told(facts: &Facts<'_>, (number, attempt): (Attempt, &AttemptFacts), ended: Micros) -> bool {
+    told_by_server(facts, attempt, ended)
+        || held_here(facts, attempt, ended)
+        || given_back(facts, attempt, ended)
+        || granted_late(facts, (number, attempt))
+}
+
+/// Returns true if the answer that granted the lock came after the limit of the attempt. If too little of the lease is
+/// left then, the attempt ends with its limit.
+fn granted_late(facts: &Facts<'_>, (number, attempt): (Attempt, &AttemptFacts)) -> bool {
+    let limit = attempt.wish.wait_ms.map(|ms| attempt.asked + ms * MS);
+    let granted_at = |request: &RequestFacts| match &request.answered {
+        Some((at, Reply::Granted { .. })) if request.attempt == Some(number) => Some(*at),
+        _ => None,
+    };
+    limit.is_some_and(|limit| facts.requests.values().filter_map(granted_at).any(|at| at > limit))
 }
 
 /// Returns true while the process releases a hold of the lock. The hold may belong to a future that was dropped.

@@ -46,11 +46,9 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                         phase = Some(grant.token);
                     }
                     *highest = (*highest).max(grant.token + grant.tokens - 1);
-                    let block = (grant.token, grant.tokens);
                     // After the loss of its key, a repeat of a hold gets a new token. Readers of its process may have
                     // joined before the answer.
-                    let before = given.insert(grant.id, block).filter(|before| *before != block);
-                    earlier.entry(grant.id).or_default().extend(before);
+                    earlier.entry(grant.id).or_default().extend(given.insert(grant.id, (grant.token, grant.tokens)));
                     began.entry(grant.token).or_insert(now);
                 }
             }
