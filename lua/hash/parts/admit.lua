@@ -11,7 +11,7 @@ if writer_gone and in_phase == 0 and later_readers > 0 then
   phase, in_phase, later_readers, queue_changed = phase == 'x' and 'y' or 'x', later_readers, 0, true
 end
 while true do
-  local is_shut = writer and writer ~= id or foreign_write_until_ms > now_ms
+  local is_shut = writer and (writer ~= id or write ~= writer_stamp) or foreign_write_until_ms > now_ms
   -- Dead waiting writers go. If there are too many, the next one counts as live, so that no client passes it.
   while head ~= '-' and in_phase == 0 and not is_shut do
     if not head_record then head_record, head_next = unpack(call('HMGET', key, 'U' .. head, 'N' .. head)) end
