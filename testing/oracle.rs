@@ -245,6 +245,7 @@ fn assert_noticed<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
 }
 
 #[test]
+#[ignore = "takes minutes: see `.ci/all`"]
 fn broken_stamps_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
@@ -350,6 +351,7 @@ fn broken_marks_are_noticed() {
 }
 
 #[test]
+#[ignore = "takes minutes: see `.ci/all`"]
 fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [

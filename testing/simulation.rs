@@ -44,8 +44,6 @@ use trouble::{Cast, trouble};
 use workload::Leaked;
 use world::World;
 
-/// Number of runs with several runtimes.
-const SEEDS_OF_RUNTIMES: u64 = 100;
 /// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);
 
@@ -159,13 +157,15 @@ fn seeds_or(many: u64) -> std::ops::Range<u64> {
     asked.split_once("..").map_or_else(|| 0..number(&asked), |(first, end)| number(first)..number(end))
 }
 
-/// Number of seeds, for unoptimised and optimised builds. A seed takes eight times as long in an unoptimised build. CI
-/// runs both.
-const SEEDS: u64 = if cfg!(debug_assertions) { 500 } else { 2_000 };
+/// Returns the number of seeds for this build: all, or a tenth. An unoptimised build takes eight times as long for a seed.
+/// `.ci/run` runs such a build, and `.ci/all` runs both.
+const fn seeds_of_build(all: u64) -> u64 {
+    if cfg!(debug_assertions) { all / 10 } else { all }
+}
 
 #[test]
 fn promises_hold() {
-    if let Some(report) = first_failure(seeds_or(SEEDS), Profile::of_seed) {
+    if let Some(report) = first_failure(seeds_or(seeds_of_build(2_000)), Profile::of_seed) {
         panic!("{report}");
     }
 }
@@ -188,7 +188,7 @@ fn replay() {
 
 #[test]
 fn same_seed_same_history() {
-    for seed in 0..30 {
+    for seed in 0..seeds_of_build(100) {
         let first = run(seed, Profile::of_seed(seed), None).text();
         let other = std::thread::spawn(move || run(seed, Profile::of_seed(seed), None).text());
         let again = other.join().expect("it runs");
@@ -227,6 +227,7 @@ fn first_token_of(of: &impl std::fmt::Debug) -> String {
 }
 
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn everything_happens() {
     let seen: BTreeSet<_> = (0..300).flat_map(|seed| kinds(&run(seed, Profile::of_seed(seed), None))).collect();
     let expected = [
@@ -320,7 +321,7 @@ fn census() {
 /// Stops and ends runtimes of a process: the other runtimes lose nothing.
 #[test]
 fn promises_hold_with_several_runtimes() {
-    if let Some(report) = first_failure(0..SEEDS_OF_RUNTIMES, |_| RUNTIMES) {
+    if let Some(report) = first_failure(0..seeds_of_build(300), |_| RUNTIMES) {
         panic!("{report}");
     }
 }
@@ -376,7 +377,7 @@ fn what_a_burst_takes_from_others_is_noticed() {
 /// An answer that is too late for its limit seldom arrives in time, unless clocks jump.
 #[test]
 fn what_came_too_late_is_no_denial() {
-    let breaks = |mutant, promise| (0..30).any(|seed| breaks(seed, WILD_CLOCKS, mutant, promise));
+    let breaks = |mutant, promise| (0..12).any(|seed| breaks(seed, WILD_CLOCKS, mutant, promise));
     for (mutant, promise) in
         [(Mutant::LateIsDenial, "denial"), (Mutant::LateConversionIsRefused, "denial of conversions")]
     {

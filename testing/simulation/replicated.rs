@@ -3,7 +3,7 @@
 use super::checkers::{self, Violation};
 use super::mutants::{self, Mutant};
 use super::profile::REPLICATED;
-use super::{report, run, seeds_or};
+use super::{report, run, seeds_of_build, seeds_or};
 
 /// Promises that the level adds or could break. The runs without the level check the others.
 const JUDGED: [&str; 2] = ["1 exclusion", "1 validity"];
@@ -17,7 +17,7 @@ fn broken(seed: u64, mutant: Option<Mutant>) -> (super::History, Vec<Violation>)
 
 #[test]
 fn no_failover_makes_two_holders() {
-    for seed in seeds_or(100) {
+    for seed in seeds_or(seeds_of_build(200)) {
         let (history, violations) = broken(seed, None);
         if let Some(report) = report((seed, REPLICATED), &history, &violations) {
             panic!("{report}");

@@ -254,7 +254,10 @@ fn all_are_met(test: &str, at: At, way: &str, floods: &[&str]) {
         let mut process = Command::new(std::env::current_exe().expect("a path"));
         let role = format!("{} {name}", healthy.url());
         // glibc keeps freed memory for each thread. That is no memory of the manager, and differs from run to run.
-        let process = process.args(["--exact", &test, "--nocapture"]).env(ROLE, role).env("MALLOC_ARENA_MAX", "1");
+        let process = process
+            .args(["--exact", &test, "--nocapture", "--include-ignored"])
+            .env(ROLE, role)
+            .env("MALLOC_ARENA_MAX", "1");
         let process = process.output().expect("it runs");
         let words = String::from_utf8_lossy(&process.stdout);
         assert!(words.contains(" costs "), "{words}{}", String::from_utf8_lossy(&process.stderr));
@@ -264,12 +267,14 @@ fn all_are_met(test: &str, at: At, way: &str, floods: &[&str]) {
 }
 
 #[test]
+#[ignore = "takes a minute: see `.ci/all`"]
 fn answers_without_end_cost_little_and_no_hold_elsewhere() {
     let floods = [FLOODS.as_slice(), &["late"]].concat();
     all_are_met("answers_without_end_cost_little_and_no_hold_elsewhere", At::Script, "plain", &floods);
 }
 
 #[test]
+#[ignore = "takes a minute: see `.ci/all`"]
 fn greetings_without_end_cost_little_and_no_hold_elsewhere() {
     all_are_met("greetings_without_end_cost_little_and_no_hold_elsewhere", At::Greeting, "plain", &FLOODS);
 }
@@ -288,6 +293,7 @@ fn subscriptions_without_end_cost_little_and_no_hold_elsewhere() {
 /// Answers behind TLS are read by the same code.
 #[cfg(feature = "tls")]
 #[test]
+#[ignore = "takes a minute: see `.ci/all`"]
 fn answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere() {
     let floods = ["bulk", "long-bulk", "array", "endless-array", "depth", "late"];
     all_are_met("answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere", At::Script, "tls", &floods);
@@ -316,6 +322,7 @@ fn long_answers_on_all_connections_at_once_cost_little_and_no_hold_elsewhere() {
 }
 
 #[test]
+#[ignore = "takes a minute: see `.ci/all`"]
 fn maps_without_end_cost_little_and_no_hold_elsewhere() {
     let floods = [SOME.as_slice(), &["large-maps"]].concat();
     all_are_met("maps_without_end_cost_little_and_no_hold_elsewhere", At::Map, "plain", &floods);
