@@ -19,7 +19,7 @@ use crate::args::RunOptions;
 use crate::exit::{Code, Failure, full_text};
 use crate::look;
 use crate::output::Output;
-use crate::settings::{Settings, span};
+use crate::settings::{self, Settings, span};
 use crate::table::shown;
 
 mod group;
@@ -252,7 +252,12 @@ async fn under(
 ) -> Result<Ending, Failure> {
     let mut group = Group::start(signals).await.map_err(Failure::system)?;
     group.tell_deadline(hold);
-    let started = group.run(options, hold, signals);
+    let secret = settings::variables_with_password();
+    if !secret.is_empty() {
+        let names = secret.join(", ");
+        output.tell("environment", &format!("the command does not get {names}, because the password would be visible"));
+    }
+    let started = group.run(options, &secret, hold, signals);
     let ending = match started {
         Ok(()) => guard(&mut group, hold, &options.name, signals, grace, output).await.map_err(Failure::system),
         Err(failure) => Err(failure),

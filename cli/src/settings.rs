@@ -209,6 +209,24 @@ fn split(urls: &str) -> Vec<String> {
     urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
 }
 
+/// Returns the names of the environment variables that this program reads and whose URLs contain a password.
+pub(crate) fn variables_with_password() -> Vec<String> {
+    let with_password = env::vars_os().filter_map(|(variable, value)| {
+        let variable = variable.into_string().ok()?;
+        let is_ours =
+            Config::variable_owner(variable.strip_prefix(PREFIX)?.strip_prefix('_')?) == VariableOwner::Config;
+        (is_ours && split(&value.to_string_lossy()).iter().any(|url| has_password(url))).then_some(variable)
+    });
+    with_password.collect()
+}
+
+/// Returns true if a URL may contain a password, also if characters in it are not encoded.
+fn has_password(url: &str) -> bool {
+    let behind_scheme = url.split_once("://").map(|(_, rest)| rest);
+    let user = behind_scheme.and_then(|rest| rest.rsplit_once('@')).map(|(user, _)| user);
+    user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())
+}
+
 /// Reads the variables with the prefix, except those that Kubernetes, Docker or `run` have written.
 fn environment(output: Output) -> Result<Layer, Failure> {
     let mut layer = Layer::new();

@@ -71,8 +71,14 @@ impl Group {
         })
     }
 
-    /// Starts the command.
-    pub(super) fn run(&mut self, options: &RunOptions, hold: &Hold, signals: &mut Signals) -> Result<(), Failure> {
+    /// Starts the command. The command does not get the variables `secret` of this program.
+    pub(super) fn run(
+        &mut self,
+        options: &RunOptions,
+        secret: &[String],
+        hold: &Hold,
+        signals: &mut Signals,
+    ) -> Result<(), Failure> {
         let (program, arguments) = options.command.split_first().unwrap_or_else(|| unreachable!("clap wants one"));
         // Ctrl-Z stops the other processes of a pipeline. Without a handler it would stop this process too. A stopped
         // process cannot renew the lock.
@@ -80,7 +86,11 @@ impl Group {
         if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours_alone()) {
             terminal.give_to(self.id).map_err(Failure::system)?;
         }
-        let spawned = Command::new(program)
+        let mut command = Command::new(program);
+        for variable in secret {
+            command.env_remove(variable);
+        }
+        let spawned = command
             .args(arguments)
             .env("RWLOCK_NAME", &options.name)
             .env("RWLOCK_FENCING_TOKEN", hold.fencing_token().to_string())

@@ -39,6 +39,30 @@ fn exit_code_and_token_are_passed_through() {
     assert!(is_free(&name));
 }
 
+/// All processes of the command inherit the environment, and their users can read it.
+#[test]
+fn command_gets_no_variable_with_a_password() {
+    let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
+    let with_password = server.url();
+    let variables = [
+        ("RWLOCK_NODE", &*with_password, false),
+        ("RWLOCK_CLUSTER", "redis://a:1,redis://user:p@ss:w@b:2", false),
+        ("RWLOCK_SENTINEL_URLS", "redis://user@a:1", true),
+        ("RWLOCK_LEASE", "10s", true),
+    ];
+    let name = new_name();
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", "--url", &with_password, &name, "--", "sh", "-c", "tr '\\0' '\\n' </proc/$$/environ"]);
+    command.envs(variables.iter().map(|(variable, value, _)| (variable, value)));
+    let said = said(command);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(!said.out.contains("s3cret") && !said.err.contains("s3cret"), "{said:?}");
+    for (variable, _, is_passed_on) in variables {
+        assert_eq!(said.out.contains(variable), is_passed_on, "{variable}: {said:?}");
+        assert_eq!(said.err.contains(variable), !is_passed_on, "{variable}: {said:?}");
+    }
+}
+
 #[test]
 fn readers_share_and_writers_do_not() {
     let name = new_name();
