@@ -112,6 +112,11 @@ struct AnswerSummary {
     voters: Voters,
     /// Number of masters that may not vote yet.
     restarted: usize,
+    /// Masters that may have had an earlier, failed acquisition of this manager when they were asked. Such a master
+    /// may refuse only because of that acquisition.
+    leftovers: Vec<usize>,
+    /// Number of those masters that refused.
+    refused_for_leftover: usize,
 }
 
 impl AnswerSummary {

@@ -419,10 +419,12 @@ fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<OpenOper
 #[error("the answer came when its lease was over")]
 struct TooLate;
 
-/// The server's clock runs ahead faster than requests come, or the server says so.
+/// The server's clock runs ahead faster than requests come, or the server says so. Or masters of a quorum still have an
+/// earlier acquisition of this manager.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the server answered each time that the request came too late for its clock: compare its clock with this machine's"
+    "each request came too late for the server's clock, or met an earlier request whose release is still under way: \
+     compare the server's clock with this machine's"
 )]
 struct AlwaysLate;
 

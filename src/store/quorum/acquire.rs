@@ -33,7 +33,6 @@ impl Quorum {
         copy: RequestInFlight,
     ) -> BoxFuture<'static, MasterAnswer<Acquired>> {
         let (master, key, request) = (Arc::clone(&self.masters[place]), Arc::clone(key), Arc::clone(request));
-        let has_leftover = self.outstanding.has_leftover(&key, place);
         Box::pin(async move {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
             copy.resolve(&attempt, |acquired| match acquired {
@@ -41,9 +40,6 @@ impl Quorum {
                 Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Some(false),
                 Acquired::Late => None,
             });
-            // The master may have refused this request only because it still has an earlier acquisition of this
-            // manager.
-            let attempt = if has_leftover { attempt.map(without_refusal) } else { attempt };
             (place, attempt)
         })
     }
@@ -61,6 +57,12 @@ impl Quorum {
         summary.server = summary.server.max(answer.server);
         match answer.value {
             Acquired::Granted(granted) => self.yes(place, answer.sent, granted, summary),
+            Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. }
+                if summary.leftovers.contains(&place) =>
+            {
+                summary.refused_for_leftover += 1;
+                Vote::Silent
+            }
             Acquired::Queued { retry_in, .. } | Acquired::Contended { retry_in } | Acquired::Cached { retry_in } => {
                 summary.retry_in = Some(summary.retry_in.map_or(retry_in, |least| least.min(retry_in)));
                 Vote::No
@@ -100,7 +102,7 @@ impl Quorum {
         // all masters that may have granted it.
         self.outstanding.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut summary) = (self.ballot(), AnswerSummary::default());
-        let mut asked = self.ask_for(&mut ballot, &key, &request);
+        let mut asked = self.ask_for(&mut ballot, &mut summary, &key, &request);
         let won = self.count(&mut ballot, &mut summary, &mut asked, &key, &request).await;
         if let Some(won) = won {
             self.outstanding.note_granted(&request.id, won.token);
@@ -111,6 +113,12 @@ impl Quorum {
         self.outstanding.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
+            if ballot.silent().count() - summary.refused_for_leftover
+                <= self.masters.len() - majority(self.masters.len())
+            {
+                // A majority answers, so this is no outage. The releases of the earlier acquisitions are on their way.
+                return Ok(answer_of(self.clock.now(), summary.server, Acquired::Late));
+            }
             if summary.restarted > 0 {
                 summary.restarted = self.restarted_masters();
             }
@@ -124,6 +132,7 @@ impl Quorum {
     fn ask_for(
         &self,
         ballot: &mut Ballot,
+        summary: &mut AnswerSummary,
         key: &Arc<Key>,
         request: &Arc<AcquireRequest>,
     ) -> PendingAnswers<MasterAnswer<Acquired>> {
@@ -132,6 +141,9 @@ impl Quorum {
             if master.is_silent() {
                 ballot.cast(place, Vote::Silent);
             } else {
+                if self.outstanding.has_leftover(key, place) {
+                    summary.leftovers.push(place);
+                }
                 let copy = self.outstanding.begin_request(&request.id, place);
                 asked.push(self.send(place, key, request, Floor::New(floor), copy));
             }
@@ -218,15 +230,6 @@ impl Quorum {
     }
 }
 
-/// Turns a refusal into `Late`, which decides nothing.
-fn without_refusal(answer: Answered<Acquired>) -> Answered<Acquired> {
-    let value = match answer.value {
-        Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Acquired::Late,
-        decided @ (Acquired::Granted(_) | Acquired::Late) => decided,
-    };
-    Answered { value, ..answer }
-}
-
 /// Returns the latest of these clocks that is right. Right clocks differ by at most `max_skew`, and at most `minority`
 /// of all clocks are ahead of the right ones. So the clock with exactly `minority` later clocks is not ahead. Each
 /// clock counts as right that is at most `max_skew` later than that clock.
@@ -241,6 +244,42 @@ fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::attempt::AcquisitionId;
+    use crate::base::background_runtime::BackgroundRuntime;
+    use crate::base::mode::Mode;
+    use crate::store::MasterScheme;
+    use crate::store::memory::{MemoryScheme, Store};
+    use crate::store::quorum::{Margins, Restarts};
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn request(n: u64) -> AcquireRequest {
+        let id = AcquisitionId::new("m", n, "test");
+        AcquireRequest { id, mode: Mode::Write, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
+    }
+
+    /// Two of three masters still have an acquisition that failed before. Returns the result of the next one.
+    async fn acquire_behind_leftovers(is_own: impl Fn(usize) -> bool) -> Acquired {
+        let masters: Vec<Arc<dyn MasterScheme>> =
+            (0..3).map(|_| Arc::new(MemoryScheme::new(Arc::new(Store::new()))) as Arc<dyn MasterScheme>).collect();
+        let key = Key::new("quorum", "cfg").expect("a name");
+        for master in &masters[..2] {
+            let taken = master.acquire(&key, &request(1)).await.expect("answered").value;
+            assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+        }
+        let margins = Margins { max_clock_skew: Duration::ZERO, max_delay: Duration::from_secs(1) };
+        let quorum = Quorum::new(masters, &BackgroundRuntime::Callers, &key, margins, Restarts::Delayed, LEASE);
+        let own = (0..2).filter(|place| is_own(*place)).map(|place| quorum.outstanding.leftovers.add(&key, place));
+        let _own: Vec<_> = own.collect();
+        quorum.acquire_anew(&key, &request(2)).await.expect("a majority answers").value
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusal_for_an_own_failed_acquisition_is_neither_a_denial_nor_an_outage() {
+        assert_eq!(acquire_behind_leftovers(|_| true).await, Acquired::Late, "both masters may only lack the release");
+        assert_eq!(acquire_behind_leftovers(|place| place == 0).await, Acquired::Contended { retry_in: LEASE });
+        assert_eq!(acquire_behind_leftovers(|_| false).await, Acquired::Contended { retry_in: LEASE }, "it is taken");
+    }
 
     #[test]
     fn clocks_of_a_minority_that_are_ahead_move_no_proposal() {

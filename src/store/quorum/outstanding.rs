@@ -34,7 +34,7 @@ pub(super) struct Outstanding {
     clock: Clock,
     max_clock_skew: Duration,
     max_delay: Duration,
-    leftovers: Arc<Leftovers>,
+    pub(super) leftovers: Arc<Leftovers>,
     background: OnceLock<Weak<dyn ReleaseBackground>>,
     process: Process,
     table: Mutex<OutstandingTable>,
