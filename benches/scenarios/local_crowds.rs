@@ -143,7 +143,7 @@ async fn subscriptions(effort: Effort, node: &Node) {
 /// Sends what a waiter of each of so many locks has to send, on a bare connection.
 async fn bare_subscriptions(node: &Node, count: usize) -> Duration {
     let connection = bare_connection(&format!("{}?protocol=resp3", node.url())).await;
-    let bare = Bare::new(connection.clone()).await;
+    let bare = Bare::new(connection.clone(), &mut [connection.clone()]).await;
     let began = processor_time();
     let mut tasks = JoinSet::new();
     for lock in 0..count {

@@ -13,7 +13,10 @@ use redis_rwlock::{Build, Builder, RwLockManager};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+// The paths are written out, because `benches/peers` includes this file from another folder.
+#[path = "setup/child.rs"]
 pub(crate) mod child;
+#[path = "setup/process.rs"]
 pub(crate) mod process;
 
 #[path = "../../lua/scripts.rs"]
@@ -140,8 +143,8 @@ pub(crate) fn foreign_id() -> String {
 
 /// Scripts called by their digests without the crate.
 #[derive(Clone)]
-pub(crate) struct Bare {
-    connection: MultiplexedConnection,
+pub(crate) struct Bare<C = MultiplexedConnection> {
+    connection: C,
     acquire: String,
     leave: String,
     no_op: String,
@@ -151,13 +154,19 @@ pub(crate) struct Bare {
 
 impl Bare {
     pub(crate) async fn connect(node: &Node) -> Self {
-        Self::new(bare_connection(&node.url()).await).await
+        let connection = bare_connection(&node.url()).await;
+        Self::new(connection.clone(), &mut [connection]).await
     }
+}
 
-    pub(crate) async fn new(mut connection: MultiplexedConnection) -> Self {
+impl<C: ConnectionLike + Clone + Send> Bare<C> {
+    /// Loads the scripts over each of `loaders`.
+    pub(crate) async fn new(connection: C, loaders: &mut [MultiplexedConnection]) -> Self {
         let texts = [scripts::hash::ACQUIRE, scripts::hash::LEAVE, NO_OP, LOCK_SHAPE, PUBLISH];
-        for text in texts {
-            redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(&mut connection).await.expect("it loads");
+        for loader in loaders {
+            for text in texts {
+                redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(loader).await.expect("it loads");
+            }
         }
         let [acquire, leave, no_op, lock_shape, publish] = texts.map(digest);
         Self { connection, acquire, leave, no_op, lock_shape, publish }
@@ -199,8 +208,12 @@ impl Bare {
 
     pub(crate) async fn lock_shaped_pair(&mut self, key: &str) {
         for id in ["0123456789abcdef", "-"] {
-            call(&mut self.connection, &self.lock_shape, key, &[id, "3600000"]).await;
+            self.lock_shaped(key, id).await;
         }
+    }
+
+    pub(crate) async fn lock_shaped(&mut self, key: &str, id: &str) {
+        call(&mut self.connection, &self.lock_shape, key, &[id, "3600000"]).await;
     }
 
     pub(crate) async fn two_no_ops(&mut self, key: &str) {
@@ -213,7 +226,7 @@ impl Bare {
     }
 }
 
-async fn call(connection: &mut MultiplexedConnection, script: &str, key: &str, arguments: &[&str]) -> Value {
+async fn call(connection: &mut impl ConnectionLike, script: &str, key: &str, arguments: &[&str]) -> Value {
     let mut command = redis::cmd("EVALSHA");
     command.arg(script).arg(1).arg(key).arg(arguments);
     connection.req_packed_command(&command).await.and_then(Value::extract_error).expect("a reply")

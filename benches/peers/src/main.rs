@@ -4,8 +4,9 @@
 //! Peers have the settings that they come with, and are left out of what they cannot do: a dash and a line say so. Floors are no
 //! locks: they show what the scripts and the connection cost alone.
 
-#[path = "../../figures/mod.rs"]
-mod figures;
+#[path = "../../scenarios/setup.rs"]
+#[allow(dead_code)] // The scenarios of the crate use more of it.
+mod setup;
 mod load;
 mod machine;
 mod measure;

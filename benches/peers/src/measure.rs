@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster_testenv::Node;
 
-use crate::figures::CommandStats;
+use crate::setup::CommandStats;
 use crate::place::Servers;
 
 /// How many of what there were in a turn, how long each took, and what the processors did meanwhile.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::figures::median;
+use crate::setup::median;
 
 /// One figure over all rounds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use redis_rwlock::blocking::RedisManager;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use crate::figures::process::processor_time;
+use crate::setup::process::processor_time;
 use crate::load::{Load, Outcome, Shape};
 use crate::peer::{Kind, Mode, Peer, version};
 

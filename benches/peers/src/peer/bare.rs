@@ -5,7 +5,7 @@ use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 
 use super::{Held, Mode, Peer};
-use crate::figures::{Bare, bare_connection, foreign_id};
+use crate::setup::{Bare, bare_connection, foreign_id};
 
 /// What stands for a lock and its release.
 #[derive(Clone, Copy)]

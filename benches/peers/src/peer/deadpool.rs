@@ -4,7 +4,8 @@ use deadpool_redis::{Config, Pool, Runtime};
 use futures_util::future::BoxFuture;
 
 use super::{Held, Mode, Peer};
-use crate::figures::{HASH_ACQUIRE, HASH_LEAVE, LONG_LEASE, digest, foreign_id};
+use crate::setup::scripts::hash::{ACQUIRE, LEAVE};
+use crate::setup::{LONG_LEASE, digest, foreign_id};
 
 struct Pooled {
     pool: Pool,
@@ -15,10 +16,10 @@ struct Pooled {
 pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
     let pool = Config::from_url(url).create_pool(Some(Runtime::Tokio1)).expect("a pool");
     let mut connection = pool.get().await.expect("a connection");
-    for text in [HASH_ACQUIRE, HASH_LEAVE] {
+    for text in [ACQUIRE, LEAVE] {
         redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(&mut connection).await.expect("a script loads");
     }
-    let [acquire, leave] = [HASH_ACQUIRE, HASH_LEAVE].map(digest);
+    let [acquire, leave] = [ACQUIRE, LEAVE].map(digest);
     Box::new(Pooled { pool, acquire, leave })
 }
 

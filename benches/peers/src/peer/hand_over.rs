@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 use super::{Held, Mode, Peer};
-use crate::figures::{bare_connection, digest};
+use crate::setup::{bare_connection, digest};
 
 const PUSH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1] .. ARGV[1], ARGV[1])";
 /// The commands of a release that hands on, with fields as long as those, and nothing decided.

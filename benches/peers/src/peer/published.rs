@@ -7,7 +7,7 @@ use redis::Script;
 use redis::aio::MultiplexedConnection;
 
 use super::{Held, Mode, Peer};
-use crate::figures::bare_connection;
+use crate::setup::bare_connection;
 
 const PAUSE: Duration = Duration::from_millis(10);
 

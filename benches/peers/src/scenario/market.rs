@@ -14,7 +14,7 @@ use steps::{Steps, Way};
 use tokio::task::JoinSet;
 
 use super::{Setting, runtime};
-use crate::figures::quantile;
+use crate::setup::quantile;
 use crate::measure::micros;
 use crate::peer::{Facts, Kind, Role};
 use crate::place::{Place, Servers};

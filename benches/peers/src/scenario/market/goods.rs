@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use redis::AsyncCommands;
 
-use crate::figures::bare_connection;
+use crate::setup::bare_connection;
 
 /// So much that nobody runs out of it.
 const FUNDS: i64 = 1 << 40;

@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Pipeline, pipe};
 
 use super::goods::{PRICE, buyer_name, seller_name};
-use crate::figures::bare_connection;
+use crate::setup::bare_connection;
 use crate::peer::{Held, Kind, LEASE, Mode, Peer};
 
 /// How steps are kept apart.
