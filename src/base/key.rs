@@ -269,7 +269,7 @@ fn hash_tag(key: &[u8]) -> Option<&[u8]> {
 
 /// Returns the hash slot of a key: CRC16/XMODEM of the hash tag, modulo the number of slots. Without a hash tag, the
 /// whole key counts.
-fn slot_of(key: &[u8]) -> u16 {
+pub(crate) fn slot_of(key: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(hash_tag(key).unwrap_or(key)) % SLOTS
 }
 

@@ -10,6 +10,7 @@ use redis::Value;
 use crate::base::attempt::{BoxFuture, Failure};
 use crate::base::error::Refusal;
 use crate::base::health::{NodeHealth, NodeRole, Traffic};
+use crate::base::key::slot_of;
 use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
 use crate::net::fault::{Answer, Fault};
@@ -57,6 +58,9 @@ impl SlotOwners {
     }
 
     /// Searches every primary for keys that match `pattern`, and passes each of them to `found`.
+    ///
+    /// After a slot has left a server, this server may still show keys of the slot for a while, and may have kept them
+    /// by mistake. So a key of a slot that another server owns counts only while the slot is on its way here.
     pub(super) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
         for node in self.primaries().await? {
             let mut cursor = "0".to_owned();
@@ -64,13 +68,37 @@ impl SlotOwners {
                 let mut question = redis::cmd("SCAN");
                 question.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
                 let page = node.ask(&question).await.map_err(|fault| fault.at(node.shown()))?;
-                cursor = read_page(&page, found).ok_or_else(|| unreadable(&node, "SCAN"))?;
+                let keys;
+                (cursor, keys) = read_page(&page).ok_or_else(|| unreadable(&node, "SCAN"))?;
+                for key in keys {
+                    if self.is_at_home(&node, key).await? {
+                        found(key);
+                    }
+                }
                 if cursor == "0" {
                     break;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Returns true if `node` owns the slot of the key, or imports it. A server that a slot leaves redirects requests for
+    /// a key that has left already.
+    async fn is_at_home(&self, node: &Node, key: &str) -> Result<bool, Fault> {
+        let Self::Many(fleet) = self else { return Ok(true) };
+        let slot = slot_of(key.as_bytes());
+        if fleet.sentinels().is_some() || fleet.may_own(slot, node) {
+            return Ok(true);
+        }
+        let owner = fleet.owner(slot).await?;
+        let mut question = redis::cmd("EXISTS");
+        match owner.ask(question.arg(key)).await {
+            // The owner shows the key itself if it has it.
+            Ok(_) | Err(Fault::Moved { .. }) => Ok(false),
+            Err(Fault::Ask { .. }) => Ok(true),
+            Err(fault) => Err(fault.at(owner.shown())),
+        }
     }
 
     /// Refuses a primary that has fewer than `asked` replicas in sync.
@@ -104,19 +132,19 @@ impl SlotOwners {
     }
 }
 
-/// Passes the keys in one answer to `SCAN` to `found`. Returns the cursor for the next question.
-fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<String> {
+/// Reads one answer to `SCAN`: the cursor for the next question, and the keys. Keys of locks are text, so other keys
+/// are skipped.
+fn read_page(reply: &Value) -> Option<(String, Vec<&str>)> {
     let Value::Array(parts) = reply else { return None };
     let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
-    for key in keys {
-        // Keys of locks are text, so other keys are skipped.
-        if let Value::BulkString(key) = key
-            && let Ok(key) = std::str::from_utf8(key)
-        {
-            found(key);
-        }
+    Some((String::from_utf8(cursor.clone()).ok()?, keys.iter().filter_map(text_of).collect()))
+}
+
+fn text_of(key: &Value) -> Option<&str> {
+    match key {
+        Value::BulkString(key) => std::str::from_utf8(key).ok(),
+        _ => None,
     }
-    String::from_utf8(cursor.clone()).ok()
 }
 
 fn unreadable(node: &Node, question: &str) -> Fault {

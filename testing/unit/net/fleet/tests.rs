@@ -46,6 +46,8 @@ struct Shared {
     connected: Mutex<Vec<IpAddr>>,
     asked: Mutex<Vec<IpAddr>>,
     died: tokio::sync::Notify,
+    /// Answers of a node to questions about keys: the first word of the question, the node, and the answer.
+    answers: Mutex<Vec<(&'static str, IpAddr, String)>>,
     /// True if dead nodes keep connections, and say nothing.
     are_silent: AtomicBool,
     kept_open: Mutex<Vec<tokio::net::TcpStream>>,
@@ -61,11 +63,15 @@ fn address(n: u16) -> IpAddr {
 
 impl ManyNodes {
     async fn start() -> Self {
+        Self::start_with(PRIMARIES).await
+    }
+
+    async fn start_with(primaries: u16) -> Self {
         let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
         let shared = Arc::<Shared>::default();
         let serving = Arc::clone(&shared);
-        let map = Self::map(port);
+        let map = Self::map(port, primaries);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let at = stream.local_addr().expect("connected").ip();
@@ -82,12 +88,12 @@ impl ManyNodes {
     }
 
     /// Returns the reply to `CLUSTER SLOTS`: each primary has a replica.
-    fn map(port: u16) -> Arc<str> {
-        let mut map = format!("*{PRIMARIES}\r\n");
-        for n in 0..PRIMARIES {
-            let slots = |n: u16| u32::from(n) * u32::from(crate::base::key::SLOTS) / u32::from(PRIMARIES);
+    fn map(port: u16, primaries: u16) -> Arc<str> {
+        let mut map = format!("*{primaries}\r\n");
+        for n in 0..primaries {
+            let slots = |n: u16| u32::from(n) * u32::from(crate::base::key::SLOTS) / u32::from(primaries);
             map += &format!("*4\r\n:{}\r\n:{}\r\n", slots(n), slots(n + 1) - 1);
-            for node in [n, n + PRIMARIES] {
+            for node in [n, n + primaries] {
                 let host = address(node).to_string();
                 map += &format!("*3\r\n${}\r\n{host}\r\n:{port}\r\n$2\r\nid\r\n", host.len());
             }
@@ -142,13 +148,45 @@ async fn serve(mut stream: tokio::net::TcpStream, at: IpAddr, map: Arc<str>, sha
                     shared.asked.lock().push(at);
                     map.to_string()
                 }
-                _ => "+OK\r\n".to_owned(),
+                (command, _) => {
+                    let answers = shared.answers.lock();
+                    let answer = answers.iter().find(|(asked, of, _)| *asked == command && *of == at);
+                    answer.map_or_else(|| "+OK\r\n".to_owned(), |(_, _, answer)| answer.clone())
+                }
             };
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
             }
         }
     }
+}
+
+/// Returns the answer to `SCAN` with these keys.
+fn page(keys: &[&str]) -> String {
+    let keys: String = keys.iter().map(|key| format!("${}\r\n{key}\r\n", key.len())).collect();
+    format!("*2\r\n$1\r\n0\r\n*{}\r\n{keys}", keys.matches('$').count())
+}
+
+/// `{b}` has slot 3300, and `{a}` has slot 15495. Of two primaries, the first owns the lower half.
+#[tokio::test]
+async fn keys_of_slots_that_have_left_are_not_listed() {
+    let nodes = ManyNodes::start_with(2).await;
+    let fleet = nodes.fleet(Duration::from_secs(5));
+    let listed = async |answer_of_owner: &str| {
+        *nodes.shared.answers.lock() = vec![
+            ("SCAN", address(0), page(&["k:{b}", "k:{a}"])),
+            ("SCAN", address(1), page(&[])),
+            ("EXISTS", address(1), answer_of_owner.to_owned()),
+        ];
+        let mut found = Vec::new();
+        let owners = crate::net::slot_owners::SlotOwners::Many(Arc::clone(&fleet));
+        owners.scan("*", &mut |key| found.push(key.to_owned())).await.map(|()| found)
+    };
+    let ask = format!("-ASK 15495 {}:{}\r\n", address(0), nodes.port);
+    assert_eq!(listed(":0\r\n").await.expect("listed"), ["k:{b}"], "the owner of its slot does not have it");
+    assert_eq!(listed(":1\r\n").await.expect("listed"), ["k:{b}"], "the owner lists it");
+    assert_eq!(listed(&ask).await.expect("listed"), ["k:{b}", "k:{a}"], "the slot is on its way here");
+    assert!(listed("-ERR broken\r\n").await.is_err(), "a list must not have gaps");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
