@@ -79,6 +79,11 @@ impl Fault {
                 Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
             }
             _ if details.contains("WRONGTYPE") => refused(Refusal::ForeignKey),
+            // While a slot moves, a server may run a script although the key is at another server. Scripts read first,
+            // so the first command that meets this error has changed nothing.
+            _ if details.contains("attempted to access a non local key") => {
+                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
+            }
             _ if details.contains("cluster support disabled") => Self::Refused {
                 refusal: Refusal::OtherTopology,
                 message: "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
@@ -323,7 +328,9 @@ mod tests {
 
     #[test]
     fn passing_troubles_are_no_refusals() {
-        for line in ["TRYAGAIN x", "CLUSTERDOWN x", "BUSY x"] {
+        let moving =
+            "ERR Script attempted to access a non local key in a cluster node script: d7be, on @user_script:3.";
+        for line in ["TRYAGAIN x", "CLUSTERDOWN x", "BUSY x", moving] {
             assert!(matches!(fault(line), Fault::Again(_)), "{line}");
         }
     }

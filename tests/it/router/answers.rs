@@ -37,6 +37,7 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
     let answers = [
         "TRYAGAIN Multiple keys request during rehashing of slot",
         "CLUSTERDOWN The cluster is down",
+        "ERR Script attempted to access a non local key in a cluster node script: d7be9d8e, on @user_script:12.",
         "LOADING Redis is loading the dataset in memory",
         "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
         "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
