@@ -31,7 +31,8 @@ Otherwise run exits with the command's own code."
 
 const AFTER_HELP: &str = concat!(
     "\
-Servers: give one of --url, --cluster and --sentinel, or a file with --config. Or set RWLOCK_NODE, RWLOCK_CLUSTER, or both \
+Servers: give one of --url, --cluster, --proxy and --sentinel, or a file with --config. Or set RWLOCK_NODE, RWLOCK_CLUSTER, \
+RWLOCK_PROXY, or both \
 RWLOCK_SENTINEL_PRIMARY and RWLOCK_SENTINEL_URLS. All users of the machine can read a URL on the command line. So put \
 passwords into the environment or into a file.
 
@@ -66,8 +67,11 @@ pub(crate) struct Servers {
     /// URLs of some members of a cluster, separated by commas.
     #[arg(long, global = true, value_name = "URL,…", conflicts_with = "url")]
     pub(crate) cluster: Option<String>,
+    /// URL of a proxy in front of a cluster or of several servers.
+    #[arg(long, global = true, value_name = "URL", conflicts_with_all = ["url", "cluster"])]
+    pub(crate) proxy: Option<String>,
     /// Name of the primary in the Sentinels' configuration, and the Sentinels' URLs.
-    #[arg(long, global = true, value_name = "PRIMARY=URL,…", conflicts_with_all = ["url", "cluster"])]
+    #[arg(long, global = true, value_name = "PRIMARY=URL,…", conflicts_with_all = ["url", "cluster", "proxy"])]
     pub(crate) sentinel: Option<String>,
     /// JSON file with the fields of `redis_rwlock::Config`. `RWLOCK_CONFIG` can name the file too.
     #[arg(long, global = true, value_name = "FILE")]

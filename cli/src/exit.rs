@@ -8,9 +8,10 @@ use redis_rwlock::Error;
 
 /// Names of the Rust API in the error texts of the library, each with the name that users of the program know. A test
 /// in `tests/cli` checks that no path of Rust in those texts is missing here.
-const WORDS: [(&str, &str); 9] = [
+const WORDS: [(&str, &str); 10] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
+    ("`Topology::proxy`", "--proxy or RWLOCK_PROXY"),
     ("`Topology::sentinel`", "--sentinel or RWLOCK_SENTINEL_PRIMARY"),
     ("given to `Tls`", "in RWLOCK_TLS_CA"),
     ("`Tls::server_name`", "RWLOCK_TLS_SERVER_NAME"),

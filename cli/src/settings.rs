@@ -17,9 +17,9 @@ use crate::output::Output;
 
 const PREFIX: &str = "RWLOCK";
 /// Variables of the topology. A source that sets one of them replaces the topology of earlier sources.
-const TOPOLOGY: [&str; 4] = ["NODE", "CLUSTER", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
+const TOPOLOGY: [&str; 5] = ["NODE", "CLUSTER", "PROXY", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
 /// Options of the command line, each with the variable of the same meaning.
-const OF_COMMAND_LINE: [(&str, &str); 10] = [
+const OF_COMMAND_LINE: [(&str, &str); 11] = [
     ("CLUSTER", "--cluster"),
     ("KEY_PREFIX", "--key-prefix"),
     ("LABEL", "--label"),
@@ -27,6 +27,7 @@ const OF_COMMAND_LINE: [(&str, &str); 10] = [
     ("MAX_HOLD", "--max-hold"),
     ("NODE", "--url"),
     ("PASSWORD_FILE", "--password-file"),
+    ("PROXY", "--proxy"),
     ("SENTINEL_PRIMARY", "--sentinel"),
     ("SENTINEL_URLS", "--sentinel"),
     ("WAIT_TIMEOUT", "--wait"),
@@ -83,13 +84,14 @@ pub(crate) enum Place {
     Node(String),
     Cluster(Vec<String>),
     Sentinel(Vec<String>),
+    Proxy(String),
 }
 
 impl Place {
     /// Returns the first URL, whose user and password count for all servers.
     pub(crate) fn first_url(&self) -> &str {
         match self {
-            Self::Node(url) => url,
+            Self::Node(url) | Self::Proxy(url) => url,
             Self::Cluster(urls) | Self::Sentinel(urls) => urls.first().map_or("", String::as_str),
         }
     }
@@ -190,10 +192,11 @@ impl Settings {
 
     pub(crate) fn place(&self) -> Place {
         let urls = |name| split(self.text(name).unwrap_or_default());
-        match self.text("NODE") {
-            Some(url) => Place::Node(url.to_owned()),
-            None if self.options.contains_key("CLUSTER") => Place::Cluster(urls("CLUSTER")),
-            None => Place::Sentinel(urls("SENTINEL_URLS")),
+        match (self.text("NODE"), self.text("PROXY")) {
+            (Some(url), _) => Place::Node(url.to_owned()),
+            (None, Some(url)) => Place::Proxy(url.to_owned()),
+            (None, None) if self.options.contains_key("CLUSTER") => Place::Cluster(urls("CLUSTER")),
+            (None, None) => Place::Sentinel(urls("SENTINEL_URLS")),
         }
     }
 }
@@ -252,7 +255,7 @@ fn environment(output: Output) -> Result<Layer, Failure> {
 }
 
 fn command_line(servers: &Servers) -> Result<Layer, Failure> {
-    let Servers { url, cluster, sentinel, config: _, password_file, key_prefix, label } = servers;
+    let Servers { url, cluster, proxy, sentinel, config: _, password_file, key_prefix, label } = servers;
     let mut options = Layer::new();
     let mut put = |name: &str, value: Option<&str>| {
         let set = |value: &str| (name.to_owned(), Setting { value: value.into(), source: Source::CommandLine });
@@ -260,6 +263,7 @@ fn command_line(servers: &Servers) -> Result<Layer, Failure> {
     };
     put("NODE", url.as_deref());
     put("CLUSTER", cluster.as_deref());
+    put("PROXY", proxy.as_deref());
     if let Some(sentinel) = sentinel {
         // The error text does not quote the value, which may contain a password.
         let parts = sentinel.split_once('=').filter(|(primary, _)| !primary.contains("://"));

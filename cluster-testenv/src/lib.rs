@@ -19,7 +19,8 @@
 //! The drop of an environment stops its servers. If the process ends without the drop (a `static`, `exit`, `kill -9`),
 //! the guardian of the environment stops the servers. The guardian is a small shell process.
 //!
-//! A [`Proxy`] in front of a server simulates a bad network, down to the reply of one chosen request.
+//! A [`Proxy`] in front of a server simulates a bad network, down to the reply of one chosen request. A
+//! [`RoutingProxy`] in front of a cluster has one address for all of its nodes.
 //!
 //! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
 //! server is an error, so no test is skipped silently. The crate needs Linux.
@@ -40,6 +41,7 @@ mod process;
 mod proxy;
 mod replication;
 mod reply;
+mod routing_proxy;
 mod sentinel;
 mod server;
 mod tls;
@@ -56,6 +58,7 @@ pub use migration::SlotMigration;
 pub use node::{Node, NodeBuilder};
 pub use proxy::{Fault, HeldReply, HeldRequest, Matcher, Proxy, Request};
 pub use reply::Reply;
+pub use routing_proxy::RoutingProxy;
 pub use sentinel::{Sentinels, SentinelsBuilder};
 pub use server::Server;
 pub use tls::{Certificates, TlsClients};

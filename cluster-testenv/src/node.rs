@@ -388,6 +388,12 @@ impl NodeBuilder {
         self
     }
 
+    /// Takes a command such as `HELLO` from the server, which then answers as a server that does not know it.
+    pub fn without_command(mut self, name: &str) -> Self {
+        self.args.extend(["--rename-command".to_owned(), name.to_owned(), String::new()]);
+        self
+    }
+
     /// Makes the server a replica of `primary` from the start.
     pub(crate) fn replica_of(mut self, primary: &Node) -> Self {
         let (ip, port) = (primary.addr().ip(), primary.migration_port());

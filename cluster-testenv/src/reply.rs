@@ -78,6 +78,21 @@ impl Reply {
         if let Self::Array(replies) = self { Some(replies) } else { None }
     }
 
+    /// Returns the bytes of the reply.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Simple(status) => format!("+{status}\r\n").into_bytes(),
+            Self::Error(text) => format!("-{text}\r\n").into_bytes(),
+            Self::Int(number) => format!(":{number}\r\n").into_bytes(),
+            Self::Bulk(bytes) => [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat(),
+            Self::Nil => b"$-1\r\n".to_vec(),
+            Self::Array(replies) => {
+                let head = format!("*{}\r\n", replies.len()).into_bytes();
+                replies.iter().fold(head, |head, reply| [head, reply.encode()].concat())
+            }
+        }
+    }
+
     /// Reads one reply.
     pub(crate) fn read(from: &mut impl BufRead) -> Result<Self> {
         let line = read_line(from)?;
@@ -141,6 +156,7 @@ mod tests {
         ]);
         assert_eq!(Reply::read(&mut wire).unwrap(), expected);
         assert!(wire.is_empty());
+        assert_eq!(Reply::read(&mut expected.encode().as_slice()).unwrap(), expected);
     }
 
     #[test]

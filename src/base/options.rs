@@ -170,6 +170,19 @@ impl Options {
         if self.may_cache() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
     }
 
+    /// Refuses options that need notifications, or the connection of one server.
+    pub(crate) fn check_proxied(&self) -> Result<()> {
+        self.check_not_cached("a proxy passes no recalls on: with `Topology::proxy`, set zero")?;
+        match self.durability {
+            Durability::Replicated { .. } => invalid(
+                "durability",
+                "a proxy need not send `WAIT` to the server that has the lock: with `Topology::proxy`, use another level"
+                    .to_owned(),
+            ),
+            Durability::Primary => Ok(()),
+        }
+    }
+
     /// Returns true if unused holds may be cached.
     pub(crate) fn may_cache(&self) -> bool {
         !self.cache_for.is_zero()

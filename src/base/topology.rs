@@ -31,8 +31,8 @@ mod tls;
 /// assert_eq!(cluster, Topology::from(listed.split(',').collect::<Vec<_>>()));
 /// ```
 ///
-/// With the cargo feature `serde`, a configuration can contain a topology as `{"node": url}`, `{"cluster": [url, …]}`
-/// or `{"sentinel": {"primary": name, "urls": [url, …]}}`. In addition, [`Config`](crate::Config) has fields for
+/// With the cargo feature `serde`, a configuration can contain a topology as `{"node": url}`, `{"cluster": [url, …]}`,
+/// `{"sentinel": {"primary": name, "urls": [url, …]}}` or `{"proxy": url}`. In addition, [`Config`](crate::Config) has fields for
 /// certificate files.
 ///
 /// `Debug` shows no passwords and no keys.
@@ -68,6 +68,7 @@ pub(crate) enum Kind {
     Node(String),
     Cluster(Vec<String>),
     Sentinel { primary: String, urls: Vec<String> },
+    Proxy(String),
 }
 
 impl From<Kind> for Topology {
@@ -109,6 +110,34 @@ impl Topology {
     /// ```
     pub fn sentinel<U: Into<String>>(primary: impl Into<String>, urls: impl IntoIterator<Item = U>) -> Self {
         Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
+    }
+
+    /// Selects the servers behind a proxy: one address in front of a cluster or of several servers, which sends each
+    /// request to the server of its key. Managed services without the cluster protocol are examples, and Envoy.
+    ///
+    /// Each request of a [`RedisManager`](crate::RedisManager) has exactly one key, so every lock works as with a
+    /// cluster, and each grant has the same promises. A proxy passes no notifications on, so waiters ask once a second,
+    /// and a lock that is released is handed on up to a second later. What needs more than one key or one server is
+    /// refused, with the reason:
+    ///
+    /// - `build` fails with [`InvalidOption`](Error::InvalidOption) for a [`TwoKeyManager`](crate::TwoKeyManager), for
+    ///   [`cache_for`](crate::Builder::cache_for), for `Durability::Replicated`, and for [`remap`](Topology::remap);
+    /// - [`locks`](crate::RwLockManager::locks) fails with [`Refused`](Error::Refused);
+    /// - [`health`](crate::RwLockManager::health) shows the proxy, and not the servers behind it.
+    ///
+    /// Clocks of the servers behind the proxy may differ by [`max_clock_skew`](crate::Builder#method.max_clock_skew), as
+    /// with a cluster. `docs/OPERATIONS.md` has a table of what a proxy can and cannot do.
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = RedisManager::builder(Topology::proxy("rediss://locks:secret@cache.example.com:6380")).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn proxy(url: impl Into<String>) -> Self {
+        Kind::Proxy(url.into()).into()
     }
 
     /// Sets the user and the password for the primary that [Sentinels](Topology::sentinel) name. They replace the user
@@ -240,12 +269,13 @@ impl Topology {
     pub(crate) fn access(&self) -> Result<&Access> {
         let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
         match (&self.kind, &self.access) {
-            (Kind::Node(_) | Kind::Cluster(_), Access { primary_credentials: Some(_), .. }) => {
+            (Kind::Node(_) | Kind::Cluster(_) | Kind::Proxy(_), Access { primary_credentials: Some(_), .. }) => {
                 refused("primary_credentials", "this topology has no Sentinel: put user and password into the URL")
             }
-            (Kind::Node(_), Access { remap: Some(_), .. }) => {
-                refused("remap", "a single node announces no addresses: put the address to connect to into the URL")
-            }
+            (Kind::Node(_) | Kind::Proxy(_), Access { remap: Some(_), .. }) => refused(
+                "remap",
+                "a single node or a proxy announces no addresses: put the address to connect to into the URL",
+            ),
             (_, Access { password_file: Some(_), primary_credentials: Some(Credentials { password, .. }), .. })
                 if !password.is_empty() =>
             {
@@ -255,7 +285,12 @@ impl Topology {
         }
     }
 
-    /// Refuses clusters, because the two-key scheme cannot work with them.
+    /// Returns true if the servers are behind a proxy.
+    pub(crate) fn is_proxied(&self) -> bool {
+        matches!(self.kind, Kind::Proxy(_))
+    }
+
+    /// Refuses clusters and proxies, because the two-key scheme cannot work with them.
     pub(crate) fn check_single(&self) -> Result<()> {
         match &self.kind {
             Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
@@ -264,6 +299,11 @@ impl Topology {
                 reason:
                     "a slot that migrates refuses requests for the two keys of a lock: use `RedisManager` on a cluster"
                         .to_owned(),
+            }),
+            Kind::Proxy(_) => Err(Error::InvalidOption {
+                option: "topology",
+                reason: "a proxy need not send the two keys of a lock to one server: use `RedisManager` behind a proxy"
+                    .to_owned(),
             }),
         }
     }
@@ -335,9 +375,10 @@ impl fmt::Debug for Topology {
             Kind::Node(_) => f.debug_tuple("Node"),
             Kind::Cluster(_) => f.debug_tuple("Cluster"),
             Kind::Sentinel { .. } => f.debug_tuple("Sentinel"),
+            Kind::Proxy(_) => f.debug_tuple("Proxy"),
         };
         match &self.kind {
-            Kind::Node(url) => shown.field(&without_secrets(url)),
+            Kind::Node(url) | Kind::Proxy(url) => shown.field(&without_secrets(url)),
             Kind::Cluster(urls) => shown.field(&all_without_secrets(urls)),
             Kind::Sentinel { primary, urls } => shown.field(primary).field(&all_without_secrets(urls)),
         };
@@ -394,6 +435,9 @@ mod tests {
         let cluster = Topology::deserialize(MapAccessDeserializer::new(cluster)).expect("a cluster");
         assert_eq!(cluster, Topology::cluster(["redis://a", "redis://b"]));
         assert_ne!(cluster.clone().tls(Tls::new().ca_pem("x")), cluster);
+        let proxy = MapDeserializer::<_, Error>::new([("proxy", "redis://a")].into_iter());
+        let proxy = Topology::deserialize(MapAccessDeserializer::new(proxy)).expect("a proxy");
+        assert_eq!(proxy, Topology::proxy("redis://a"));
     }
 
     #[test]
@@ -427,7 +471,11 @@ mod tests {
         for url in urls {
             let shown = format!("{:?} {:?}", Topology::node(&*url), Topology::cluster([&*url]));
             let sentinel = Topology::sentinel("main", [&*url]);
-            let shown = format!("{shown} {sentinel:?} {:?}", sentinel.clone().primary_credentials(secret, secret));
+            let shown = format!(
+                "{shown} {:?} {sentinel:?} {:?}",
+                Topology::proxy(&*url),
+                sentinel.clone().primary_credentials(secret, secret)
+            );
             assert!(!shown.contains("s3cr"), "{shown}");
         }
     }

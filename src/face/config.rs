@@ -153,7 +153,7 @@ impl Config {
     ///
     /// With the prefix `LOCKS`, it reads these variables:
     ///
-    /// - Topology: one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, separated by commas), or
+    /// - Topology: one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, separated by commas), `LOCKS_PROXY` (a URL), or
     ///   `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`.
     /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and
     ///   `LOCKS_TLS_SERVER_NAME`, the name in the servers' certificates.
@@ -224,6 +224,7 @@ impl Config {
             match field {
                 "NODE" => topologies.push(Topology::node(value)),
                 "CLUSTER" => topologies.push(Topology::cluster(split(value))),
+                "PROXY" => topologies.push(Topology::proxy(value)),
                 "SENTINEL_PRIMARY" => primary = Some(value.to_owned()),
                 "SENTINEL_URLS" => urls = Some(split(value)),
                 "DURABILITY_REPLICAS" => {
@@ -263,7 +264,7 @@ impl Config {
             Err(topologies) => {
                 let count = if topologies.is_empty() { "none" } else { "more than one" };
                 let reason = format!(
-                    "{count} of {prefix}_NODE, {prefix}_CLUSTER and {prefix}_SENTINEL_PRIMARY is set: set exactly one of them"
+                    "{count} of {prefix}_NODE, {prefix}_CLUSTER, {prefix}_PROXY and {prefix}_SENTINEL_PRIMARY is set: set exactly one of them"
                 );
                 Err(invalid("topology", reason))
             }

@@ -366,7 +366,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// The call scans all keys of every primary with `SCAN`, five hundred at a time. Between two steps, the server
     /// serves other requests. The scan takes about a second for each million keys, including keys that are not locks. A
     /// lock may be missing in the list if it is created or removed during the scan, or if its hash slot moves to
-    /// another server.
+    /// another server. Keys of slots that have left a server are not in the list. [`Topology::proxy`] has no list.
     ///
     /// The user as which the manager logs in to the server needs the right `+scan`. With this right, the user can see
     /// the names of all keys.
@@ -374,7 +374,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// [`Unreachable`](Error::Unreachable) if any primary does not answer, because its locks would be missing in the
-    /// list. [`Refused`](Error::Refused) if the user does not have the right.
+    /// list. [`Refused`](Error::Refused) if the user does not have the right, or the servers are behind a proxy.
     ///
     /// # Cancel safety
     ///
@@ -797,8 +797,12 @@ impl<M: RwLockManager + FromDeployment> Build for M {}
 impl FromDeployment for RedisManager {
     #[allow(private_interfaces)]
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
+        let topology = place.servers();
+        if topology.is_proxied() {
+            options.check_proxied()?;
+        }
         let background_runtime = options.background_runtime(Clock::System);
-        let router = Router::new(&place.servers(), &options, &background_runtime)?;
+        let router = Router::new(&topology, &options, &background_runtime)?;
         let scheme = hash::scheme(Arc::new(router), options.timestamp_clients);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }

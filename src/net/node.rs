@@ -13,6 +13,7 @@ use std::fmt;
 use std::iter;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, RedisError, Value};
@@ -41,8 +42,8 @@ use connection::Load;
 pub(super) use connection::{Connection, Request};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
-use greeting::unreadable;
-pub(super) use greeting::{hello_field, parse_time};
+pub(super) use greeting::{hello_field, info_field, info_text, parse_time};
+use greeting::{hello_of_info, unreadable};
 pub(super) use in_flight::Precedence;
 use replicated::{ReplicatedCalls, ReplicatedConnections};
 pub(super) use steps::ask_once;
@@ -108,6 +109,15 @@ pub(super) enum Role {
     /// uptime.
     Voter,
     ClusterMember,
+    /// Proxy, which sends each request to one of several servers.
+    Proxy,
+}
+
+impl Role {
+    /// Returns true if one request shows the state of all others: they reach the same server.
+    pub(super) fn is_one_server(self) -> bool {
+        self != Self::Proxy
+    }
 }
 
 /// Form in which a call is sent. The owner of a slot gets the call alone. A node to which the slot is being migrated
@@ -366,6 +376,23 @@ impl Node {
         self.ask_now(Request::Command(question)).await
     }
 
+    /// Returns true if the server, or a proxy in front of it, does not know `HELLO 3`. A connection that has subscribed
+    /// then takes no other requests.
+    pub(super) fn speaks_resp2(&self) -> bool {
+        self.connections.speaks_resp2.load(Ordering::Relaxed)
+    }
+
+    /// Returns the server's answer to `HELLO`. Every connected user may send this command, and its answer has the same
+    /// fields in all versions. If the server does not know the command, the answer is made from answers to `INFO`.
+    pub(super) async fn hello(&self) -> Result<Value, Fault> {
+        if !self.speaks_resp2() {
+            return self.ask(&redis::cmd("HELLO")).await;
+        }
+        let info = |section: &str| redis::cmd("INFO").arg(section).take();
+        let (server, replication) = (self.ask(&info("server")).await?, self.ask(&info("replication")).await?);
+        Ok(hello_of_info(&server, &replication))
+    }
+
     /// Asks for the slot map of the cluster. Like [`ask`](Self::ask), sends the question even during an outage.
     pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
         self.ask_now(Request::Map(question)).await
@@ -512,7 +539,7 @@ impl Connections {
         let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text));
         let value = value.inspect_err(|fault| {
             self.note_refusal(fault);
-            if fault.is_of_no_primary() {
+            if fault.is_of_no_primary() && self.limits.role.is_one_server() {
                 self.leave(live);
             }
         })?;

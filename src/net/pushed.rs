@@ -19,9 +19,9 @@ impl<'a> Pushed<'a> {
     pub(super) fn of(kind: &[u8], channel: &'a [u8], message: Option<&'a [u8]>) -> Option<Self> {
         let channel = std::str::from_utf8(channel).ok()?;
         match (kind, message) {
-            (b"smessage", Some(message)) => Some(Self::Message { channel, message }),
-            (b"ssubscribe", _) => Some(Self::Subscribed { channel }),
-            (b"sunsubscribe", _) => Some(Self::Unsubscribed { channel }),
+            (b"smessage" | b"message", Some(message)) => Some(Self::Message { channel, message }),
+            (b"ssubscribe" | b"subscribe", _) => Some(Self::Subscribed { channel }),
+            (b"sunsubscribe" | b"unsubscribe", _) => Some(Self::Unsubscribed { channel }),
             _ => None,
         }
     }
@@ -33,9 +33,9 @@ impl<'a> Pushed<'a> {
             _ => None,
         };
         let kind = match kind {
-            PushKind::SMessage => &b"smessage"[..],
-            PushKind::SSubscribe => b"ssubscribe",
-            PushKind::SUnsubscribe => b"sunsubscribe",
+            PushKind::SMessage | PushKind::Message => &b"smessage"[..],
+            PushKind::SSubscribe | PushKind::Subscribe => b"ssubscribe",
+            PushKind::SUnsubscribe | PushKind::Unsubscribe => b"sunsubscribe",
             _ => return None,
         };
         Self::of(kind, text(data.first())?, text(data.get(1)))

@@ -81,6 +81,12 @@ impl Router {
                 let conditions = conditions(std::slice::from_ref(&info));
                 Self::single(info, &secrets, limits, options, background_runtime, &conditions)
             }
+            Kind::Proxy(url) => {
+                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Proxy));
+                secrets.check(std::slice::from_ref(&info))?;
+                let conditions = conditions(std::slice::from_ref(&info));
+                Self::single(info, &secrets, limits, options, background_runtime, &conditions)
+            }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
                 // All members of a cluster use the credentials of the first URL, so only this URL is checked.
@@ -93,7 +99,12 @@ impl Router {
                     fleet.outages(),
                     &conditions,
                 );
-                Ok(Self::of(SlotOwners::Many(fleet), options, background_runtime))
+                Ok(Self::of(
+                    SlotOwners::Many(fleet),
+                    Limits::new(options, Role::ClusterMember),
+                    options,
+                    background_runtime,
+                ))
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
@@ -114,7 +125,12 @@ impl Router {
                     fleet.outages(),
                     &conditions,
                 );
-                Ok(Self::of(SlotOwners::Many(fleet), options, background_runtime))
+                Ok(Self::of(
+                    SlotOwners::Many(fleet),
+                    Limits::new(options, Role::Standalone),
+                    options,
+                    background_runtime,
+                ))
             }
         }
     }
@@ -163,19 +179,13 @@ impl Router {
             Node::new(&address_of(info.addr()), info, limits, Clock::System, background_runtime.clone(), reports)?;
         let slot_owners = SlotOwners::Single { node: Arc::new(node) };
         Recheck::install(&slot_owners, background_runtime, &outages, conditions);
-        Ok(Self::of(slot_owners, options, background_runtime))
+        Ok(Self::of(slot_owners, limits, options, background_runtime))
     }
 
-    fn of(slot_owners: SlotOwners, options: &Options, background_runtime: &BackgroundRuntime) -> Self {
+    fn of(slot_owners: SlotOwners, limits: Limits, options: &Options, background_runtime: &BackgroundRuntime) -> Self {
         let clock = Clock::System;
         let push = Push::new(slot_owners.clone(), clock, background_runtime.clone(), Pace::of(options));
-        Self {
-            slot_owners,
-            push,
-            clock,
-            limits: Limits::new(options, Role::Standalone),
-            in_flight: AtomicUsize::new(0),
-        }
+        Self { slot_owners, push, clock, limits, in_flight: AtomicUsize::new(0) }
     }
 
     /// Sends a call to the owner of its slot, and follows the slot when it moves.
@@ -193,7 +203,7 @@ impl Router {
             let now = self.clock.now();
             // The address of a single node has led twice to a server that is no primary. The call ends here, because
             // its caller has longer pauses and a time limit for this case.
-            let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
+            let is_left_twice = redirects > 0 && self.is_one_server() && matches!(fault, Fault::WrongServer(_));
             if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
                 return Err(self.for_now(fault).at(next.shown()));
             }
@@ -209,14 +219,19 @@ impl Router {
         }
     }
 
+    /// Returns true if all calls reach the same server.
+    fn is_one_server(&self) -> bool {
+        self.slot_owners.is_single() && self.limits.role.is_one_server()
+    }
+
     /// Converts a fault after the time limit for redirects and retries. If several nodes can be primary, a refusal by a
     /// replica means that a failover is not over. The result then allows the caller to try again.
     fn for_now(&self, fault: Fault) -> Failure {
-        match (fault, &self.slot_owners) {
-            (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
+        match (fault, self.is_one_server()) {
+            (Fault::Refused { refusal: Refusal::ReadOnly, message }, false) => {
                 Failure::NotDone { source: Some(Arc::new(Answer(message))) }
             }
-            (Fault::WrongServer(source), SlotOwners::Many(_)) => {
+            (Fault::WrongServer(source), false) => {
                 Failure::NotDone { source: Some(Arc::new(Answer(source.to_string()))) }
             }
             (fault, _) => fault.into_failure(),
@@ -301,7 +316,9 @@ impl Router {
                 let node = fleet.node(&fleet.on_announced(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
-            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
+            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => {
+                Err(is_of_cluster(self.limits.role))
+            }
             // The fault may come from a primary that has become a replica. Other nodes may know the new primary, or the
             // same address may lead to it soon. The node has already given up its connections to the replica.
             (Fault::Again(_) | Fault::WrongServer(_), _)
@@ -390,7 +407,7 @@ impl Router {
                 fleet.migrates(slot);
                 Fault::Ask { address }
             }
-            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => is_of_cluster(),
+            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => is_of_cluster(self.limits.role),
             (_, fault) => fault,
         };
         self.for_now(fault).at(node.shown())
@@ -404,14 +421,16 @@ fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
         Kind::Node(_) => addresses,
         Kind::Cluster(_) => format!("cluster {addresses}"),
         Kind::Sentinel { primary, .. } => format!("{primary:?} behind Sentinels {addresses}"),
+        Kind::Proxy(_) => format!("proxy {addresses}"),
     }
 }
 
-fn is_of_cluster() -> Fault {
-    Fault::Refused {
-        refusal: Refusal::OtherTopology,
-        message: "it is a member of a cluster: use `Topology::cluster`".to_owned(),
-    }
+fn is_of_cluster(role: Role) -> Fault {
+    let message = match role {
+        Role::Proxy => "the proxy passes redirects of a cluster on: use `Topology::cluster`",
+        Role::Standalone | Role::Voter | Role::ClusterMember => "it is a member of a cluster: use `Topology::cluster`",
+    };
+    Fault::Refused { refusal: Refusal::OtherTopology, message: message.to_owned() }
 }
 
 fn replaced_error() -> Source {
@@ -489,6 +508,10 @@ impl Router {
 
     /// Returns the last contact with the owner of `slot`, or the default value if the owner is not known.
     pub(crate) fn server_contact(&self, slot: u16) -> ServerContact {
+        if self.limits.role == Role::Proxy {
+            // An answer through the proxy says nothing about the server of this slot.
+            return ServerContact::default();
+        }
         self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.server_contact())
     }
 
@@ -523,6 +546,11 @@ impl Router {
         }
     }
 
+    /// Returns true if the servers can notify this process. A proxy passes no notifications on.
+    pub(crate) fn can_subscribe(&self) -> bool {
+        self.limits.role != Role::Proxy
+    }
+
     /// Subscribes to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a channel
     /// must pass the same function.
     ///
@@ -555,6 +583,10 @@ impl Router {
     /// Searches every primary for keys that match `pattern`, and passes each of them to `found`. A key may be passed
     /// twice.
     pub(crate) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Failure> {
+        if self.limits.role == Role::Proxy {
+            let message = "a proxy shows the keys of one of its servers: list the locks at the servers".to_owned();
+            return Err(Failure::Refused { refusal: Refusal::OtherTopology, node: None, message });
+        }
         self.slot_owners.scan(pattern, found).await.map_err(Fault::into_failure)
     }
 

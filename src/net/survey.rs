@@ -15,7 +15,7 @@ use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::Fleet;
-use crate::net::node::{Node, hello_field, parse_time};
+use crate::net::node::{Node, hello_field, info_field, info_text, parse_time};
 use crate::net::slot_owners::SlotOwners;
 
 /// Number of keys that a server examines for one answer to `SCAN`. This takes a fraction of a millisecond, in which the
@@ -228,9 +228,7 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
         clock_ahead_ms: ahead_ms(server, clock + round_trip / 2),
         ..known
     };
-    // `HELLO` is used because every connected user may send it, and because its answer has the same fields in all
-    // versions.
-    if let Ok(hello) = node.ask(&redis::cmd("HELLO")).await {
+    if let Ok(hello) = node.hello().await {
         health.server = hello_field(&hello, "server");
         health.version = hello_field(&hello, "version");
         health.role = match hello_field(&hello, "role").as_deref() {
@@ -265,21 +263,6 @@ fn online_replicas(info: &Value) -> Option<u64> {
     let text = info_text(info)?;
     info_field(info, "connected_slaves")?;
     Some(text.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u64)
-}
-
-fn info_text(info: &Value) -> Option<&str> {
-    match info {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
-}
-
-/// Returns the value of the line `name:value` in an answer to `INFO`.
-fn info_field(info: &Value, name: &str) -> Option<String> {
-    let text = info_text(info)?;
-    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
-    text.lines().find_map(value)
 }
 
 /// Returns the reason of a fault, in the words of the server or of the operating system.

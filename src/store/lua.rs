@@ -229,7 +229,7 @@ impl LuaScheme {
 
     /// Returns true if the scheme supports cached holds and recalls.
     fn has_recalls(&self) -> bool {
-        matches!(self.queue, ScriptQueue::InTheLock { .. })
+        matches!(self.queue, ScriptQueue::InTheLock { .. }) && self.router.can_subscribe()
     }
 
     /// Returns the channel on which notifications reach the waiters of one manager.
@@ -408,7 +408,7 @@ impl Scheme for LuaScheme {
     }
 
     fn notifications(&self) -> Option<&dyn NotifyingScheme> {
-        Some(self)
+        self.router.can_subscribe().then_some(self as &dyn NotifyingScheme)
     }
 
     fn recalls(&self) -> Option<&dyn RecallingScheme> {

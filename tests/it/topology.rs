@@ -8,6 +8,8 @@ use redis_rwlock::{Build, Builder, Error, RwLockManager};
 use crate::wait::soon;
 
 mod announced;
+mod proxy;
+mod resp2;
 mod rotated;
 mod sentinels;
 #[cfg(feature = "tls")]

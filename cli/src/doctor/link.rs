@@ -137,7 +137,7 @@ fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo,
         info = info.set_redis_settings(redis);
     }
     match place {
-        Place::Node(_) => Ok(info),
+        Place::Node(_) | Place::Proxy(_) => Ok(info),
         _ => at(info, address).ok_or_else(|| Exit::from_text("the address of the server cannot be read")),
     }
 }

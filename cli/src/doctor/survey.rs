@@ -40,10 +40,14 @@ pub(super) struct Survey {
 impl Survey {
     pub(super) async fn ask(address: &str, settings: &Settings, wants_replicas: bool) -> Result<Self, Failure> {
         let mut link = Link::open(address, settings).await?;
-        let hello = pairs(&link.ask(&["HELLO"]).await?);
+        let hello = hello(&mut link).await?;
         let mut survey = Self { hello, wants_no_password: link.wants_no_password, ..Self::default() };
         // Further findings about such a server would only be consequences of this defect.
         if survey.is_too_old() || survey.is_sentinel() {
+            return Ok(survey);
+        }
+        // A proxy may pass on only requests that name a key, and the other answers are those of any server behind it.
+        if let Place::Proxy(_) = settings.place() {
             return Ok(survey);
         }
         survey.memory = link.ask(&["INFO", "memory"]).await.ok().map(|info| fields(&info));
@@ -76,6 +80,10 @@ impl Survey {
 
     fn is_too_old(&self) -> bool {
         let mut numbers = self.said("version").split('.').map(|part| part.parse::<u32>().ok());
+        if self.said("version").is_empty() {
+            // A proxy need not tell it.
+            return false;
+        }
         let version = (numbers.next().flatten(), numbers.next().flatten());
         let least = if self.said("server") == "valkey" { (Some(7), Some(2)) } else { (Some(7), Some(0)) };
         version < least
@@ -89,6 +97,11 @@ impl Survey {
         if self.is_too_old() {
             let message = format!("{} {} is too old", self.said("server"), self.said("version"));
             return problem("version", message, "use Redis 7.0 or newer, or Valkey 7.2 or newer");
+        }
+        if let Place::Proxy(_) = place {
+            let message = "behind a proxy waiters ask once a second, and nothing is known of the servers".to_owned();
+            findings.add(Finding::new(Level::Note, "proxy", message).at(node));
+            return;
         }
         if self.is_sentinel() {
             return problem("topology", "the server is a Sentinel".to_owned(), "give its URL with --sentinel");
@@ -179,6 +192,27 @@ impl Survey {
         };
         self.replication.iter().flat_map(replicas).filter_map(address).collect()
     }
+}
+
+/// Asks a server for its kind, version, mode and role. A server or a proxy that does not know `HELLO` may tell them in
+/// its answers to `INFO`.
+async fn hello(link: &mut Link) -> Result<BTreeMap<String, String>, Failure> {
+    match link.ask(&["HELLO"]).await {
+        Ok(hello) => return Ok(pairs(&hello)),
+        Err(error) if matches!(error.code(), Some("ERR" | "NOPROTO")) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let server = link.ask(&["INFO", "server"]).await.map(|info| fields(&info)).unwrap_or_default();
+    let replication = link.ask(&["INFO", "replication"]).await.map(|info| fields(&info)).unwrap_or_default();
+    let first = |names: [&str; 2]| names.iter().find_map(|name| server.get(*name).cloned());
+    let name = if server.contains_key("valkey_version") { "valkey" } else { "redis" };
+    let fields = [
+        ("server", (!server.is_empty()).then(|| name.to_owned())),
+        ("version", first(["valkey_version", "redis_version"])),
+        ("mode", first(["server_mode", "redis_mode"])),
+        ("role", replication.get("role").cloned()),
+    ];
+    Ok(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
 }
 
 /// Returns the fields of INFO about each replica: `ip=10.0.0.2,port=6379,state=online,…`.

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Reply, Sentinels, Server, TlsClients};
+use cluster_testenv::{Cluster, Node, Reply, RoutingProxy, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said, until};
@@ -91,6 +91,19 @@ fn doctor(mut command: Command) -> Found {
 
 fn doctor_at(node: &Node) -> Found {
     doctor(at(&node.url(), &[]))
+}
+
+#[test]
+fn server_without_hello_and_a_proxy_are_examined() {
+    let tried = "doctor acquired and released a lock";
+    let node = Node::builder(Server::Redis70).without_command("HELLO").start().expect("it starts");
+    let found = doctor_at(&node);
+    assert!(found.code == Some(0) && found.text.contains(tried), "{}", found.text);
+    let cluster = Cluster::builder(Server::Valkey91).replicas(0).start().expect("it starts");
+    let proxy = RoutingProxy::before(&cluster).expect("a proxy");
+    let found = doctor(program(&["--proxy", &proxy.url()]));
+    assert!(found.code == Some(0) && found.text.contains(tried), "{}", found.text);
+    assert!(found.text.contains("waiters ask once a second"), "{}", found.text);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! `RWLOCK_`. These variables must not prevent a program from starting.
 
 /// Names of all variables that a configuration reads, without the prefix.
-pub(crate) const FIELDS: [&str; 30] = [
+pub(crate) const FIELDS: [&str; 31] = [
     "CACHE_FOR",
     "CLUSTER",
     "DURABILITY_REPLICAS",
@@ -22,6 +22,7 @@ pub(crate) const FIELDS: [&str; 30] = [
     "MAX_WAITERS",
     "NODE",
     "PASSWORD_FILE",
+    "PROXY",
     "RECALL_TIMEOUT",
     "REENTRY",
     "RESPONSE_TIMEOUT",

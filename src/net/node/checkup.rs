@@ -8,6 +8,7 @@ use redis::Value;
 
 use super::connection::Request;
 use super::connections::{Connections, DialFault, OpenConnection, Sharing};
+use super::greeting::info_field;
 use super::{Node, parse_time};
 use crate::base::error::Refusal;
 use crate::base::health::NodeFinding;
@@ -127,15 +128,9 @@ impl Node {
 
 /// Reads the memory in use, the limit and the memory policy from an answer to `INFO memory`.
 fn read_memory(info: &Value) -> Option<Memory> {
-    let text = match info {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
-        _ => return None,
-    };
-    let field =
-        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end);
+    let field = |name: &str| info_field(info, name);
     let number = |name: &str| field(name)?.parse::<u64>().ok();
     // The server does not count the buffers for its replicas against its memory limit, so they are subtracted.
     let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
-    Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")?.to_owned() })
+    Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")? })
 }

@@ -70,6 +70,8 @@ pub(super) struct Connections {
     pub(super) conditions: Arc<Conditions>,
     /// Time at which the server's clock was last checked, in nanoseconds of the local clock.
     pub(super) clock_noted: AtomicU64,
+    /// True if the last connection speaks RESP2.
+    pub(super) speaks_resp2: AtomicBool,
 }
 
 /// Connection of one runtime.
@@ -183,6 +185,7 @@ impl Connections {
             outages: reports.outages,
             conditions: reports.conditions,
             clock_noted: AtomicU64::new(0),
+            speaks_resp2: AtomicBool::new(false),
         }
     }
 

@@ -18,7 +18,7 @@ use redis::{ConnectionAddr, ConnectionInfo, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
-use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, unreadable};
+use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable};
 use super::push_handler::PushHandler;
 use super::steps::unsupported_address;
 use super::wire::Stream;
@@ -208,7 +208,9 @@ impl Connections {
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
         let check = |hello| check_server(hello, self.limits.role);
-        self.steps.log_in(stream, info.redis_settings(), push_handler, questions, check).await
+        let logged_in = self.steps.log_in(stream, info.redis_settings(), push_handler, questions, check).await?;
+        self.speaks_resp2.store(speaks_resp2(&logged_in.1), Ordering::Relaxed);
+        Ok(logged_in)
     }
 
     async fn greet(
@@ -237,7 +239,7 @@ impl Connections {
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
         let (name, version) = (named("server"), named("version"));
-        let is_wanted = self.limits.role == Role::ClusterMember || !is_replica(&hello);
+        let is_wanted = matches!(self.limits.role, Role::ClusterMember | Role::Proxy) || !is_replica(&hello);
         let time = fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         self.conditions.note_connected(&self.address, &name, &version);

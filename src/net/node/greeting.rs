@@ -30,17 +30,50 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
 }
 
+/// Returns the answer to `HELLO` of a server that does not know this command, made from its answers to `INFO server` and
+/// `INFO replication`. What the server does not tell is missing.
+pub(in crate::net) fn hello_of_info(server: &Value, replication: &Value) -> Value {
+    let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+    let valkey = info_field(server, "valkey_version").map(|version| ("valkey", version));
+    let named = valkey.or_else(|| info_field(server, "redis_version").map(|version| ("redis", version)));
+    let mode = info_field(server, "redis_mode").or_else(|| info_field(server, "server_mode"));
+    let (name, version) = named.unzip();
+    let fields = [
+        ("server", name.map(str::to_owned)),
+        ("version", version),
+        ("mode", mode),
+        ("role", info_field(replication, "role")),
+    ];
+    let fields = fields.into_iter().filter_map(|(name, value)| Some((text(name), text(&value?))));
+    Value::Map(fields.chain([(text("proto"), Value::Int(2))]).collect())
+}
+
+/// Returns true if a connection with this answer to `HELLO` speaks RESP2.
+pub(in crate::net) fn speaks_resp2(hello: &Value) -> bool {
+    let is_proto = |name: &Value| matches!(name, Value::BulkString(name) if name == b"proto");
+    matches!(hello, Value::Map(fields) if fields.iter().any(|(name, value)| is_proto(name) && *value == Value::Int(2)))
+}
+
+pub(in crate::net) fn info_text(info: &Value) -> Option<&str> {
+    match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Returns the value of the line `name:value` in an answer to `INFO`.
+pub(in crate::net) fn info_field(info: &Value, name: &str) -> Option<String> {
+    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
+    info_text(info)?.lines().find_map(value)
+}
+
 /// Reads a lower bound for the uptime of a server from its answer to `INFO`. Returns `None` if the answer has no
 /// uptime, for example because the user may not send `INFO`.
 pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
-    let text = match info {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
-        Value::VerbatimString { text, .. } => text,
-        _ => return None,
-    };
-    let line = text.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?;
+    let seconds = info_field(info, "uptime_in_seconds")?;
     // The server rounds to whole seconds, and its number may be too high by one.
-    Some(Duration::from_secs(line.trim().parse::<u64>().ok()?.saturating_sub(1)))
+    Some(Duration::from_secs(seconds.parse::<u64>().ok()?.saturating_sub(1)))
 }
 
 /// Checks the answer of a server to `HELLO`. Refuses a server that is too old, or whose kind does not fit `role`.
@@ -59,21 +92,25 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
         Err(fault) => return Err(fault),
     };
     let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
+    // Without `HELLO`, the user may lack the right for the questions that replace it.
+    let is_told = |name: &str| !field(name).is_empty() || !speaks_resp2(&hello);
     // A proxy may answer instead of the server, and leave out fields that it does not know.
     let or_unnamed = |text: String| if text.is_empty() { "(unnamed)".to_owned() } else { text };
     let (server, version) = (or_unnamed(field("server")), or_unnamed(field("version")));
     let oldest = if server == "valkey" { VALKEY_OLDEST } else { REDIS_OLDEST };
     let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if (major, minor) < oldest {
+    if is_told("version") && (major, minor) < oldest {
         return unsupported(&format!("the server is {server} {version}"));
     }
     let mode = or_unnamed(field("mode"));
-    let expected = match role {
-        Role::Standalone | Role::Voter => "standalone",
-        Role::ClusterMember => "cluster",
+    let is_expected = match role {
+        Role::Standalone | Role::Voter => mode == "standalone",
+        Role::ClusterMember => mode == "cluster",
+        // A proxy passes on the mode of a server behind it.
+        Role::Proxy => mode != "sentinel",
     };
-    if mode != expected {
+    if is_told("mode") && !is_expected {
         let message = match mode.as_str() {
             "sentinel" => "it is a Sentinel: use `Topology::sentinel`".to_owned(),
             "cluster" => "it is a member of a cluster: use `Topology::cluster`".to_owned(),

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +13,10 @@ use redis::{Cmd, ConnectionAddr, RedisConnectionInfo, RedisError, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{DialFault, not_sent};
-use super::greeting::unreadable;
+use super::greeting::{hello_of_info, unreadable};
 use super::push_handler::PushHandler;
 use super::wire::{AnswerMemory, Stream, Wire};
+use crate::base::error::Refusal;
 use crate::net::address::address_of;
 use crate::net::fault::{self, Fault};
 use crate::net::secrets::Secrets;
@@ -101,33 +103,66 @@ impl Steps {
 
     /// Logs in, and sends `questions` with the same write. `check` examines the server's answer to `HELLO`. Returns the
     /// connection, the answer to `HELLO`, and the answers to the questions.
+    ///
+    /// A server or a proxy that refuses `HELLO 3` is spoken to in RESP2, on the same connection. The answer to `HELLO` is
+    /// then made from answers to other commands.
     pub(super) async fn log_in(
         &self,
         stream: Stream,
         settings: &RedisConnectionInfo,
         push_handler: PushHandler,
         questions: &[Request<'_>],
-        check: impl FnOnce(Value) -> Result<(), Fault>,
+        check: impl Fn(Value) -> Result<(), Fault>,
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
-        let login = login(settings);
-        let count = login.len() - 1 + questions.len();
+        let (login, then) = (hello(settings), after_login(settings));
+        let count = then.len() + questions.len();
         let (wire, mut opening) = Wire::open(stream, push_handler, &self.answer_memory, count, |bytes| {
-            login.iter().for_each(|command| Request::Command(command).encode(bytes));
+            iter::once(&login).chain(&then).for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
         // The answer to `HELLO` is read before the other answers. A server that accepts no more clients sends its
         // reason in this place, and then closes the connection.
-        let hello = self.take(Step::Greeting, opening.first()).await?;
-        check(hello.clone()).map_err(not_sent)?;
-        let mut answers = self.take(Step::Greeting, opening.others()).await?;
+        let mut hello = self.take(Step::Greeting, opening.first()).await?;
+        let is_unknown = is_unknown(&hello);
+        if !is_unknown {
+            check(hello.clone()).map_err(not_sent)?;
+        }
+        let mut answers = match self.take(Step::Greeting, opening.others()).await {
+            Ok(answers) => answers,
+            // The server has said why it closes the connection.
+            Err(closed) => return Err(check(hello).map_or_else(not_sent, |()| closed)),
+        };
+        let connection = Connection(wire);
+        if is_unknown {
+            (hello, answers) = self.log_in_without_hello(&connection, settings, questions).await?;
+            check(hello.clone()).map_err(not_sent)?;
+        }
         if answers.len() < count {
             return Err(not_sent(unreadable("HELLO")));
         }
-        let answers_to_questions = answers.split_off(login.len() - 1);
+        let answers_to_questions = answers.split_off(then.len());
         if settings.db() != 0 {
             fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
         }
-        Ok((Connection(wire), hello, answers_to_questions))
+        Ok((connection, hello, answers_to_questions))
+    }
+
+    /// Logs in with `AUTH`, which a server without `HELLO` knows. Returns what the server would have answered to `HELLO`,
+    /// as far as `INFO` tells that, and the answers to the commands after the login and to the questions.
+    async fn log_in_without_hello(
+        &self,
+        connection: &Connection,
+        settings: &RedisConnectionInfo,
+        questions: &[Request<'_>],
+    ) -> Result<(Value, Vec<Value>), DialFault> {
+        let info = |section: &str| redis::cmd("INFO").arg(section).take();
+        let commands = [vec![auth(settings), info("server"), info("replication")], after_login(settings)].concat();
+        let login = commands.iter().map(Request::Command).chain(questions.iter().copied());
+        let mut answers = self.take(Step::Greeting, connection.ask_all(&login.collect::<Vec<_>>())).await?.into_iter();
+        let mut next = || answers.next().unwrap_or_default();
+        fault::reply(next()).map_err(not_sent)?;
+        let hello = hello_of_info(&next(), &next());
+        Ok((hello, answers.collect()))
     }
 
     /// Runs one step. If the step takes longer than its time limit, the fault names the step.
@@ -181,7 +216,7 @@ pub(in crate::net) async fn ask_once(
         other => return Err(Fault::of_dial(unsupported_address(other).into())),
     };
     let admits = |hello| match fault::reply(hello) {
-        Err(Fault::Refused { refusal: crate::Refusal::Other, .. }) | Ok(_) => Ok(()),
+        Err(Fault::Refused { refusal: Refusal::Other, .. }) | Ok(_) => Ok(()),
         Err(fault) => Err(fault),
     };
     let push_handler = PushHandler::new(Arc::default(), None);
@@ -203,22 +238,40 @@ async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketA
     Ok(tokio::net::lookup_host((host, port)).await?.collect())
 }
 
-/// Returns the commands that are sent first on each connection. They name the user, the database and this library.
-fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
+/// Returns the first command on each connection. It names the protocol and the user.
+fn hello(settings: &RedisConnectionInfo) -> Cmd {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
     if let Some(password) = settings.password() {
         hello.arg("AUTH").arg(settings.username().unwrap_or("default")).arg(password);
     }
-    let mut login = vec![hello];
+    hello
+}
+
+/// Returns the first command on a connection to a server that does not know `HELLO`.
+fn auth(settings: &RedisConnectionInfo) -> Cmd {
+    match settings.password() {
+        Some(password) => redis::cmd("AUTH").arg(settings.username()).arg(password).take(),
+        None => redis::cmd("PING"),
+    }
+}
+
+/// Returns the commands that are sent next. They name the database and this library.
+fn after_login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
+    let mut commands = Vec::new();
     if settings.db() != 0 {
-        login.push(redis::cmd("SELECT").arg(settings.db()).take());
+        commands.push(redis::cmd("SELECT").arg(settings.db()).take());
     }
     for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
         // The answer is ignored, because older servers do not know the command and some users may not call it.
-        login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
+        commands.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
     }
-    login
+    commands
+}
+
+/// Returns true if the server refused `HELLO`, and not the user or the client.
+fn is_unknown(hello: &Value) -> bool {
+    matches!(fault::reply(hello.clone()), Err(Fault::Refused { refusal: Refusal::Other, .. }))
 }
 
 fn no_address() -> io::Error {

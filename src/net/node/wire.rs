@@ -31,7 +31,7 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use self::frames::{Frame, Limit, MAX_BYTES, Scan, too_much};
+use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, too_much};
 use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::push_handler::PushHandler;
@@ -242,9 +242,11 @@ impl Wire {
         let (pipeline, others) = Requester::of_many(Of::Questions, count);
         // The result is ignored, because the driver task handles errors of the stream.
         drop(shared.send(encode, [Requester::One(sender), pipeline]));
+        let pushes = if push_handler.is_subscribing() { PushForm::Lists } else { PushForm::Marked };
+        let scan = Scan::new(pushes);
         let driver = WireDriver {
             shared: Arc::clone(&shared),
-            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan: Scan::default(), reservation },
+            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan, reservation },
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,

@@ -184,8 +184,8 @@ impl LinkRun {
             match fault::reply(pong) {
                 // A ping has no key, so no server redirects it. This reply must belong to an earlier command.
                 Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
-                // A server that refuses the ping has answered as well.
-                Ok(Value::SimpleString(_)) | Err(_) => fresh.on_answer(sent),
+                // A server that refuses the ping has answered as well. In RESP2 the answer is a list.
+                Ok(Value::SimpleString(_) | Value::Array(_)) | Err(_) => fresh.on_answer(sent),
                 Ok(_) => return Err(Lost::Surprise),
             }
         }
@@ -207,9 +207,15 @@ impl LinkRun {
         }
         deadlines.role_at = Instant::now() + ROLE_PAUSE;
         if waits(&self.shared.subscriptions.lock()) {
-            let hello = redis::cmd("HELLO");
-            let asking = connection.ask(Request::Command(&hello));
-            self.node.note_role(&in_time(self.shared.pace.response_timeout, asking).await?);
+            let most = self.shared.pace.response_timeout;
+            let hello = if self.node.speaks_resp2() {
+                // Asked on another connection, whose silence says nothing about this one.
+                tokio::time::timeout(most, self.node.hello()).await.ok().and_then(Result::ok)
+            } else {
+                let hello = redis::cmd("HELLO");
+                Some(in_time(most, connection.ask(Request::Command(&hello))).await?)
+            };
+            hello.iter().for_each(|hello| self.node.note_role(hello));
         }
         Ok(true)
     }

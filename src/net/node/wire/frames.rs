@@ -1,9 +1,12 @@
-//! Frames of the protocol RESP3. This module finds the end of each frame, which is an answer or a push.
+//! Frames of the protocols RESP3 and RESP2. This module finds the end of each frame, which is an answer or a push.
+//!
+//! RESP2 has no pushes: a subscribing connection gets lists instead. No other request on such a connection has a list as
+//! its answer that begins like a push about a channel.
 //!
 //! Most scripts reply with a single text. This module decodes such texts and the messages of channels. It only measures
 //! all other frames, and the `redis` crate decodes them.
 //!
-//! Source: the specification of RESP3.
+//! Source: the specifications of RESP2 and RESP3.
 
 use std::io;
 
@@ -44,6 +47,16 @@ impl Limit {
     }
 }
 
+/// Form in which pushes arrive on a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum PushForm {
+    /// Only frames of RESP3 that are marked as pushes.
+    #[default]
+    Marked,
+    /// Lists of RESP2 about a channel as well. For connections that carry subscriptions only.
+    Lists,
+}
+
 /// Frame that a server has sent.
 #[derive(PartialEq, Debug)]
 pub(super) enum Frame<'a> {
@@ -67,6 +80,8 @@ pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
 #[derive(Default)]
 pub(super) struct Scan {
     pub(super) limit: Limit,
+    /// Form of the pushes on this connection.
+    pushes: PushForm,
     /// Approximate memory of the present answer, according to the sizes that it has announced so far.
     announced: usize,
     /// Position at which the next part of the answer begins.
@@ -83,14 +98,18 @@ pub(super) struct Scan {
 }
 
 impl Scan {
+    pub(super) fn new(pushes: PushForm) -> Self {
+        Self { pushes, ..Self::default() }
+    }
+
     /// Measures the answer at the start of `bytes`. If the previous call found no end, `bytes` must begin with the
     /// bytes of that call. Returns the frame and its length, or `None` if the answer is incomplete.
     pub(super) fn first<'a>(&mut self, bytes: &'a [u8]) -> io::Result<Option<(Frame<'a>, usize)>> {
         match self.end_of(bytes)? {
             Some(end) => {
                 let weight = self.elements.saturating_mul(ELEMENT_BYTES).saturating_add(ELEMENT_BYTES + end);
-                *self = Self { weight, limit: self.limit, ..Self::default() };
-                frame(bytes, end).map(Some)
+                *self = Self { weight, limit: self.limit, pushes: self.pushes, ..Self::default() };
+                frame(bytes, end, self.pushes).map(Some)
             }
             None => Ok(None),
         }
@@ -176,7 +195,7 @@ struct Part {
     parts: Option<usize>,
 }
 
-fn frame(bytes: &[u8], end: usize) -> io::Result<(Frame<'_>, usize)> {
+fn frame(bytes: &[u8], end: usize, pushes: PushForm) -> io::Result<(Frame<'_>, usize)> {
     let bytes = &bytes[..end];
     let frame = match (bytes.first(), text(bytes)) {
         (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
@@ -184,6 +203,11 @@ fn frame(bytes: &[u8], end: usize) -> io::Result<(Frame<'_>, usize)> {
             Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
             Some(pushed) => Frame::Pushed(pushed, Some(read(bytes)?)),
             None => Frame::Other,
+        },
+        (Some(b'*'), None) if pushes == PushForm::Lists => match read_push(bytes)? {
+            Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
+            Some(pushed) => Frame::Pushed(pushed, Some(read(&[b">", &bytes[1..]].concat())?)),
+            None => Frame::Answer(read(bytes)?),
         },
         (_, None) => Frame::Answer(read(bytes)?),
     };

@@ -39,15 +39,19 @@ fn what_is_pushed_of_a_channel_is_read_here() {
     for half in 0..message.len() {
         assert_eq!(first(&message.as_bytes()[..half]).expect(message), None, "{half} bytes");
     }
-    for (kind, pushed) in
-        [("ssubscribe", Pushed::Subscribed { channel: "a" }), ("sunsubscribe", Pushed::Unsubscribed { channel: "a" })]
-    {
+    let (subscribed, unsubscribed) = (Pushed::Subscribed { channel: "a" }, Pushed::Unsubscribed { channel: "a" });
+    for (kind, pushed) in [
+        ("ssubscribe", subscribed),
+        ("sunsubscribe", unsubscribed),
+        ("subscribe", subscribed),
+        ("unsubscribe", unsubscribed),
+    ] {
         let frame = format!(">3\r\n${}\r\n{kind}\r\n$1\r\na\r\n:1\r\n", kind.len());
         let whole = Some(redis::parse_redis_value(frame.as_bytes()).expect("a push"));
         assert_eq!(first(frame.as_bytes()).expect("whole"), Some((Frame::Pushed(pushed, whole), frame.len())));
     }
     let others = [
-        &b">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n"[..],
+        &b">3\r\n$8\r\npmessage\r\n$1\r\na\r\n$1\r\nx\r\n"[..],
         // The channel is no text, the message is missing, the message is null, the channel is missing.
         b">3\r\n$8\r\nsmessage\r\n$1\r\n\xfe\r\n$1\r\nx\r\n",
         b">2\r\n$8\r\nsmessage\r\n$1\r\na\r\n",
@@ -57,6 +61,23 @@ fn what_is_pushed_of_a_channel_is_read_here() {
     for other in others {
         let text = other.escape_ascii();
         assert_eq!(first(other).expect("whole"), Some((Frame::Other, other.len())), "{text}");
+    }
+}
+
+#[test]
+fn list_about_a_channel_is_a_push_where_subscriptions_are() {
+    let message = "*3\r\n$8\r\nsmessage\r\n$1\r\na\r\n$1\r\nx\r\n".as_bytes();
+    let confirmation = "*3\r\n$10\r\nssubscribe\r\n$1\r\na\r\n:1\r\n".as_bytes();
+    let pong = "*2\r\n$4\r\npong\r\n$0\r\n\r\n".as_bytes();
+    let list = |bytes| Frame::Answer(redis::parse_redis_value(bytes).expect("a list"));
+    let of_lists = |bytes| Scan::new(PushForm::Lists).first(bytes).expect("whole").expect("whole").0;
+    assert_eq!(of_lists(message), Frame::Pushed(Pushed::Message { channel: "a", message: b"x" }, None));
+    let Frame::Pushed(Pushed::Subscribed { channel: "a" }, Some(Value::Push { .. })) = of_lists(confirmation) else {
+        panic!("{:?}", of_lists(confirmation))
+    };
+    assert_eq!(of_lists(pong), list(pong));
+    for bytes in [message, confirmation] {
+        assert_eq!(first(bytes).expect("whole"), Some((list(bytes), bytes.len())), "an answer where requests are");
     }
 }
 

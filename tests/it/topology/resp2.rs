@@ -1,0 +1,98 @@
+//! Servers and proxies that do not know `HELLO`: the manager speaks RESP2 with them.
+
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node, Server};
+use redis_rwlock::{Error, Refusal, Topology};
+
+use crate::fixture::{Fixture, Settings};
+use crate::servers::ask;
+use crate::wait::{soon, until};
+
+/// Time within which a waiter learns of a release by a notification. Without one it asks once a second.
+const NOTIFIED: Duration = Duration::from_millis(700);
+
+fn without_hello() -> Node {
+    let node = Node::builder(Server::Redis70).without_command("HELLO").password("s3cret").start().expect("it starts");
+    let refused = node.command(&["HELLO", "3"]).expect("answered");
+    assert!(refused.error().is_some_and(|error| error.contains("unknown command")), "{refused:?}");
+    node
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_is_notified_in_resp2() {
+    let node = without_hello();
+    let fixture = Fixture::hash(Topology::node(format!("{}/3", node.url())));
+    let (holder, waiter) = (fixture.manager().await, fixture.manager().await);
+    for _ in 0..3 {
+        let name = fixture.name();
+        let held = holder.write(&name).await.expect("granted");
+        let (asking, wanted) = (waiter.clone(), name.clone());
+        let waiting = tokio::spawn(async move { asking.write(&wanted).await });
+        until("it waits", async || fixture.view(&name).await.waiters.len() == 1).await;
+        until("it listens", async || !fixture.wake_channels(&node, &name).is_empty()).await;
+        let released = Instant::now();
+        held.release().await.expect("ours");
+        let granted = soon("its grant", waiting).await.expect("no panic").expect("granted");
+        assert!(released.elapsed() < NOTIFIED, "{:?}", released.elapsed());
+        granted.release().await.expect("ours");
+        assert!(fixture.view(&name).await.holders.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cached_hold_is_recalled_in_resp2() {
+    let node = without_hello();
+    let fixture = Fixture::hash(Topology::node(node.url()));
+    let caching = Settings { cache_for: Duration::from_secs(300), ..Settings::default() };
+    let (first, second) = (fixture.manager_with(caching.clone()).await, fixture.manager_with(caching).await);
+    let name = fixture.name();
+    // The second hold is cached, because the recall channel is subscribed by then.
+    until("a hold is cached", async || {
+        first.write(&name).await.expect("granted").release().await.expect("ours");
+        fixture.view(&name).await.holders.iter().any(|holder| holder.cached)
+    })
+    .await;
+    let asked = Instant::now();
+    let taken = soon("its grant", second.write(&name).into_future()).await.expect("granted");
+    assert!(asked.elapsed() < NOTIFIED, "{:?}", asked.elapsed());
+    taken.release().await.expect("ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_names_a_server_without_hello() {
+    let node = without_hello();
+    let health = Fixture::hash(Topology::node(node.url())).manager().await.health().await.expect("asked");
+    assert!(health.is_ready(), "{health:?}");
+    let version = health.nodes[0].version.as_deref().unwrap_or_default();
+    assert!(version.starts_with("7.0.") && health.nodes[0].server.as_deref() == Some("redis"), "{health:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_follows_the_primary_without_hello() {
+    let (node, primary) = (without_hello(), Node::start(Server::Redis70).expect("it starts"));
+    let fixture = Fixture::hash(Topology::node(node.url()));
+    let settings = Settings { unreachable_after: Duration::from_secs(1), ..Settings::default() };
+    let (holder, waiter) = (fixture.manager().await, fixture.manager_with(settings).await);
+    let name = fixture.name();
+    let held = holder.write(&name).await.expect("granted");
+    let wanted = name.clone();
+    let waiting = tokio::spawn(async move { waiter.write(&wanted).await });
+    until("it waits", async || fixture.view(&name).await.waiters.len() == 1).await;
+    ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    let error = soon("its end", waiting).await.expect("no panic").expect_err("no primary is there");
+    assert!(
+        matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. } | Error::Unreachable { .. }),
+        "{error:?}"
+    );
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_password_is_refused_without_hello() {
+    let node = without_hello();
+    let url = node.url().replace("s3cret", "wr0ng");
+    let Err(error) = Fixture::hash(Topology::node(url)).connect(Settings::default()).await else { panic!("let in") };
+    assert!(matches!(&error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    assert!(!error.to_string().contains("wr0ng"), "{error}");
+}
