@@ -1,7 +1,6 @@
 //! Durability of grants: the number of replicas that must have a grant before it counts.
 
 use std::fmt;
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use crate::base::duration_text::DurationText;
@@ -21,8 +20,8 @@ pub enum Durability {
     /// which of them is the newer one.
     #[default]
     Primary,
-    /// A grant counts only if this many replicas have acknowledged it, as the server's command `WAIT` reports. The same
-    /// is true for each conversion and each renewal, including the first renewal of a grant that came by a
+    /// A grant counts only if these replicas have acknowledged it, as the server's command `WAIT` reports. The same is
+    /// true for each conversion and each renewal, including the first renewal of a grant that came by a
     /// notification.
     ///
     /// After a failover to a replica that has acknowledged the grant, no two valid holds conflict. Set `replicas` to
@@ -34,14 +33,31 @@ pub enum Durability {
     /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the manager retries the renewal. The guard is lost at its
     /// old deadline.
     Replicated {
-        /// Number of replicas that must acknowledge. A higher number lets a grant survive more failures. But a grant
-        /// fails if fewer replicas acknowledge it.
-        replicas: NonZeroU8,
+        /// Replicas that must acknowledge. More replicas let a grant survive more failures. But a grant fails if fewer
+        /// replicas acknowledge it.
+        replicas: Replicas,
         /// Time for which the primary waits for the replicas. The minimum is 1 ms. The maximum is half of the
         /// [`response_timeout`](crate::Builder::response_timeout), because that timeout limits the whole answer. A
         /// longer time allows slower replicas. A shorter time lets an acquisition fail sooner.
         timeout: Duration,
     },
+}
+
+/// Replicas that must acknowledge a grant at the level [`Durability::Replicated`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Replicas {
+    /// This number of replicas, of any that follow the primary. Zero is refused; use [`Durability::Primary`] instead.
+    At(u8),
+}
+
+/// Writes the replicas as they are in the text of a [`Durability`].
+impl fmt::Display for Replicas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(number) => number.fmt(f),
+        }
+    }
 }
 
 /// Writes the level in one line, for logs.
@@ -57,8 +73,8 @@ impl fmt::Display for Durability {
 }
 
 impl Durability {
-    /// Returns the number of replicas that must acknowledge, and the milliseconds to wait for them.
-    pub(crate) fn acknowledgement(self) -> Option<(NonZeroU8, u128)> {
+    /// Returns the replicas that must acknowledge, and the milliseconds to wait for them.
+    pub(crate) fn acknowledgement(self) -> Option<(Replicas, u128)> {
         match self {
             Self::Primary => None,
             Self::Replicated { replicas, timeout } => Some((replicas, timeout.as_millis())),

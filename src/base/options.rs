@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use crate::base::attempt::MAX_LABEL_BYTES;
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::durability::Durability;
+use crate::base::durability::{Durability, Replicas};
 use crate::base::error::{Error, Result};
 use crate::base::key::{self, Key, KeyTemplate, Listing};
 use crate::base::lease;
@@ -292,12 +292,18 @@ fn check_timestamp_limits(limits: TimestampClients) -> Result<()> {
     invalid("timestamp_clients", format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}"))
 }
 
-/// Refuses a timeout for replicas that is longer than half of the response timeout, because the network needs the other
-/// half.
+/// Refuses zero replicas, and a timeout for replicas that is longer than half of the response timeout, because the
+/// network needs the other half.
 fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
-    let Durability::Replicated { timeout, .. } = durability else {
+    let Durability::Replicated { replicas, timeout } = durability else {
         return Ok(());
     };
+    if replicas == Replicas::At(0) {
+        return invalid(
+            "durability",
+            "`Replicas::At` needs at least one: use `Durability::Primary` instead".to_owned(),
+        );
+    }
     // With a timeout of zero, the server would wait for ever.
     at_least("durability", timeout, Duration::from_millis(1))?;
     if timeout <= response_timeout / 2 {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::base::durability::Durability;
+use crate::base::durability::{Durability, Replicas};
 use crate::base::duration_text::{DurationText, InvalidDuration};
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -389,7 +389,7 @@ impl Config {
             builder = builder.max_waiters(max_waiters);
         }
         if let Some(Acknowledged { replicas, timeout: DurationText(timeout) }) = self.durability {
-            builder = builder.durability(Durability::Replicated { replicas, timeout });
+            builder = builder.durability(Durability::Replicated { replicas: Replicas::At(replicas.get()), timeout });
         }
         builder
     }

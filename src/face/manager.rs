@@ -983,20 +983,19 @@ macro_rules! durability {
             ///
             /// # Errors
             ///
-            /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) unless the timeout is at
-            /// least 1 ms and at most half of the [`response_timeout`](Builder::response_timeout). Every call that
-            /// sends a request may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
+            /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) for zero
+            /// replicas, and unless the timeout is at least 1 ms and at most half of the
+            /// [`response_timeout`](Builder::response_timeout). Every call that sends a request may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
             ///
             /// # Examples
             ///
             /// ```no_run
-            /// use std::num::NonZeroU8;
             /// use std::time::Duration;
-            #[doc = concat!("use redis_rwlock::{Durability, RwLockManager, ", stringify!($manager), "};")]
+            #[doc = concat!("use redis_rwlock::{Durability, Replicas, RwLockManager, ", stringify!($manager), "};")]
             ///
             /// # #[tokio::main(flavor = "current_thread")]
             /// # async fn main() -> redis_rwlock::Result<()> {
-            /// let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(100) };
+            /// let level = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(100) };
             #[doc = concat!("let manager = ", stringify!($manager), "::builder(\"redis://127.0.0.1:6379\").durability(level).connect().await?;")]
             /// let guard = manager.write("cfg").await?; // a replica has received the grant
             /// guard.release().await

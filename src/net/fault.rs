@@ -29,7 +29,7 @@ pub(super) enum Fault {
     /// The node refused a command within the script. The script may have written before this command.
     Broken { refusal: Refusal, message: String },
     /// The call ran, but its hold does not count, because too few replicas have acknowledged it.
-    Unreplicated { asked: u8, acknowledged: u64 },
+    Unreplicated { asked: u64, acknowledged: u64 },
     /// No connection could be used. Nothing was sent.
     NotSent(Option<Source>),
     /// The call may have run, or may still run until `arrives_until`.

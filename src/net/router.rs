@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use crate::base::attempt::{Answered, Failure, Route, ServerContact, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::durability::Durability;
+use crate::base::durability::{Durability, Replicas};
 use crate::base::error::{Refusal, Result, Source};
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::lease::{self, ClockSample, Moment};
@@ -519,7 +519,9 @@ impl Router {
         }
         match self.limits.durability {
             Durability::Primary => Ok(()),
-            Durability::Replicated { replicas, .. } => self.slot_owners.check_replicas(replicas.get()).await,
+            Durability::Replicated { replicas: Replicas::At(replicas), .. } => {
+                self.slot_owners.check_replicas(replicas.into()).await
+            }
         }
     }
 

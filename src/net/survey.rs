@@ -74,14 +74,14 @@ impl SlotOwners {
     }
 
     /// Refuses a primary that has fewer than `asked` replicas in sync.
-    pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
+    pub(super) async fn check_replicas(&self, asked: u64) -> Result<(), Failure> {
         let mut question = redis::cmd("INFO");
         question.arg("replication");
         for node in self.primaries().await.map_err(Fault::into_failure)? {
             let at_node = |fault: Fault| fault.into_failure().at(node.shown());
             let info = node.ask(&question).await.map_err(at_node)?;
             let acknowledged = online_replicas(&info).ok_or_else(|| at_node(unreadable(&node, "INFO")))?;
-            if acknowledged < asked.into() {
+            if acknowledged < asked {
                 return Err(at_node(Fault::Unreplicated { asked, acknowledged }));
             }
         }

@@ -1,11 +1,12 @@
 //! Grants that count only after replicas have acknowledged them.
 
 use std::future::IntoFuture;
-use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Server};
-use redis_rwlock::{Durability, Error, HoldState, LossReason, RedisManager, RwLockManager, Topology, TwoKeyManager};
+use redis_rwlock::{
+    Durability, Error, HoldState, LossReason, RedisManager, Replicas, RwLockManager, Topology, TwoKeyManager,
+};
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
 use crate::servers::{Pair, wait_until_followed};
@@ -239,7 +240,7 @@ async fn dropped_future_leaves_nothing(f: &Field) {
 }
 
 fn two_replicas() -> Durability {
-    Durability::Replicated { replicas: NonZeroU8::new(2).expect("not zero"), timeout: Duration::from_millis(250) }
+    Durability::Replicated { replicas: Replicas::At(2), timeout: Duration::from_millis(250) }
 }
 
 #[tokio::test]

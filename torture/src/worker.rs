@@ -3,14 +3,13 @@
 
 use std::env;
 use std::io::Read;
-use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use redis_rwlock::{Build, Builder, Durability, QuorumManager, RedisManager, RwLockManager, Topology};
+use redis_rwlock::{Build, Builder, Durability, QuorumManager, RedisManager, Replicas, RwLockManager, Topology};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -135,7 +134,7 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
         Level::Replicated => {
             let level = match order.plant {
                 Some(Plant::SkippedWait) => Durability::Primary,
-                _ => Durability::Replicated { replicas: NonZeroU8::MIN, timeout: ACKNOWLEDGED },
+                _ => Durability::Replicated { replicas: Replicas::At(1), timeout: ACKNOWLEDGED },
             };
             let builder = RedisManager::builder(Topology::cluster(urls)).durability(level);
             finish(builder.cache_for(order.cache_for)).await

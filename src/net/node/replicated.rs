@@ -27,7 +27,7 @@ use super::connections::{Connections, DialFault, OpenConnection, Sharing};
 use super::in_flight::Precedence;
 use super::{Admission, reply_if_admitted};
 use crate::base::attempt::Answered;
-use crate::base::durability::Durability;
+use crate::base::durability::{Durability, Replicas};
 use crate::base::error::Refusal;
 use crate::base::lease::{self, Moment};
 use crate::base::process;
@@ -45,7 +45,7 @@ type Said = Result<Answered<Value>, Fault>;
 /// Replicated connections to one node. Each runtime has connections of its own, and reads and writes them itself.
 pub(super) struct ReplicatedConnections {
     connections: Arc<Connections>,
-    asked: u8,
+    asked: u64,
     wait: Cmd,
     of: Mutex<Vec<(Id, Arc<ReplicatedPool>)>>,
 }
@@ -53,10 +53,10 @@ pub(super) struct ReplicatedConnections {
 impl ReplicatedConnections {
     /// Returns `None` if the durability asks for no acknowledgement by replicas.
     pub(super) fn new(connections: &Arc<Connections>, durability: Durability) -> Option<Self> {
-        let (replicas, timeout_ms) = durability.acknowledgement()?;
+        let (Replicas::At(replicas), timeout_ms) = durability.acknowledgement()?;
         let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas.get()).arg(timeout_ms.to_string());
-        Some(Self { connections: Arc::clone(connections), asked: replicas.get(), wait, of: Mutex::default() })
+        wait.arg(replicas).arg(timeout_ms.to_string());
+        Some(Self { connections: Arc::clone(connections), asked: replicas.into(), wait, of: Mutex::default() })
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in order. If an answer grants a hold, it is
@@ -105,7 +105,7 @@ struct ReplicatedJob {
 /// Replicated connections of one runtime, and the batches that wait for a free connection.
 struct ReplicatedPool {
     connections: Arc<Connections>,
-    asked: u8,
+    asked: u64,
     wait: Cmd,
     state: Mutex<ReplicatedState>,
 }
@@ -280,7 +280,7 @@ impl ReplicatedPool {
             return;
         }
         match waited {
-            Ok(replicas) if *replicas >= self.asked.into() => {}
+            Ok(replicas) if *replicas >= self.asked => {}
             Ok(replicas) => *said = Err(Fault::Unreplicated { asked: self.asked, acknowledged: *replicas }),
             Err(fault) => *said = Err(self.copy(fault, sent)),
         }

@@ -75,7 +75,7 @@ fn file_and_environment_say_the_same_and_the_builder_has_it() {
         .max_cached(9)
         .max_waiters(8)
         .recall_timeout(span(70))
-        .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
+        .durability(Durability::Replicated { replicas: Replicas::At(2), timeout: span(90) });
     assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
     assert!(!format!("{config:?} {built:?}").contains("s3cret"));
 }
