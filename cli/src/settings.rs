@@ -18,6 +18,8 @@ use crate::output::Output;
 const PREFIX: &str = "RWLOCK";
 /// Variables of the topology. A source that sets one of them replaces the topology of earlier sources.
 const TOPOLOGY: [&str; 4] = ["NODE", "CLUSTER", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
+/// Variables of a durability with replicas.
+const REPLICATED: [&str; 2] = ["DURABILITY_REPLICAS", "DURABILITY_TIMEOUT"];
 /// Options of the command line, each with the variable of the same meaning.
 const OF_COMMAND_LINE: [(&str, &str); 10] = [
     ("CLUSTER", "--cluster"),
@@ -113,6 +115,13 @@ impl Settings {
     fn put(&mut self, layer: Layer) {
         if TOPOLOGY.iter().any(|name| layer.contains_key(*name)) {
             self.options.retain(|name, _| !TOPOLOGY.contains(&name.as_str()));
+        }
+        // A level without replicas replaces one with replicas, and the other way round.
+        if layer.contains_key("DURABILITY") {
+            self.options.retain(|name, _| !REPLICATED.contains(&name.as_str()));
+        }
+        if REPLICATED.iter().any(|name| layer.contains_key(*name)) {
+            self.options.remove("DURABILITY");
         }
         self.options.extend(layer);
     }

@@ -11,7 +11,8 @@ use crate::base::duration_text::DurationText;
 ///
 /// A lock is only as safe as the weakest level of all managers that use it. So set the same level in all of them.
 /// [`Primary`](Self::Primary) is faster and needs no replicas. [`Replicated`](Self::Replicated) survives a failover,
-/// but each grant and each renewal waits for replicas.
+/// but each grant and each renewal waits for replicas. [`Server`](Self::Server) is for services that answer a write
+/// only after they have stored it durably.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Durability {
@@ -41,6 +42,14 @@ pub enum Durability {
         /// longer time allows slower replicas. A shorter time lets an acquisition fail sooner.
         timeout: Duration,
     },
+    /// The answer of the server is enough, because the service answers a write only after it has stored the write where
+    /// no failover loses it. Examples are Amazon MemoryDB, and ElastiCache with synchronous durability. **The crate
+    /// cannot check this.** With any other server this level promises no more than [`Primary`](Self::Primary).
+    ///
+    /// The manager sends no `WAIT`. In contrast to `Primary`, a grant that came by a notification counts only after the
+    /// server has answered a request, because a service may pass a message on before it has stored the write behind it.
+    /// This costs one round trip. Locks with [`timestamp_keys`](crate::Builder::timestamp_keys) cannot have this level.
+    Server,
 }
 
 /// Replicas that must acknowledge a grant at the level [`Durability::Replicated`].
@@ -65,6 +74,7 @@ impl fmt::Display for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Primary => f.write_str("Primary"),
+            Self::Server => f.write_str("Server"),
             Self::Replicated { replicas, timeout } => {
                 write!(f, "Replicated ({replicas} within {})", DurationText(*timeout))
             }
@@ -76,8 +86,14 @@ impl Durability {
     /// Returns the replicas that must acknowledge, and the milliseconds to wait for them.
     pub(crate) fn acknowledgement(self) -> Option<(Replicas, u128)> {
         match self {
-            Self::Primary => None,
+            Self::Primary | Self::Server => None,
             Self::Replicated { replicas, timeout } => Some((replicas, timeout.as_millis())),
         }
+    }
+
+    /// Returns true if a grant counts as soon as its notification has come. At the other levels the replicas or the
+    /// storage of the service may still lack it, and only an answer of the server shows that they have it.
+    pub(crate) fn counts_notified_grants(self) -> bool {
+        self == Self::Primary
     }
 }

@@ -158,6 +158,7 @@ impl Options {
             self.check_not_cached(
                 "clients of the timestamp scheme cannot recall a cached hold: with `timestamp_keys`, set zero",
             )?;
+            check_timestamp_durability(self.durability)?;
         }
         at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
         at_most("recall_timeout", self.recall_timeout, MAX_RESPONSE_TIMEOUT)?;
@@ -315,6 +316,20 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
             "the timeout of {timeout:?} is more than half of `response_timeout`, {response_timeout:?}: lower the \
              timeout, or raise `response_timeout`"
         ),
+    )
+}
+
+/// Refuses [`Durability::Server`] beside clients of the timestamp scheme. Their holds end by a time limit alone and
+/// count without an answer about the storage, so a lock that they share never has this level.
+fn check_timestamp_durability(durability: Durability) -> Result<()> {
+    if durability != Durability::Server {
+        return Ok(());
+    }
+    invalid(
+        "durability",
+        "clients of the timestamp scheme decide by the timestamps that they read, whatever the service has stored, so \
+         a lock that they share is no safer than at `Durability::Primary`: with `timestamp_keys`, use that level"
+            .to_owned(),
     )
 }
 

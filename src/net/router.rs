@@ -518,7 +518,7 @@ impl Router {
             SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
         }
         match self.limits.durability {
-            Durability::Primary => Ok(()),
+            Durability::Primary | Durability::Server => Ok(()),
             Durability::Replicated { replicas: Replicas::At(replicas), .. } => {
                 self.slot_owners.check_replicas(replicas.into()).await
             }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::base::durability::{Durability, Replicas};
 
 /// Configuration in which no field has its default.
 const JSON: &str = r#"{
@@ -90,6 +91,29 @@ fn what_is_not_said_is_as_by_default() {
 }
 
 #[test]
+fn durability_has_the_same_levels_in_files_and_variables() {
+    let replicated = |replicas| Durability::Replicated { replicas, timeout: std::time::Duration::from_millis(90) };
+    for (json, vars, level) in [
+        (r#""primary""#, &[("L_DURABILITY", "primary")][..], Durability::Primary),
+        (r#""server""#, &[("L_DURABILITY", "server")], Durability::Server),
+        (
+            r#"{"replicas": 255, "timeout": "90ms"}"#,
+            &[("L_DURABILITY_REPLICAS", "255"), ("L_DURABILITY_TIMEOUT", "90ms")],
+            replicated(Replicas::At(255)),
+        ),
+    ] {
+        let config = from_json(&format!(r#"{{"topology": {{"node": "a"}}, "durability": {json}}}"#)).expect(json);
+        assert_eq!(config.durability, Some(DurabilityField(level)), "{json}");
+        assert_eq!(from_vars(&[&[("L_NODE", "a")], vars].concat()).expect(json), config);
+    }
+    for json in
+        [r#""servers""#, "1", r#"{"replicas": 256, "timeout": "1s"}"#, r#"{"replicas": "some", "timeout": "1s"}"#]
+    {
+        from_json(&format!(r#"{{"topology": {{"node": "a"}}, "durability": {json}}}"#)).expect_err(json);
+    }
+}
+
+#[test]
 fn unknown_fields_are_errors_at_every_depth() {
     for (at, extra) in [(r#""a"}"#, r#""a"}, "leese": "1s""#), (r#""a"}"#, r#""a"}, "tls": {"cert": "x"}"#)] {
         let json = r#"{"topology": {"node": "a"}}"#.replace(at, extra);
@@ -119,7 +143,9 @@ fn variables_of_others_stop_nobody() {
     for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
         assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), VariableOwner::Config, "{name}");
     }
-    assert_eq!(ENVIRONMENT.len() + 2, names::FIELDS.len());
+    // The other level excludes the replicas of the list.
+    assert_eq!(names::owner_of("DURABILITY"), VariableOwner::Config);
+    assert_eq!(ENVIRONMENT.len() + 3, names::FIELDS.len());
 }
 
 #[test]
@@ -133,6 +159,8 @@ fn environment_is_told_what_is_wrong_and_no_password() {
         (&[("L_NODE", "a"), ("L_MAX_HANDOFFS", "-1")], "L_MAX_HANDOFFS"),
         (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "0")], "L_DURABILITY_REPLICAS"),
         (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "or neither"),
+        (&[("L_NODE", "a"), ("L_DURABILITY", "replicated")], "L_DURABILITY must be primary or server"),
+        (&[("L_NODE", "a"), ("L_DURABILITY", "server"), ("L_DURABILITY_TIMEOUT", "9ms")], "set either L_DURABILITY,"),
     ] {
         let error = from_vars(vars).expect_err(part).to_string();
         assert!(error.contains(part) && !error.contains("s3cret"), "{error}");
