@@ -26,7 +26,7 @@ pub enum Durability {
     /// notification.
     ///
     /// After a failover to a replica that has acknowledged the grant, no two valid holds conflict. Set `replicas` to
-    /// the number of *all* replicas that can be promoted. Otherwise a replica that has not received a grant may be
+    /// [`Replicas::All`], or to the number of *all* replicas that can be promoted. Otherwise a replica that has not received a grant may be
     /// promoted. If too few replicas acknowledge a grant in time, the manager releases it. The caller gets
     /// [`Error::NotEnoughReplicas`](crate::Error::NotEnoughReplicas).
     ///
@@ -56,6 +56,20 @@ pub enum Durability {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Replicas {
+    /// All replicas of the primary. In a cluster, these are the replicas that the primary's cluster map names. Behind
+    /// Sentinels, they are the replicas that the Sentinels name. On one node they are as many as were ever attached at
+    /// the same time since [`connect`](crate::Builder::connect). Other replicas that are attached count as well. The
+    /// number is never below one.
+    ///
+    /// While a named replica is not attached and in sync, no grant counts. So with this choice a failed replica stops
+    /// the locks of its primary until it is back, or until the operator removes it (`CLUSTER FORGET`, `SENTINEL RESET`;
+    /// on one node a new manager). After a failover the Sentinels name the old primary as a replica.
+    ///
+    /// The manager asks for the replicas at most once a second, while it sends grants. So a replica that attaches is
+    /// required after a second at most. The manager fixes the number before it sends a grant. The server's user needs
+    /// the right `+info`, in a cluster also `+cluster|myid` and `+cluster|replicas`, and the user of the Sentinels
+    /// needs `+sentinel|replicas`.
+    All,
     /// This number of replicas, of any that follow the primary. Zero is refused; use [`Durability::Primary`] instead.
     At(u8),
 }
@@ -64,6 +78,7 @@ pub enum Replicas {
 impl fmt::Display for Replicas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::All => f.write_str("all"),
             Self::At(number) => number.fmt(f),
         }
     }

@@ -37,7 +37,7 @@ pub use names::VariableOwner;
 /// | `key_prefix`, `label`, `timestamp_keys` | a string |
 /// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, all optional |
 /// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
-/// | `durability` | `"primary"`, `"server"`, or `{"replicas": number, "timeout": duration}` with both fields |
+/// | `durability` | `"primary"`, `"server"`, or `{"replicas": number or "all", "timeout": duration}` |
 ///
 /// The paths of `tls` name PEM files. `build` and each new connection read these files. `server_name` is the name in
 /// the certificates of the servers; see [`Tls::server_name`].

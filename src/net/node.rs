@@ -42,8 +42,9 @@ pub(super) use connection::{Connection, Request};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
 use greeting::unreadable;
-pub(super) use greeting::{hello_field, parse_time};
+pub(super) use greeting::{hello_field, info_field, info_text, parse_time};
 pub(super) use in_flight::Precedence;
+pub(super) use replicas::ReplicaNames;
 use replicated::{ReplicatedCalls, ReplicatedConnections};
 pub(super) use steps::ask_once;
 
@@ -66,6 +67,7 @@ mod names;
 mod outage;
 mod probe;
 mod push_handler;
+mod replicas;
 mod replicated;
 mod steps;
 #[cfg(all(test, feature = "_testing"))]
@@ -121,8 +123,8 @@ pub(super) enum Admission {
 /// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, and its
-/// secrets.
+/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, its
+/// secrets, and the source of the names of its replicas.
 #[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
@@ -131,6 +133,7 @@ pub(super) struct Reports {
     /// Source of the node's address: the user, a cluster member or a Sentinel.
     pub(super) source: AddressSource,
     pub(super) secrets: Arc<Secrets>,
+    pub(super) replica_names: ReplicaNames,
 }
 
 #[cfg(all(test, feature = "_testing"))]
@@ -143,6 +146,7 @@ impl Reports {
             conditions: Arc::new(conditions),
             source: AddressSource::User,
             secrets: Arc::new(Secrets::new(&Tls::new(), None).expect("no files")),
+            replica_names: ReplicaNames::Nobody,
         }
     }
 }
@@ -172,8 +176,9 @@ impl Node {
         background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
+        let replica_names = reports.replica_names.clone();
         let connections = Arc::new(Connections::new(address, info, limits, clock, background_runtime, reports));
-        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability);
+        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
         Ok(Self { connections, apart: Apart::default(), replicated_connections, limits, clock })
     }
 
@@ -273,6 +278,13 @@ impl Node {
             }
             answer => answer.unwrap_or(Err(Fault::NoScript)),
         }
+    }
+
+    /// Fails if fewer replicas are attached than must acknowledge a grant.
+    pub(super) async fn check_replicas(&self) -> Result<(), Fault> {
+        let Some(replicated_connections) = &self.replicated_connections else { return Ok(()) };
+        let live = self.connections.live().await?;
+        replicated_connections.check(&live).await
     }
 
     async fn ask_replicated(

@@ -14,7 +14,7 @@ use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::Fleet;
-use crate::net::node::{Node, hello_field, parse_time};
+use crate::net::node::{Node, hello_field, info_field, info_text, parse_time};
 use crate::net::slot_owners::SlotOwners;
 
 /// Number of keys that a server examines for one answer to `SCAN`. This takes a fraction of a millisecond, in which the
@@ -73,17 +73,10 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// Refuses a primary that has fewer than `asked` replicas in sync.
-    pub(super) async fn check_replicas(&self, asked: u64) -> Result<(), Failure> {
-        let mut question = redis::cmd("INFO");
-        question.arg("replication");
+    /// Refuses a primary to which too few replicas are attached for the durability.
+    pub(super) async fn check_replicas(&self) -> Result<(), Failure> {
         for node in self.primaries().await.map_err(Fault::into_failure)? {
-            let at_node = |fault: Fault| fault.into_failure().at(node.shown());
-            let info = node.ask(&question).await.map_err(at_node)?;
-            let acknowledged = online_replicas(&info).ok_or_else(|| at_node(unreadable(&node, "INFO")))?;
-            if acknowledged < asked {
-                return Err(at_node(Fault::Unreplicated { asked, acknowledged }));
-            }
+            node.check_replicas().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
         }
         Ok(())
     }
@@ -214,7 +207,8 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
     let mut info = redis::cmd("INFO");
     let memory = node.ask(info.arg("memory")).await;
     if let Ok(memory) = &memory {
-        health.noeviction = info_field(memory, "maxmemory_policy").map(|policy| policy == "noeviction");
+        let policy = info_text(memory).and_then(|memory| info_field(memory, "maxmemory_policy"));
+        health.noeviction = policy.map(|policy| policy == "noeviction");
     }
     node.note_memory(memory);
     health.findings = node.memory_findings();
@@ -229,29 +223,6 @@ fn wall_clock() -> Duration {
 fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     let here_us = i64::try_from(here.as_micros()).ok()?;
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
-}
-
-/// Returns the number of replicas that are in sync. A replica that is still copying the data is not counted, because it
-/// does not acknowledge writes.
-fn online_replicas(info: &Value) -> Option<u64> {
-    let text = info_text(info)?;
-    info_field(info, "connected_slaves")?;
-    Some(text.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u64)
-}
-
-fn info_text(info: &Value) -> Option<&str> {
-    match info {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
-}
-
-/// Returns the value of the line `name:value` in an answer to `INFO`.
-fn info_field(info: &Value, name: &str) -> Option<String> {
-    let text = info_text(info)?;
-    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
-    text.lines().find_map(value)
 }
 
 /// Returns the reason of a fault, in the words of the server or of the operating system.

@@ -12,6 +12,7 @@ use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
 use crate::servers::{Pair, wait_until_followed};
 use crate::wait::{soon, until};
 
+mod all;
 mod demoted;
 mod lost;
 mod migration;

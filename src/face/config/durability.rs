@@ -55,6 +55,9 @@ impl FromStr for ReplicasField {
     type Err = ();
 
     fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        if text == "all" {
+            return Ok(Self(Replicas::All));
+        }
         let number = text.parse::<NonZeroU8>();
         number.map(|number| Self(Replicas::At(number.get()))).map_err(|_| ())
     }

@@ -30,6 +30,20 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
 }
 
+/// Returns the text of an answer.
+pub(in crate::net) fn info_text(answer: &Value) -> Option<&str> {
+    match answer {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Returns the value of the line `name:value` in the text of an answer to `INFO`.
+pub(in crate::net) fn info_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end)
+}
+
 /// Reads a lower bound for the uptime of a server from its answer to `INFO`. Returns `None` if the answer has no
 /// uptime, for example because the user may not send `INFO`.
 pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {

@@ -101,6 +101,11 @@ fn durability_has_the_same_levels_in_files_and_variables() {
             &[("L_DURABILITY_REPLICAS", "255"), ("L_DURABILITY_TIMEOUT", "90ms")],
             replicated(Replicas::At(255)),
         ),
+        (
+            r#"{"replicas": "all", "timeout": "90ms"}"#,
+            &[("L_DURABILITY_REPLICAS", "all"), ("L_DURABILITY_TIMEOUT", "90ms")],
+            replicated(Replicas::All),
+        ),
     ] {
         let config = from_json(&format!(r#"{{"topology": {{"node": "a"}}, "durability": {json}}}"#)).expect(json);
         assert_eq!(config.durability, Some(DurabilityField(level)), "{json}");
