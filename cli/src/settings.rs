@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Config, DurationText, Error, InvalidDuration, RedisManager, VariableOwner};
+use redis_rwlock::{Builder, Config, DurationText, Error, InvalidDuration, RedisManager, VariableOwner};
 use serde_json::Value;
 
 use crate::args::Servers;
@@ -145,6 +145,15 @@ impl Settings {
     /// Makes a manager that has not connected yet.
     pub(crate) fn manager(&self) -> Result<RedisManager, Failure> {
         self.config()?.builder().build().map_err(|error| self.failure(&error))
+    }
+
+    /// Makes a builder for a manager whose grants need all replicas. For tests of the servers, which send no grants.
+    pub(crate) fn with_all_replicas(&self) -> Result<Builder<RedisManager>, Failure> {
+        let mut settings = self.clone();
+        settings.options.remove("DURABILITY");
+        settings.set("DURABILITY_REPLICAS", "all");
+        settings.set_if_missing("DURABILITY_TIMEOUT", "1ms");
+        Ok(settings.config()?.builder())
     }
 
     /// Describes an invalid option by the name that it has in its source.
