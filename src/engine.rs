@@ -30,7 +30,6 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::base::clock::Clock;
-use crate::base::durability::Durability;
 use crate::base::error::{Error, LossReason, Refusal, Result};
 use crate::base::events::Limiter;
 use crate::base::key::Key;
@@ -358,7 +357,7 @@ impl Engine {
     /// because the first request for a lock reports them.
     async fn check_rights(&self) -> Result<()> {
         let key = self.key("-")?;
-        let more: &[&str] = if self.options.durability == Durability::Primary { &[] } else { &["WAIT"] };
+        let more: &[&str] = if self.options.durability.acknowledgement().is_some() { &["WAIT"] } else { &[] };
         match self.scheme.check_rights(&key, more).await {
             Err(Failure::Refused { refusal: refusal @ Refusal::Forbidden, node, message }) => {
                 Err(Error::Refused { lock: "".into(), refusal, node, message })

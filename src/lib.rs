@@ -109,7 +109,7 @@ mod store;
 mod testing;
 
 pub use base::attempt::BoxFuture;
-pub use base::durability::Durability;
+pub use base::durability::{Durability, Replicas};
 pub use base::duration_text::{DurationText, InvalidDuration};
 pub use base::error::{Error, LossReason, Refusal, Result, Source};
 pub use base::health::{Health, NodeFinding, NodeHealth, NodeRole, Stats};

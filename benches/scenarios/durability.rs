@@ -1,11 +1,10 @@
 //! Pairs with `WAIT 1` and without, and the delay of others. Rows take turns operation by operation, so whatever else
 //! the machine does hits both alike.
 
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use cluster_testenv::Node;
-use redis_rwlock::{Durability, RedisManager};
+use redis_rwlock::{Durability, RedisManager, Replicas};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -13,7 +12,7 @@ use crate::setup::Target::AtMost;
 use crate::setup::process::{time_of, wake_ups_of};
 use crate::setup::{Effort, info, info_number, pair, quantile, start_pair, tell};
 
-const REPLICATED: Durability = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_secs(2) };
+const REPLICATED: Durability = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_secs(2) };
 /// Tasks that take locks all the time, beside the measured one.
 const BUSY: usize = 4;
 

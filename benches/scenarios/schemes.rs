@@ -5,7 +5,6 @@
 //! lock. An element is an acquisition with its release.
 
 use std::fmt;
-use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,8 @@ use cluster_testenv::{Cluster, Masters, Node};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput};
 use redis_rwlock::{
-    Build, Builder, Durability, MemoryManager, QuorumManager, RedisManager, RwLockManager, Topology, TwoKeyManager,
+    Build, Builder, Durability, MemoryManager, QuorumManager, RedisManager, Replicas, RwLockManager, Topology,
+    TwoKeyManager,
 };
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -80,7 +80,7 @@ async fn start(name: &'static str) -> Place {
         }
         "replicated" => {
             let (primary, replica) = start_pair();
-            let durability = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: REPLICATED_WITHIN };
+            let durability = Durability::Replicated { replicas: Replicas::At(1), timeout: REPLICATED_WITHIN };
             let builder = RedisManager::builder(primary.url()).durability(durability);
             Place::new(name, builder.response_timeout(2 * REPLICATED_WITHIN), (primary, replica)).await
         }

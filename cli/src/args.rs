@@ -2,11 +2,12 @@
 
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::num::NonZeroU8;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+
+use crate::doctor::Asked;
 
 /// Exit codes, for the help texts and manual pages of the program and of `run`.
 macro_rules! exit_codes {
@@ -134,9 +135,11 @@ pub(crate) enum Command {
     /// Tries each command that locks need on an unused key. If there is no problem, acquires and releases a lock at
     /// each primary. Each missing right leaves a line in the server's ACL LOG.
     Doctor {
-        /// Number of replicas that each primary must have; by default the value of RWLOCK_DURABILITY_REPLICAS.
+        /// Replicas that each primary must have: a number, `all` that the servers name, or `server` for a service that
+        /// needs none because it stores each write durably. The default is the value of RWLOCK_DURABILITY_REPLICAS or
+        /// RWLOCK_DURABILITY.
         #[arg(long, value_name = "N")]
-        replicas: Option<NonZeroU8>,
+        replicas: Option<Asked>,
     },
     /// Write a script with which a shell completes this program's command line.
     Completions {

@@ -4,7 +4,6 @@
 //! commands of Redis one by one.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -16,14 +15,17 @@ use crate::output::Output;
 use crate::settings::{Place, Settings};
 use crate::table::{columns, shown};
 
+mod durability;
 mod encrypted;
 mod finding;
 mod link;
+mod memory_db;
 mod rights;
 mod survey;
 mod tls;
 mod trial;
 
+pub(crate) use durability::Asked;
 use finding::{Finding, Findings, Level};
 use survey::Survey;
 
@@ -41,24 +43,25 @@ struct Report<'a> {
     findings: Vec<Finding>,
 }
 
-pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, output: Output) -> Result<Code, Failure> {
+pub(crate) async fn doctor(replicas: Option<Asked>, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let manager = settings.manager()?;
     let mut health = manager.health().await?;
     for problem in health.nodes.iter_mut().filter_map(|node| node.problem.as_mut()) {
         *problem = in_words_of_users(problem);
     }
-    let asked = replicas.or_else(|| settings.text("DURABILITY_REPLICAS")?.parse().ok());
+    let asked = replicas.or_else(|| Asked::of(settings));
+    let wants_replicas = asked.is_some_and(Asked::needs_wait);
     let mut findings = Findings::default();
     let found = health.nodes.iter().filter(|node| node.role != NodeRole::Sentinel);
     let found = found.map(|node| (node.address.clone(), node.role)).collect();
     let mut surveyed = Surveyed::default();
-    surveyed.ask_all(found, settings, asked.is_some()).await;
+    surveyed.ask_all(found, settings, wants_replicas).await;
     if let Place::Sentinel(_) = settings.place() {
         // The library connects to a replica only when the replica becomes the primary. The user must know its defects
         // before that.
         let replicas = surveyed.surveys.values().flat_map(Survey::replicas);
         let replicas = replicas.map(|address| (address, NodeRole::Replica)).collect();
-        surveyed.ask_all(replicas, settings, asked.is_some()).await;
+        surveyed.ask_all(replicas, settings, wants_replicas).await;
     }
     surveyed.tell_failures(settings, &mut findings);
     let surveys = surveyed.surveys;
@@ -72,6 +75,10 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
         survey::tell_node_timeout(&surveys, settings.span("LEASE", DEFAULT_LEASE), &mut findings);
     }
     tell_health(&health, settings, &mut findings);
+    durability::tell_levels(&surveys, asked, &mut findings);
+    if asked == Some(Asked::All) && findings.has_no_problem() {
+        durability::tell_named(settings, &mut findings).await;
+    }
     findings.add_sources(&health.nodes);
     if findings.has_no_problem() {
         trial::try_locks(&surveys, settings, &mut findings).await;

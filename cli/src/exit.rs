@@ -8,7 +8,7 @@ use redis_rwlock::Error;
 
 /// Names of the Rust API in the error texts of the library, each with the name that users of the program know. A test
 /// in `tests/cli` checks that no path of Rust in those texts is missing here.
-const WORDS: [(&str, &str); 10] = [
+const WORDS: [(&str, &str); 12] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
     ("`Topology::proxy`", "--proxy or RWLOCK_PROXY"),
@@ -19,6 +19,8 @@ const WORDS: [(&str, &str); 10] = [
     ("`response_timeout`", "RWLOCK_RESPONSE_TIMEOUT"),
     ("`wait_timeout`", "--wait"),
     ("`durability`", "RWLOCK_DURABILITY_REPLICAS"),
+    ("`Replicas::At`", "RWLOCK_DURABILITY_REPLICAS"),
+    ("`Durability::Primary`", "RWLOCK_DURABILITY=primary"),
 ];
 
 /// Exit code of the program.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Config, DurationText, Error, InvalidDuration, RedisManager, VariableOwner};
+use redis_rwlock::{Builder, Config, DurationText, Error, InvalidDuration, RedisManager, VariableOwner};
 use serde_json::Value;
 
 use crate::args::Servers;
@@ -18,6 +18,8 @@ use crate::output::Output;
 const PREFIX: &str = "RWLOCK";
 /// Variables of the topology. A source that sets one of them replaces the topology of earlier sources.
 const TOPOLOGY: [&str; 5] = ["NODE", "CLUSTER", "PROXY", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
+/// Variables of a durability with replicas.
+const REPLICATED: [&str; 2] = ["DURABILITY_REPLICAS", "DURABILITY_TIMEOUT"];
 /// Options of the command line, each with the variable of the same meaning.
 const OF_COMMAND_LINE: [(&str, &str); 11] = [
     ("CLUSTER", "--cluster"),
@@ -116,6 +118,13 @@ impl Settings {
         if TOPOLOGY.iter().any(|name| layer.contains_key(*name)) {
             self.options.retain(|name, _| !TOPOLOGY.contains(&name.as_str()));
         }
+        // A level without replicas replaces one with replicas, and the other way round.
+        if layer.contains_key("DURABILITY") {
+            self.options.retain(|name, _| !REPLICATED.contains(&name.as_str()));
+        }
+        if REPLICATED.iter().any(|name| layer.contains_key(*name)) {
+            self.options.remove("DURABILITY");
+        }
         self.options.extend(layer);
     }
 
@@ -138,6 +147,15 @@ impl Settings {
     /// Makes a manager that has not connected yet.
     pub(crate) fn manager(&self) -> Result<RedisManager, Failure> {
         self.config()?.builder().build().map_err(|error| self.failure(&error))
+    }
+
+    /// Makes a builder for a manager whose grants need all replicas. For tests of the servers, which send no grants.
+    pub(crate) fn with_all_replicas(&self) -> Result<Builder<RedisManager>, Failure> {
+        let mut settings = self.clone();
+        settings.options.remove("DURABILITY");
+        settings.set("DURABILITY_REPLICAS", "all");
+        settings.set_if_missing("DURABILITY_TIMEOUT", "1ms");
+        Ok(settings.config()?.builder())
     }
 
     /// Describes an invalid option by the name that it has in its source.

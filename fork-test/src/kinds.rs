@@ -1,11 +1,10 @@
 //! Managers of every kind.
 
-use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis_rwlock::{
-    Builder, Durability, MemoryManager, QuorumManager, RedisManager, Result, RwLockManager, Tls, Topology,
+    Builder, Durability, MemoryManager, QuorumManager, RedisManager, Replicas, Result, RwLockManager, Tls, Topology,
     TwoKeyManager,
 };
 
@@ -54,7 +53,7 @@ impl Kind {
                 as_dyn(RedisManager::builder(Topology::node(url.as_str()).tls(tls)).cache_for(cached_for))
             }
             ("replicated", Some(url)) => {
-                let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(200) };
+                let level = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(200) };
                 as_dyn(RedisManager::builder(url.as_str()).durability(level))
             }
             ("two-key", Some(url)) => as_dyn(TwoKeyManager::builder(url.as_str())),

@@ -110,7 +110,7 @@ pub(crate) enum Failure {
     /// The server refused the request half way. Part of its effect may exist, and a retry does not help.
     Broken { refusal: Refusal, node: Option<Arc<str>>, message: String },
     /// The primary executed the request, but the effect does not count: too few replicas have acknowledged it.
-    Unreplicated { asked: u8, acknowledged: u64, node: Option<Arc<str>> },
+    Unreplicated { asked: u64, acknowledged: u64, node: Option<Arc<str>> },
 }
 
 impl Failure {

@@ -387,6 +387,11 @@ pub(crate) fn log_connection(node: &str, servers: &str, version: &str, durabilit
     );
 }
 
+/// Reports another number of replicas that must acknowledge the grants of a primary.
+pub(crate) fn required_replicas_changed(node: &str, was: u64, replicas: u64) {
+    tracing::info!(target: NODE, node, was, replicas, "grants of {node} need {replicas} replicas, before {was}");
+}
+
 /// Reports that the thread of the background runtime could not be started.
 pub(crate) fn no_thread(error: &std::io::Error) {
     let error = error.to_string();

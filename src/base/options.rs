@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use crate::base::attempt::MAX_LABEL_BYTES;
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::durability::Durability;
+use crate::base::durability::{Durability, Replicas};
 use crate::base::error::{Error, Result};
 use crate::base::key::{self, Key, KeyTemplate, Listing};
 use crate::base::lease;
@@ -158,6 +158,7 @@ impl Options {
             self.check_not_cached(
                 "clients of the timestamp scheme cannot recall a cached hold: with `timestamp_keys`, set zero",
             )?;
+            check_timestamp_durability(self.durability)?;
         }
         at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
         at_most("recall_timeout", self.recall_timeout, MAX_RESPONSE_TIMEOUT)?;
@@ -179,7 +180,7 @@ impl Options {
                 "a proxy need not send `WAIT` to the server that has the lock: with `Topology::proxy`, use another level"
                     .to_owned(),
             ),
-            Durability::Primary => Ok(()),
+            Durability::Primary | Durability::Server => Ok(()),
         }
     }
 
@@ -305,12 +306,18 @@ fn check_timestamp_limits(limits: TimestampClients) -> Result<()> {
     invalid("timestamp_clients", format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}"))
 }
 
-/// Refuses a timeout for replicas that is longer than half of the response timeout, because the network needs the other
-/// half.
+/// Refuses zero replicas, and a timeout for replicas that is longer than half of the response timeout, because the
+/// network needs the other half.
 fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
-    let Durability::Replicated { timeout, .. } = durability else {
+    let Durability::Replicated { replicas, timeout } = durability else {
         return Ok(());
     };
+    if replicas == Replicas::At(0) {
+        return invalid(
+            "durability",
+            "`Replicas::At` needs at least one: use `Durability::Primary` instead".to_owned(),
+        );
+    }
     // With a timeout of zero, the server would wait for ever.
     at_least("durability", timeout, Duration::from_millis(1))?;
     if timeout <= response_timeout / 2 {
@@ -322,6 +329,20 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
             "the timeout of {timeout:?} is more than half of `response_timeout`, {response_timeout:?}: lower the \
              timeout, or raise `response_timeout`"
         ),
+    )
+}
+
+/// Refuses [`Durability::Server`] beside clients of the timestamp scheme. Their holds end by a time limit alone and
+/// count without an answer about the storage, so a lock that they share never has this level.
+fn check_timestamp_durability(durability: Durability) -> Result<()> {
+    if durability != Durability::Server {
+        return Ok(());
+    }
+    invalid(
+        "durability",
+        "clients of the timestamp scheme decide by the timestamps that they read, whatever the service has stored, so \
+         a lock that they share is no safer than at `Durability::Primary`: with `timestamp_keys`, use that level"
+            .to_owned(),
     )
 }
 

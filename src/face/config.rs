@@ -1,12 +1,10 @@
 //! Configuration of a manager: its topology and options, read by serde from a file, or read from environment variables.
 
 use std::ffi::OsString;
-use std::num::NonZeroU8;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::base::durability::Durability;
 use crate::base::duration_text::{DurationText, InvalidDuration};
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -15,7 +13,9 @@ use crate::base::reentry::Reentry;
 use crate::base::topology::{Tls, Topology};
 use crate::face::manager::{Builder, RedisManager};
 
+mod durability;
 mod names;
+use durability::{DurabilityField, DurabilityVars};
 pub use names::VariableOwner;
 
 /// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
@@ -37,7 +37,7 @@ pub use names::VariableOwner;
 /// | `key_prefix`, `label`, `timestamp_keys` | a string |
 /// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, all optional |
 /// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
-/// | `durability` | `{"replicas": number, "timeout": duration}`, both required |
+/// | `durability` | `"primary"`, `"server"`, or `{"replicas": number or "all", "timeout": duration}` |
 ///
 /// The paths of `tls` name PEM files. `build` and each new connection read these files. `server_name` is the name in
 /// the certificates of the servers; see [`Tls::server_name`].
@@ -88,7 +88,7 @@ pub struct Config {
     max_cached: Option<usize>,
     max_waiters: Option<usize>,
     recall_timeout: Option<DurationText>,
-    durability: Option<Acknowledged>,
+    durability: Option<DurabilityField>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -113,13 +113,6 @@ struct TimestampClientFields {
     read: Option<DurationText>,
     write: Option<DurationText>,
     key_ttl: Option<DurationText>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Acknowledged {
-    replicas: NonZeroU8,
-    timeout: DurationText,
 }
 
 impl Config {
@@ -158,7 +151,8 @@ impl Config {
     /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and
     ///   `LOCKS_TLS_SERVER_NAME`, the name in the servers' certificates.
     /// - All other fields, under the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
-    ///   `LOCKS_TIMESTAMP_CLIENTS_READ=1s`.
+    ///   `LOCKS_TIMESTAMP_CLIENTS_READ=1s`. For the durability, either `LOCKS_DURABILITY` (`primary` or `server`), or
+    ///   both `LOCKS_DURABILITY_REPLICAS` and `LOCKS_DURABILITY_TIMEOUT`.
     ///
     /// Write a comma within a password as `%2C`.
     ///
@@ -211,7 +205,7 @@ impl Config {
     pub fn from_vars(prefix: &str, vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
         let mut topologies = Vec::new();
         let (mut primary, mut urls) = (None, None);
-        let (mut replicas, mut timeout) = (None, None);
+        let mut durability = DurabilityVars::default();
         // The empty topology is a placeholder, because the topology is known only after all variables are read.
         let mut config = Self::new(Topology::node(""));
         for (name, value) in vars {
@@ -227,16 +221,7 @@ impl Config {
                 "PROXY" => topologies.push(Topology::proxy(value)),
                 "SENTINEL_PRIMARY" => primary = Some(value.to_owned()),
                 "SENTINEL_URLS" => urls = Some(split(value)),
-                "DURABILITY_REPLICAS" => {
-                    let number = value.parse::<NonZeroU8>();
-                    replicas = Some(
-                        number.map_err(|_| invalid("durability", format!("{name} must be a number from 1 to 255")))?,
-                    );
-                }
-                "DURABILITY_TIMEOUT" => {
-                    let span = value.parse().map_err(|reason| invalid("durability", format!("{name}: {reason}")))?;
-                    timeout = Some(span);
-                }
+                _ if durability.set(name, field, value)? => {}
                 _ => config.set(name, field, value)?,
             }
         }
@@ -250,15 +235,7 @@ impl Config {
                 ));
             }
         }
-        match (replicas, timeout) {
-            (Some(replicas), Some(timeout)) => config.durability = Some(Acknowledged { replicas, timeout }),
-            (None, None) => {}
-            _ => {
-                let reason =
-                    format!("set both {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT, or neither");
-                return Err(invalid("durability", reason));
-            }
-        }
+        config.durability = durability.finish(prefix)?;
         match <[Topology; 1]>::try_from(topologies) {
             Ok([topology]) => Ok(Self { topology, ..config }),
             Err(topologies) => {
@@ -389,8 +366,8 @@ impl Config {
         if let Some(max_waiters) = self.max_waiters {
             builder = builder.max_waiters(max_waiters);
         }
-        if let Some(Acknowledged { replicas, timeout: DurationText(timeout) }) = self.durability {
-            builder = builder.durability(Durability::Replicated { replicas, timeout });
+        if let Some(DurabilityField(durability)) = self.durability {
+            builder = builder.durability(durability);
         }
         builder
     }

@@ -140,7 +140,7 @@ macro_rules! guard {
             /// For every other hold, the call sends nothing and returns at once. Examples are a hold that the server
             /// granted without a wait, and a hold that was already renewed. With
             /// [`QuorumManager`](crate::QuorumManager), [`TwoKeyManager`](crate::TwoKeyManager) and
-            /// [`Durability::Replicated`](crate::Durability), no hold begins as a claim. A hold with a [fixed
+            /// each [`Durability`](crate::Durability) except `Primary`, no hold begins as a claim. A hold with a [fixed
             /// lease](crate::Acquire::fixed_lease) can begin as a claim too. After `confirmed`, it still ends when its
             /// fixed lease is over.
             ///

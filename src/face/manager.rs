@@ -980,29 +980,32 @@ macro_rules! durability {
             /// renewal, on the same connection. The manager uses a few separate connections for such requests, so that
             /// other requests do not wait behind a `WAIT`. A guard that shares an existing hold needs no `WAIT`,
             /// because the replicas have already acknowledged the hold. The same is true for a hand-off. Set the same
-            /// level in all managers of a lock, and set `replicas` to the number of all replicas that can be promoted.
+            /// level in all managers of a lock, and ask for all replicas that can be promoted:
+            /// [`Replicas::All`](crate::Replicas::All).
             ///
             /// The server's user needs the rights `+wait` and `+info`. [`connect`](Builder::connect) needs `+info` to
             /// count the replicas, and fails if a primary has fewer replicas than this option requires.
             ///
+            /// At [`Durability::Server`], the manager sends no `WAIT`, because the service itself stores each write
+            /// durably before it answers.
+            ///
             /// # Errors
             ///
-            /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) unless the timeout is at
-            /// least 1 ms and at most half of the [`response_timeout`](Builder::response_timeout). Every call that
-            /// sends a request may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
+            /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) for zero
+            /// replicas, for `Server` together with `timestamp_keys`, and unless the timeout is at least 1 ms and at most half of the
+            /// [`response_timeout`](Builder::response_timeout). Every call that sends a request may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
             ///
             /// # Examples
             ///
             /// ```no_run
-            /// use std::num::NonZeroU8;
             /// use std::time::Duration;
-            #[doc = concat!("use redis_rwlock::{Durability, RwLockManager, ", stringify!($manager), "};")]
+            #[doc = concat!("use redis_rwlock::{Durability, Replicas, RwLockManager, ", stringify!($manager), "};")]
             ///
             /// # #[tokio::main(flavor = "current_thread")]
             /// # async fn main() -> redis_rwlock::Result<()> {
-            /// let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(100) };
+            /// let level = Durability::Replicated { replicas: Replicas::All, timeout: Duration::from_millis(100) };
             #[doc = concat!("let manager = ", stringify!($manager), "::builder(\"redis://127.0.0.1:6379\").durability(level).connect().await?;")]
-            /// let guard = manager.write("cfg").await?; // a replica has received the grant
+            /// let guard = manager.write("cfg").await?; // all replicas have received the grant
             /// guard.release().await
             /// # }
             /// ```

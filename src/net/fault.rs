@@ -29,7 +29,7 @@ pub(super) enum Fault {
     /// The node refused a command within the script. The script may have written before this command.
     Broken { refusal: Refusal, message: String },
     /// The call ran, but its hold does not count, because too few replicas have acknowledged it.
-    Unreplicated { asked: u8, acknowledged: u64 },
+    Unreplicated { asked: u64, acknowledged: u64 },
     /// No connection could be used. Nothing was sent.
     NotSent(Option<Source>),
     /// The call may have run, or may still run until `arrives_until`.
@@ -134,15 +134,6 @@ impl Fault {
     /// Returns true if the server accepts no writes in its present state. The node should then leave this server.
     pub(super) fn is_of_no_primary(&self) -> bool {
         matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
-    }
-
-    /// Returns the error of the server or of the operating system that caused the fault.
-    pub(super) fn into_source(self) -> Option<Source> {
-        match self.into_failure() {
-            Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
-            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
-            Failure::Unreplicated { .. } => None,
-        }
     }
 
     /// Converts a fault that ends the attempts of the router.

@@ -38,7 +38,7 @@ use crate::net::announced::{Announced, Announcer};
 use crate::net::conditions::Conditions;
 use crate::net::fault::{Answer, Fault};
 use crate::net::members::{AskOrder, MAX_ASKED, Members};
-use crate::net::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent, shown};
+use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role, not_sent, shown};
 use crate::net::outages::Outages;
 use crate::net::secrets::Secrets;
 use crate::net::sentinels::Sentinels;
@@ -109,7 +109,7 @@ enum MapSource {
     /// Members of the cluster. Any member can give the map.
     Members(Mutex<Members>),
     /// Sentinels. They name one primary, which owns all slots.
-    Sentinels(Sentinels),
+    Sentinels(Arc<Sentinels>),
 }
 
 impl std::fmt::Debug for Fleet {
@@ -157,7 +157,7 @@ impl Fleet {
         let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
         let template = with_credentials(first(infos)?, access.primary_credentials.as_ref());
         Ok(Self::new(
-            MapSource::Sentinels(sentinels),
+            MapSource::Sentinels(Arc::new(sentinels)),
             Announced::new(access.remap.clone(), []),
             template,
             Arc::clone(secrets),
@@ -226,7 +226,11 @@ impl Fleet {
         let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
         let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
         let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
-        let reports = Reports { on_loss, outages, conditions, source, secrets };
+        let replica_names = match &self.map_source {
+            MapSource::Members(_) => ReplicaNames::Primary,
+            MapSource::Sentinels(sentinels) => ReplicaNames::Sentinels(Arc::clone(sentinels)),
+        };
+        let reports = Reports { on_loss, outages, conditions, source, secrets, replica_names };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
         Node::new(address, info, self.limits, self.clock, self.background_runtime.clone(), reports)
             .map_err(|_| unusable())

@@ -45,6 +45,7 @@ pub(super) use connections::{DialFault, not_sent, shown};
 pub(super) use greeting::{hello_field, info_field, info_text, parse_time};
 use greeting::{hello_of_info, unreadable};
 pub(super) use in_flight::Precedence;
+pub(super) use replicas::ReplicaNames;
 use replicated::{ReplicatedCalls, ReplicatedConnections};
 pub(super) use steps::ask_once;
 
@@ -67,6 +68,7 @@ mod names;
 mod outage;
 mod probe;
 mod push_handler;
+mod replicas;
 mod replicated;
 mod steps;
 #[cfg(all(test, feature = "_testing"))]
@@ -131,8 +133,8 @@ pub(super) enum Admission {
 /// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, and its
-/// secrets.
+/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, its
+/// secrets, and the source of the names of its replicas.
 #[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
@@ -141,6 +143,7 @@ pub(super) struct Reports {
     /// Source of the node's address: the user, a cluster member or a Sentinel.
     pub(super) source: AddressSource,
     pub(super) secrets: Arc<Secrets>,
+    pub(super) replica_names: ReplicaNames,
 }
 
 #[cfg(all(test, feature = "_testing"))]
@@ -153,6 +156,7 @@ impl Reports {
             conditions: Arc::new(conditions),
             source: AddressSource::User,
             secrets: Arc::new(Secrets::new(&Tls::new(), None).expect("no files")),
+            replica_names: ReplicaNames::Nobody,
         }
     }
 }
@@ -182,8 +186,9 @@ impl Node {
         background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
+        let replica_names = reports.replica_names.clone();
         let connections = Arc::new(Connections::new(address, info, limits, clock, background_runtime, reports));
-        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability);
+        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
         Ok(Self { connections, apart: Apart::default(), replicated_connections, limits, clock })
     }
 
@@ -283,6 +288,13 @@ impl Node {
             }
             answer => answer.unwrap_or(Err(Fault::NoScript)),
         }
+    }
+
+    /// Fails if fewer replicas are attached than must acknowledge a grant.
+    pub(super) async fn check_replicas(&self) -> Result<(), Fault> {
+        let Some(replicated_connections) = &self.replicated_connections else { return Ok(()) };
+        let live = self.connections.live().await?;
+        replicated_connections.check(&live).await
     }
 
     async fn ask_replicated(

@@ -22,7 +22,6 @@ use tokio::sync::watch;
 use crate::base::attempt::{Answered, Failure, Route, ServerContact, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::durability::Durability;
 use crate::base::error::{Refusal, Result, Source};
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::lease::{self, ClockSample, Moment};
@@ -33,7 +32,7 @@ use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Admission, Limits, Node, Precedence, Reports, Role};
+use crate::net::node::{Admission, Limits, Node, Precedence, ReplicaNames, Reports, Role};
 use crate::net::outages::Outages;
 use crate::net::push::{Pace, Push};
 use crate::net::recheck::Recheck;
@@ -174,6 +173,7 @@ impl Router {
             conditions: Arc::clone(conditions),
             source: AddressSource::User,
             secrets: Arc::clone(secrets),
+            replica_names: ReplicaNames::Nobody,
         };
         let node =
             Node::new(&address_of(info.addr()), info, limits, Clock::System, background_runtime.clone(), reports)?;
@@ -540,9 +540,9 @@ impl Router {
             }
             SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
         }
-        match self.limits.durability {
-            Durability::Primary => Ok(()),
-            Durability::Replicated { replicas, .. } => self.slot_owners.check_replicas(replicas.get()).await,
+        match self.limits.durability.acknowledgement() {
+            Some(_) => self.slot_owners.check_replicas().await,
+            None => Ok(()),
         }
     }
 

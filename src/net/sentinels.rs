@@ -1,4 +1,4 @@
-//! Sentinels: asks them for the address of the primary with a given name.
+//! Sentinels: asks them for the address of the primary with a given name, and for its replicas.
 //!
 //! Each question uses a new connection. Questions are rare, and a Sentinel that hangs must not delay the others.
 //!
@@ -13,19 +13,63 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use redis::{ConnectionInfo, RedisConnectionInfo, Value};
 
+use crate::base::clock::Clock;
 use crate::base::error::Refusal;
+use crate::base::lease::Moment;
 use crate::net::address::address_of;
-use crate::net::fault::{self, Fault};
-use crate::net::node::ask_once;
+use crate::net::fault::{self, Answer, Fault};
+use crate::net::node::{ask_once, info_text};
 use crate::net::secrets::{Peer, Secrets};
 
-pub(super) struct Sentinels {
+/// Time after an unanswered question for replicas in which no other question for them is sent. Otherwise silent Sentinels
+/// would delay the grants of each second by a response timeout.
+const REPLICAS_PAUSE: Duration = Duration::from_secs(5);
+
+pub(in crate::net) struct Sentinels {
     primary: String,
     infos: Vec<ConnectionInfo>,
     secrets: Arc<Secrets>,
     response_timeout: Duration,
+    clock: Clock,
+    /// IP addresses of the replicas, as of the newest answer of a majority.
+    replicas: Mutex<Option<Vec<String>>>,
+    /// Time at which a question for the replicas last went unanswered.
+    unanswered: Mutex<Option<Moment>>,
+}
+
+/// Replicas that other servers name, whether these are attached or not.
+#[derive(Clone, Debug, Default)]
+pub(in crate::net) struct NamedReplicas {
+    /// IP addresses. A replica without a known address has an empty one.
+    pub(in crate::net) addresses: Vec<String>,
+    /// True if this is a complete answer. False if more replicas may exist.
+    pub(in crate::net) is_new: bool,
+}
+
+/// Answer of one Sentinel.
+struct Named {
+    primary: String,
+    /// IP addresses of the replicas. Empty if the Sentinel was not asked for them.
+    replicas: Vec<String>,
+}
+
+/// Answers of the Sentinels that name the same primary.
+struct Votes {
+    count: usize,
+    /// Address of the first of these Sentinels.
+    sentinel: String,
+    /// IP addresses of the replicas, each as often as the Sentinel that knows most of them names it.
+    replicas: HashMap<String, usize>,
+}
+
+/// Facts that a Sentinel is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Question {
+    Primary,
+    PrimaryAndReplicas,
 }
 
 impl fmt::Debug for Sentinels {
@@ -42,61 +86,131 @@ impl Sentinels {
         secrets: Arc<Secrets>,
         response_timeout: Duration,
     ) -> Self {
-        Self { primary: primary.to_owned(), infos, secrets, response_timeout }
+        Self {
+            primary: primary.to_owned(),
+            infos,
+            secrets,
+            response_timeout,
+            clock: Clock::System,
+            replicas: Mutex::new(None),
+            unanswered: Mutex::new(None),
+        }
     }
 
     /// Returns the `host:port` of the primary that most Sentinels name, and the address of the first Sentinel that
     /// named it.
     pub(super) async fn primary(&self) -> Result<(String, String), Fault> {
-        let mut votes: HashMap<String, (usize, String)> = HashMap::new();
+        self.vote(Question::Primary).await.map(|(primary, votes)| (primary, votes.sentinel))
+    }
+
+    /// Returns the replicas that most Sentinels name. If too few Sentinels answer, returns those of the last answer.
+    /// Fails if a Sentinel refuses the question, or if there is no answer yet.
+    pub(super) async fn replicas(&self) -> Result<NamedReplicas, Fault> {
+        let old = self.replicas.lock().clone().map(|addresses| NamedReplicas { addresses, is_new: false });
+        let unanswered = *self.unanswered.lock();
+        if let Some(old) = &old
+            && unanswered.is_some_and(|at| self.clock.now().since(at) < REPLICAS_PAUSE)
+        {
+            return Ok(old.clone());
+        }
+        let voting = tokio::time::timeout(self.response_timeout, self.vote(Question::PrimaryAndReplicas));
+        let fault = match voting.await {
+            Ok(Ok((_, votes))) if votes.count > self.infos.len() / 2 => {
+                let repeated = votes.replicas.into_iter().flat_map(|(address, count)| vec![address; count]);
+                let addresses: Vec<String> = repeated.collect();
+                *self.unanswered.lock() = None;
+                *self.replicas.lock() = Some(addresses.clone());
+                return Ok(NamedReplicas { addresses, is_new: true });
+            }
+            Ok(Err(refused @ Fault::Refused { .. })) => return Err(refused),
+            Ok(Err(fault)) => fault,
+            Ok(Ok(_)) | Err(_) => {
+                Fault::NotSent(Some(Arc::new(Answer("most Sentinels have not named the replicas".to_owned()))))
+            }
+        };
+        *self.unanswered.lock() = Some(self.clock.now());
+        old.ok_or(fault)
+    }
+
+    /// Asks all Sentinels. Returns the primary that most of them name, with their votes.
+    async fn vote(&self, question: Question) -> Result<(String, Votes), Fault> {
+        let mut votes: HashMap<String, Votes> = HashMap::new();
         let mut fault = Fault::NotSent(None);
         let mut answers: FuturesUnordered<_> = self
-            .ask_each()
-            .map(|(sentinel, asking)| async move {
-                match asking.await {
-                    Ok(primary) => Ok((primary, sentinel)),
+            .infos
+            .iter()
+            .map(|info| async move {
+                let sentinel = address_of(info.addr());
+                match self.ask(info, question).await {
+                    Ok(named) => Ok((named, sentinel)),
                     Err(fault) => Err(fault.at(&sentinel)),
                 }
             })
             .collect();
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok((primary, sentinel)) => votes.entry(primary).or_insert((0, sentinel)).0 += 1,
+                Ok((Named { primary, replicas }, sentinel)) => {
+                    let empty = || Votes { count: 0, sentinel, replicas: HashMap::new() };
+                    votes.entry(primary).or_insert_with(empty).add(replicas);
+                }
                 Err(refused @ Fault::Refused { .. }) => fault = refused,
                 Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
                 Err(_) => {}
             }
-            if votes.values().any(|(count, _)| *count > self.infos.len() / 2) {
+            if votes.values().any(|votes| votes.count > self.infos.len() / 2) {
                 break;
             }
         }
-        let most = votes.into_iter().max_by_key(|(_, (count, _))| *count);
-        most.map(|(primary, (_, sentinel))| (primary, sentinel)).ok_or(fault)
+        votes.into_iter().max_by_key(|(_, votes)| votes.count).ok_or(fault)
     }
 
-    /// Asks each Sentinel for the primary. Yields the address of each Sentinel, and a future that resolves to its
-    /// answer.
-    pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<String, Fault>>)> {
-        self.infos.iter().map(|info| (address_of(info.addr()), self.ask(info)))
+    /// Asks each Sentinel for the primary. Yields the address of each Sentinel, and a future that resolves when the
+    /// Sentinel has named one.
+    pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<(), Fault>>)> {
+        self.infos.iter().map(|info| {
+            let asking = async { self.ask(info, Question::Primary).await.map(drop) };
+            (address_of(info.addr()), asking)
+        })
     }
 
-    async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
+    async fn ask(&self, info: &ConnectionInfo, question: Question) -> Result<Named, Fault> {
         let info = self.secrets.renewed(info, Peer::Sentinel).await;
-        match self.question(&info, SentinelLogin::None).await {
+        match self.ask_as(&info, SentinelLogin::None, question).await {
             // The first question is sent without a login. A Sentinel that needs a password refuses this question, so
             // the second question is sent with a login.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
-                self.question(&info, SentinelLogin::OfPrimary).await
+                self.ask_as(&info, SentinelLogin::OfPrimary, question).await
             }
             answer => answer,
         }
     }
 
-    async fn question(&self, info: &ConnectionInfo, credentials: SentinelLogin) -> Result<String, Fault> {
+    async fn ask_as(
+        &self,
+        info: &ConnectionInfo,
+        credentials: SentinelLogin,
+        question: Question,
+    ) -> Result<Named, Fault> {
         let settings = settings(info.redis_settings(), credentials);
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
-        let reply = ask_once(info.addr(), &settings, &self.secrets, self.response_timeout, &question).await?;
+        let of_primary = |words: &str| redis::cmd("SENTINEL").arg(words).arg(&self.primary).take();
+        let mut questions = vec![of_primary("GET-MASTER-ADDR-BY-NAME")];
+        if question == Question::PrimaryAndReplicas {
+            questions.push(of_primary("REPLICAS"));
+        }
+        let mut replies =
+            ask_once(info.addr(), &settings, &self.secrets, self.response_timeout, &questions).await?.into_iter();
+        let primary = self.read_primary(replies.next().unwrap_or_default())?;
+        let replicas = match replies.next() {
+            Some(replicas) => read_replicas(&fault::reply(replicas)?).ok_or_else(|| Fault::Refused {
+                refusal: Refusal::Other,
+                message: "it has answered SENTINEL REPLICAS with something else".to_owned(),
+            })?,
+            None => Vec::new(),
+        };
+        Ok(Named { primary, replicas })
+    }
+
+    fn read_primary(&self, reply: Value) -> Result<String, Fault> {
         let other = |message| Fault::Refused { refusal: Refusal::OtherTopology, message };
         let reply = fault::reply(reply).map_err(|fault| match fault {
             Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {
@@ -107,6 +221,20 @@ impl Sentinels {
         let unknown =
             || other(format!("it knows no primary {:?}: `SENTINEL MASTERS` lists those that it knows", self.primary));
         read_address(&reply).ok_or_else(unknown)
+    }
+}
+
+impl Votes {
+    /// Adds the answer of a Sentinel. A replica counts if any Sentinel names it, because another Sentinel may not have
+    /// found it yet.
+    fn add(&mut self, replicas: Vec<String>) {
+        self.count += 1;
+        let mut named: HashMap<String, usize> = HashMap::new();
+        replicas.into_iter().for_each(|address| *named.entry(address).or_default() += 1);
+        for (address, count) in named {
+            let most = self.replicas.entry(address).or_default();
+            *most = count.max(*most);
+        }
     }
 }
 
@@ -139,4 +267,51 @@ fn read_address(reply: &Value) -> Option<String> {
     };
     let (host, port) = (std::str::from_utf8(host).ok()?, std::str::from_utf8(port).ok()?);
     Some(format!("{host}:{port}"))
+}
+
+/// Reads the IP addresses in an answer to `SENTINEL REPLICAS`. Each replica is a list of fields with their values.
+fn read_replicas(reply: &Value) -> Option<Vec<String>> {
+    let Value::Array(replicas) = reply else { return None };
+    let address = |replica: &Value| {
+        let is_ip = |name: &Value| info_text(name) == Some("ip");
+        let ip = match replica {
+            Value::Map(fields) => fields.iter().find(|(name, _)| is_ip(name)).map(|(_, ip)| ip),
+            Value::Array(fields) => fields.chunks(2).find(|field| is_ip(&field[0]))?.get(1),
+            _ => None,
+        };
+        info_text(ip?).map(str::to_owned)
+    };
+    replicas.iter().map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn replicas_are_read_in_both_versions_of_the_protocol() {
+        let old = Value::Array(["name", "x", "ip", "10.0.0.2", "port", "1"].map(text).to_vec());
+        let new = Value::Map(vec![(text("name"), text("ip")), (text("ip"), text("10.0.0.3"))]);
+        let read = read_replicas(&Value::Array(vec![old, new]));
+        assert_eq!(read, Some(vec!["10.0.0.2".to_owned(), "10.0.0.3".to_owned()]));
+        let without = Value::Array(["name", "ip"].map(text).to_vec());
+        assert_eq!(read_replicas(&Value::Array(vec![without])), None);
+        assert_eq!(read_replicas(&Value::Nil), None);
+    }
+
+    #[test]
+    fn replica_counts_if_any_sentinel_names_it() {
+        let mut votes = Votes { count: 0, sentinel: String::new(), replicas: HashMap::new() };
+        let all = |addresses: &[&str]| addresses.iter().map(|address| (*address).to_owned()).collect();
+        votes.add(all(&["a", "a", "b"]));
+        votes.add(all(&["a", "c"]));
+        let mut replicas: Vec<_> = votes.replicas.into_iter().collect();
+        replicas.sort();
+        let named = |address: &str, count| (address.to_owned(), count);
+        assert_eq!((votes.count, replicas), (2, vec![named("a", 2), named("b", 1), named("c", 1)]));
+    }
 }

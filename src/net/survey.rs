@@ -92,26 +92,20 @@ impl SlotOwners {
             return Ok(true);
         }
         let owner = fleet.owner(slot).await?;
-        let mut question = redis::cmd("EXISTS");
-        match owner.ask(question.arg(key)).await {
+        // Locks need the right for this command anyway.
+        let mut question = redis::cmd("HGET");
+        match owner.ask(question.arg(key).arg("-")).await {
             // The owner shows the key itself if it has it.
-            Ok(_) | Err(Fault::Moved { .. }) => Ok(false),
+            Ok(_) | Err(Fault::Moved { .. } | Fault::Refused { refusal: Refusal::ForeignKey, .. }) => Ok(false),
             Err(Fault::Ask { .. }) => Ok(true),
             Err(fault) => Err(fault.at(owner.shown())),
         }
     }
 
-    /// Refuses a primary that has fewer than `asked` replicas in sync.
-    pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
-        let mut question = redis::cmd("INFO");
-        question.arg("replication");
+    /// Refuses a primary to which too few replicas are attached for the durability.
+    pub(super) async fn check_replicas(&self) -> Result<(), Failure> {
         for node in self.primaries().await.map_err(Fault::into_failure)? {
-            let at_node = |fault: Fault| fault.into_failure().at(node.shown());
-            let info = node.ask(&question).await.map_err(at_node)?;
-            let acknowledged = online_replicas(&info).ok_or_else(|| at_node(unreadable(&node, "INFO")))?;
-            if acknowledged < asked.into() {
-                return Err(at_node(Fault::Unreplicated { asked, acknowledged }));
-            }
+            node.check_replicas().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
         }
         Ok(())
     }
@@ -240,7 +234,8 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
     let mut info = redis::cmd("INFO");
     let memory = node.ask(info.arg("memory")).await;
     if let Ok(memory) = &memory {
-        health.noeviction = info_field(memory, "maxmemory_policy").map(|policy| policy == "noeviction");
+        let policy = info_text(memory).and_then(|memory| info_field(memory, "maxmemory_policy"));
+        health.noeviction = policy.map(|policy| policy == "noeviction");
     }
     node.note_memory(memory);
     health.findings = node.memory_findings();
@@ -255,14 +250,6 @@ fn wall_clock() -> Duration {
 fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     let here_us = i64::try_from(here.as_micros()).ok()?;
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
-}
-
-/// Returns the number of replicas that are in sync. A replica that is still copying the data is not counted, because it
-/// does not acknowledge writes.
-fn online_replicas(info: &Value) -> Option<u64> {
-    let text = info_text(info)?;
-    info_field(info, "connected_slaves")?;
-    Some(text.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u64)
 }
 
 /// Returns the reason of a fault, in the words of the server or of the operating system.

@@ -1,6 +1,5 @@
 //! Workload of users: tasks that take locks in every way the crate offers, and let go of them in every way there is.
 
-use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::mutants::Mutant;
 use super::runtime::{Hand, Otherwise, Runtime};
 use super::world::{Address, Live, World, ids_of, is_valid, millis};
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::durability::Durability;
+use crate::base::durability::{Durability, Replicas};
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::key::Key;
 use crate::base::lease::{self, FencingToken};
@@ -95,7 +94,7 @@ fn durability(world: &World) -> Durability {
     if world.profile.wait_ms == 0 || world.mutant == Some(Mutant::ClaimsUnacknowledged) {
         return Durability::Primary;
     }
-    Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(world.profile.wait_ms) }
+    Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(world.profile.wait_ms) }
 }
 
 /// Returns the `cache_for` of a process. Some processes cache no holds.

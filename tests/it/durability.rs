@@ -1,20 +1,23 @@
 //! Grants that count only after replicas have acknowledged them.
 
 use std::future::IntoFuture;
-use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Server};
-use redis_rwlock::{Durability, Error, HoldState, LossReason, RedisManager, RwLockManager, Topology, TwoKeyManager};
+use redis_rwlock::{
+    Durability, Error, HoldState, LossReason, RedisManager, Replicas, RwLockManager, Topology, TwoKeyManager,
+};
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
 use crate::servers::{Pair, wait_until_followed};
 use crate::wait::{soon, until};
 
+mod all;
 mod demoted;
 mod lost;
 mod migration;
 mod sentinels;
+mod services;
 #[cfg(feature = "tls")]
 mod tls;
 mod writes;
@@ -239,7 +242,7 @@ async fn dropped_future_leaves_nothing(f: &Field) {
 }
 
 fn two_replicas() -> Durability {
-    Durability::Replicated { replicas: NonZeroU8::new(2).expect("not zero"), timeout: Duration::from_millis(250) }
+    Durability::Replicated { replicas: Replicas::At(2), timeout: Duration::from_millis(250) }
 }
 
 #[tokio::test]
@@ -274,6 +277,24 @@ async fn replicas_of_every_primary_of_a_cluster_count() {
     let too_many = Settings { durability: two_replicas(), ..Settings::default() };
     let error = f.connect(too_many).await.map(drop).expect_err("each has one");
     assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 1, .. }), "{error:?}");
+}
+
+/// Clients of the timestamp scheme do not wait for the storage of a service, so no manager beside them may claim to.
+#[tokio::test]
+async fn level_of_services_is_refused_beside_clients_of_the_timestamp_scheme() {
+    let builder = || RedisManager::builder("redis://127.0.0.1:1").durability(Durability::Server);
+    builder().build().expect("alone it is allowed");
+    let error = builder().timestamp_keys("lock:*").build().expect_err("refused");
+    let Error::InvalidOption { option: "durability", reason, .. } = &error else { panic!("{error:?}") };
+    assert!(reason.contains("timestamp"), "{reason}");
+}
+
+#[tokio::test]
+async fn zero_replicas_are_refused() {
+    let level = Durability::Replicated { replicas: Replicas::At(0), timeout: SHORT_WAIT };
+    let error = RedisManager::builder("redis://127.0.0.1:1").durability(level).build().expect_err("refused");
+    let Error::InvalidOption { option: "durability", reason, .. } = &error else { panic!("{error:?}") };
+    assert!(reason.contains("Durability::Primary"), "{reason}");
 }
 
 #[tokio::test]

@@ -1,7 +1,6 @@
 //! Fixtures: managers and servers for cases, and the macros that run each case on all of them.
 
 use std::mem::ManuallyDrop;
-use std::num::NonZeroU8;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, Durability, Error, LockView, MemoryManager, QuorumManager, RedisManager, Reentry, RwLockManager,
-    TimestampClients, Topology, TwoKeyManager,
+    Build, Builder, Durability, Error, LockView, MemoryManager, QuorumManager, RedisManager, Reentry, Replicas,
+    RwLockManager, TimestampClients, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
 
@@ -176,7 +175,7 @@ impl Backend {
 
 /// Durability at which one replica has to acknowledge within `timeout`.
 pub(crate) fn on_one_replica(timeout: Duration) -> Durability {
-    Durability::Replicated { replicas: NonZeroU8::MIN, timeout }
+    Durability::Replicated { replicas: Replicas::At(1), timeout }
 }
 
 /// A place for locks that the case has to itself: managers made here see the same locks, those of other cases do not.

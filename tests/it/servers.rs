@@ -106,13 +106,18 @@ impl Pair {
 /// Waits until the replica of a primary acknowledges new writes. A replica that was just attached acknowledges its first
 /// copy, and gets the rest up to a second later.
 pub(crate) fn wait_until_followed(primary: &Node) {
+    wait_until_followed_by(primary, 1, "follows");
+}
+
+/// Waits until this number of replicas acknowledge new writes. `key` is a key of the primary.
+pub(crate) fn wait_until_followed_by(primary: &Node, replicas: i64, key: &str) {
     let mut client = primary.client().expect("connected");
     for _ in 0..3 {
         // Valkey waits only for what this connection has written.
-        for command in [&["SET", "follows", "", "PX", "1"][..], &["WAIT", "1", "20000"]] {
-            let reply = client.command(command).and_then(Reply::into_result).expect("answered");
-            assert_ne!(reply.int(), Some(0), "the replica does not follow");
-        }
+        let written = client.command(&["SET", key, "", "PX", "1"]).and_then(Reply::into_result);
+        written.expect("written");
+        let waited = client.command(&["WAIT", &replicas.to_string(), "20000"]).and_then(Reply::into_result);
+        assert!(waited.expect("answered").int() >= Some(replicas), "not all replicas follow");
     }
 }
 

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use cluster_testenv::Server;
+use redis_rwlock::Replicas;
 
 use crate::Result;
 
@@ -16,6 +17,7 @@ judged afterwards. Exits with 0 if all that the level claims to survive was surv
 OPTIONS
   --level LEVEL      primary (a cluster of 3 primaries with a replica each), replicated (the same), quorum (5 masters);
                      if not given primary
+  --replicas N       replicas that acknowledge at the level replicated: 1 or all; if not given 1
   --server SERVER    redis (7.0) or valkey (9.1); if not given redis
   --minutes M        if not given 1; or --seconds S
   --seed N           of the faults' order and of the workers; if not given 1
@@ -120,6 +122,8 @@ pub(crate) struct Args {
     pub(crate) workers: usize,
     /// Time for which managers cache holds.
     pub(crate) cache_for: Duration,
+    /// Replicas that must acknowledge at the level `replicated`.
+    pub(crate) replicas: Replicas,
     pub(crate) plant: Option<Plant>,
     pub(crate) style: Style,
     pub(crate) keeps: Keeps,
@@ -158,6 +162,7 @@ impl Args {
             faults: "all".to_owned(),
             workers: 5,
             cache_for: Duration::ZERO,
+            replicas: Replicas::At(1),
             plant: None,
             style: Style::Plain,
             keeps: Keeps::Nothing,
@@ -178,6 +183,7 @@ impl Args {
                     args.workers = workers.ok_or("--workers: 2 to 16")?;
                 }
                 "--cache-for-ms" => args.cache_for = Duration::from_millis(number(&word, &value()?)?),
+                "--replicas" => args.replicas = replicas(&value()?)?,
                 "--plant" => args.plant = Some(value()?.parse()?),
                 "--markdown" => args.style = Style::Markdown,
                 "--keep" => args.keeps = Keeps::Histories,
@@ -187,6 +193,9 @@ impl Args {
             }
         }
         Plant::check(args.plant, args.level)?;
+        if args.level != Level::Replicated && args.replicas != Replicas::At(1) {
+            return Err("--replicas is for the level replicated".into());
+        }
         if args.level == Level::Quorum && !args.cache_for.is_zero() {
             return Err("--cache-for-ms: in a quorum nobody could call for a hold that stays".into());
         }
@@ -196,6 +205,15 @@ impl Args {
 
 fn number(word: &str, value: &str) -> Result<u64, String> {
     value.parse().map_err(|_| format!("{word}: a number"))
+}
+
+/// Reads the replicas that must acknowledge. Each primary has one, so no other number can be met.
+pub(crate) fn replicas(text: &str) -> Result<Replicas, String> {
+    match text {
+        "1" => Ok(Replicas::At(1)),
+        "all" => Ok(Replicas::All),
+        _ => Err("--replicas: 1 or all".into()),
+    }
 }
 
 fn server(name: &str) -> Result<Server, String> {

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use redis_rwlock::Replicas;
+
 use crate::args::{Args, Style};
 use crate::faults::Column;
 use crate::judge::{Findings, Row};
@@ -92,8 +94,9 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
     println!("\n{}", table(args.style, findings));
     println!("* not survived at this level: what happens is counted");
     println!(
-        "level {}, {}, {}{} workers, seed {}, {:.1} min: {grants} grants, {faults} faults, {} updates, {refused} old tokens refused",
+        "level {}{}, {}, {}{} workers, seed {}, {:.1} min: {grants} grants, {faults} faults, {} updates, {refused} old tokens refused",
         args.level.name(),
+        if args.replicas == Replicas::All { " by all replicas" } else { "" },
         aftermath.version,
         idle_setting(args, findings),
         args.workers,

@@ -100,6 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order {
     Order {
         level: args.level,
+        replicas: args.replicas,
         plant: args.plant,
         cache_for: args.cache_for,
         seed: args.seed,

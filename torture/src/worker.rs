@@ -3,19 +3,18 @@
 
 use std::env;
 use std::io::Read;
-use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use redis_rwlock::{Build, Builder, Durability, QuorumManager, RedisManager, RwLockManager, Topology};
+use redis_rwlock::{Build, Builder, Durability, QuorumManager, RedisManager, Replicas, RwLockManager, Topology};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::args::{Level, Plant};
+use crate::args::{self, Level, Plant};
 use crate::history::{Journal, nanos, now};
 use crate::register::Client;
 use crate::tasks::{Role, Task};
@@ -37,6 +36,7 @@ const CLOSING: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) level: Level,
+    pub(crate) replicas: Replicas,
     pub(crate) plant: Option<Plant>,
     /// Time for which the worker caches holds.
     pub(crate) cache_for: Duration,
@@ -52,7 +52,7 @@ impl Order {
         let paths = [&self.journal, &self.registers].map(|path| path.display().to_string());
         let [journal, registers] = &paths;
         let (level, idle_ms, urls) = (self.level.name(), self.cache_for.as_millis(), self.urls.join(" "));
-        format!("{level} {plant} {idle_ms} {} {journal} {registers} {urls}", self.seed)
+        format!("{level} {} {plant} {idle_ms} {} {journal} {registers} {urls}", self.replicas, self.seed)
     }
 
     /// Returns the order for this process if this process is a worker.
@@ -62,11 +62,21 @@ impl Order {
             let mut words = words.split(' ');
             let mut next = || words.next().ok_or("an order with too few words");
             let level = next()?.parse()?;
+            let replicas = args::replicas(next()?)?;
             let plant = Some(next()?).filter(|word| *word != "-").map(str::parse).transpose()?;
             let cache_for = Duration::from_millis(next()?.parse()?);
             let seed = next()?.parse()?;
             let (journal, registers) = (next()?.into(), next()?.into());
-            Ok(Self { level, plant, cache_for, seed, journal, registers, urls: words.map(str::to_owned).collect() })
+            Ok(Self {
+                level,
+                replicas,
+                plant,
+                cache_for,
+                seed,
+                journal,
+                registers,
+                urls: words.map(str::to_owned).collect(),
+            })
         };
         Some(read())
     }
@@ -135,7 +145,7 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
         Level::Replicated => {
             let level = match order.plant {
                 Some(Plant::SkippedWait) => Durability::Primary,
-                _ => Durability::Replicated { replicas: NonZeroU8::MIN, timeout: ACKNOWLEDGED },
+                _ => Durability::Replicated { replicas: order.replicas, timeout: ACKNOWLEDGED },
             };
             let builder = RedisManager::builder(Topology::cluster(urls)).durability(level);
             finish(builder.cache_for(order.cache_for)).await

@@ -63,6 +63,23 @@ pub(super) enum Refused {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Purpose(Use);
 
+/// Answer of a server to `WAIT`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WaitRight {
+    Permitted,
+    Forbidden,
+    Unknown,
+}
+
+/// Tries `WAIT`, in a way that waits for nothing.
+pub(super) async fn try_wait(link: &mut Link) -> Result<WaitRight, Failure> {
+    Ok(match denial(&link.ask(&["WAIT", "0", "0"]).await)? {
+        Some(Denial::Unknown) => WaitRight::Unknown,
+        Some(Denial::Command | Denial::Key | Denial::Channel) => WaitRight::Forbidden,
+        None => WaitRight::Permitted,
+    })
+}
+
 /// Tries all rights that locks need at this server.
 pub(super) async fn try_all(
     link: &mut Link,

@@ -1,15 +1,15 @@
 //! Answers of one server about itself.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use redis::Value;
 use redis_rwlock::DurationText;
 
+use super::durability::Asked;
 use super::finding::{Finding, Findings, Level};
 use super::link::{Failure, Link};
-use super::rights::{self, Refused};
+use super::rights::{self, Refused, WaitRight};
 use crate::settings::{Place, Settings};
 
 const SLOTS: u16 = 16384;
@@ -34,6 +34,8 @@ pub(super) struct Survey {
     /// it.
     node_timeout: Option<Duration>,
     wants_no_password: bool,
+    /// `None` if the server was not asked.
+    pub(super) wait: Option<WaitRight>,
     pub(super) refused: Vec<Refused>,
 }
 
@@ -58,6 +60,7 @@ impl Survey {
             let timeout = timeout.and_then(|timeout| pairs(&timeout).into_values().next()?.parse().ok());
             survey.node_timeout = timeout.map(Duration::from_millis);
         }
+        survey.wait = Some(rights::try_wait(&mut link).await?);
         survey.refused = rights::try_all(&mut link, settings, survey.is_in_cluster(), wants_replicas).await?;
         Ok(survey)
     }
@@ -74,7 +77,7 @@ impl Survey {
         self.said("mode") == "sentinel"
     }
 
-    fn is_primary(&self) -> bool {
+    pub(super) fn is_primary(&self) -> bool {
         matches!(self.said("role"), "master" | "primary")
     }
 
@@ -90,7 +93,7 @@ impl Survey {
     }
 
     /// Reports the defects of this server, except missing rights.
-    pub(super) fn tell(&self, node: &str, place: &Place, asked: Option<NonZeroU8>, findings: &mut Findings) {
+    pub(super) fn tell(&self, node: &str, place: &Place, asked: Option<Asked>, findings: &mut Findings) {
         let mut problem = |check, message: String, advice: &str| {
             findings.add(Finding::new(Level::Problem, check, message).at(node).advise(advice));
         };
@@ -157,8 +160,8 @@ impl Survey {
         self.tell_replicas(node, asked, findings);
     }
 
-    fn tell_replicas(&self, node: &str, asked: Option<NonZeroU8>, findings: &mut Findings) {
-        if let Some(asked) = asked
+    fn tell_replicas(&self, node: &str, asked: Option<Asked>, findings: &mut Findings) {
+        if let Some(Asked::At(asked)) = asked
             && self.is_primary()
             && let Some(online) = self.online_replicas()
             && online < usize::from(asked.get())
@@ -180,7 +183,7 @@ impl Survey {
         (used > max).then_some((used, max))
     }
 
-    fn online_replicas(&self) -> Option<usize> {
+    pub(super) fn online_replicas(&self) -> Option<usize> {
         Some(replicas(self.replication.as_ref()?).filter(|said| said.contains("state=online")).count())
     }
 

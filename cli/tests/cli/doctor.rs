@@ -13,6 +13,10 @@ use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said, until};
 
+/// No such server can be reached from a test, so this test checks the function itself.
+#[path = "../../src/doctor/memory_db.rs"]
+mod memory_db;
+
 /// All rights that the README lists for one node.
 const RIGHTS: [&str; 20] = [
     "on",
@@ -155,6 +159,60 @@ fn replica_for_a_primary_and_missing_replicas_are_found() {
     doctor(asked("2")).only("replicas", "1 of the 2");
     let people = said(at(&primary.url(), &["doctor", "--replicas", "3"]));
     assert!(people.code == Some(1) && people.out.contains("problem: replicas: 1 of the 3"), "{people:?}");
+}
+
+/// Runs doctor as a person does, with these replicas.
+fn people_ask(url: &str, replicas: &str) -> String {
+    let said = said(at(url, &["doctor", "--replicas", replicas]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    said.out
+}
+
+#[test]
+fn levels_that_a_server_can_do_are_told() {
+    let alone = Node::start(Server::Valkey91).expect("it starts");
+    let out = said(at(&alone.url(), &["doctor"])).out;
+    assert!(out.contains("note: durability: no replica is attached, so the server cannot do Replicated"), "{out}");
+    let out = people_ask(&alone.url(), "server");
+    assert!(out.contains("nothing shows that the server stores each write durably"), "{out}");
+    let without = Node::builder(Server::Redis70)
+        .arg("--rename-command", "WAIT")
+        .arg("hidden", "--rename-command")
+        .arg("DEBUG", "hidden-too")
+        .start()
+        .expect("it starts");
+    let out = said(at(&without.url(), &["doctor"])).out;
+    assert!(out.contains("note: durability: the server knows no WAIT"), "{out}");
+    people_ask(&without.url(), "server");
+    let mut all = at(&without.url(), &[]);
+    all.env("RWLOCK_DURABILITY_REPLICAS", "all").env("RWLOCK_DURABILITY_TIMEOUT", "100ms");
+    doctor(all).only("rights", "knows no WAIT");
+}
+
+#[test]
+fn memory_db_is_known_by_its_name() {
+    for (address, is_it) in [
+        ("clustercfg.locks.abcdef.memorydb.eu-west-1.amazonaws.com:6379", true),
+        ("locks-0001-001.locks.abcdef.memorydb.eu-west-1.amazonaws.com:6379", true),
+        ("locks.abcdef.0001.euw1.cache.amazonaws.com:6379", false),
+        ("memorydb.example.com:6379", false),
+        ("10.0.0.1:6379", false),
+    ] {
+        assert_eq!(memory_db::is_of_memory_db(address), is_it, "{address}");
+    }
+}
+
+#[test]
+fn named_replica_that_is_not_attached_is_found() {
+    let cluster = Cluster::builder(Server::Valkey91).primaries(1).replicas(2).node_timeout(Duration::from_secs(2));
+    let cluster = cluster.start().expect("it starts");
+    let urls = cluster.urls().join(",");
+    let all = || program(&["--cluster", &urls, "doctor", "--replicas", "all"]);
+    let told = said(all());
+    assert!(told.code == Some(0) && told.out.contains("Replicated with up to 2 attached replicas"), "{told:?}");
+    cluster.replicas_of(cluster.primaries()[0])[0].kill();
+    let is_found = || said(all()).out.contains("problem: replicas: 1 of the 2 replicas that the servers name");
+    until("the primary has lost the replica", is_found);
 }
 
 fn rights_are_found(server: Server) {

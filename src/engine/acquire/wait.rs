@@ -7,7 +7,6 @@ use tokio::sync::mpsc;
 use super::plausible::Bounds;
 use super::{Acquisition, grace};
 use crate::base::attempt::MAX_NOTIFICATIONS;
-use crate::base::durability::Durability;
 use crate::base::lease::Moment;
 use crate::lock::side::Notifications;
 use crate::store::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
@@ -119,8 +118,9 @@ impl Acquisition<'_> {
                 notice = subscription.notices.recv() => {
                     let Some(notice) = notice else { break };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
-                        // What replicas have to know of counts when the server has said so.
-                        HeardNotification::Granted(answer) if self.engine.options().durability == Durability::Primary => {
+                        HeardNotification::Granted(answer)
+                            if self.engine.options().durability.counts_notified_grants() =>
+                        {
                             return Some(answer);
                         }
                         HeardNotification::Granted(_) => return None,
@@ -164,8 +164,7 @@ impl Acquisition<'_> {
                     let Some(notice) = notice else { return RecallReply::Silence };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
                         HeardNotification::Granted(answer) => {
-                            // What replicas have to know of counts when the server has said so.
-                            let counts = self.engine.options().durability == Durability::Primary;
+                            let counts = self.engine.options().durability.counts_notified_grants();
                             return if counts { RecallReply::Granted(answer) } else { RecallReply::AskAgain };
                         }
                         HeardNotification::Refused => return RecallReply::Refused,

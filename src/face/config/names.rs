@@ -6,9 +6,10 @@
 //! `RWLOCK_`. These variables must not prevent a program from starting.
 
 /// Names of all variables that a configuration reads, without the prefix.
-pub(crate) const FIELDS: [&str; 31] = [
+pub(crate) const FIELDS: [&str; 32] = [
     "CACHE_FOR",
     "CLUSTER",
+    "DURABILITY",
     "DURABILITY_REPLICAS",
     "DURABILITY_TIMEOUT",
     "JOIN_WINDOW",

@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::connection::Request;
 use super::connections::{Connections, DialFault, OpenConnection, Sharing};
-use super::greeting::info_field;
+use super::greeting::{info_field, info_text};
 use super::{Node, parse_time};
 use crate::base::error::Refusal;
 use crate::base::health::NodeFinding;
@@ -128,9 +128,10 @@ impl Node {
 
 /// Reads the memory in use, the limit and the memory policy from an answer to `INFO memory`.
 fn read_memory(info: &Value) -> Option<Memory> {
-    let field = |name: &str| info_field(info, name);
+    let text = info_text(info)?;
+    let field = |name: &str| info_field(text, name);
     let number = |name: &str| field(name)?.parse::<u64>().ok();
     // The server does not count the buffers for its replicas against its memory limit, so they are subtracted.
     let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
-    Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")? })
+    Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")?.to_owned() })
 }

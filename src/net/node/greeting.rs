@@ -33,16 +33,17 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
 /// Returns the answer to `HELLO` of a server that does not know this command, made from its answers to `INFO server` and
 /// `INFO replication`. What the server does not tell is missing.
 pub(in crate::net) fn hello_of_info(server: &Value, replication: &Value) -> Value {
+    let field = |info, name| info_field(info_text(info)?, name).map(str::to_owned);
     let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-    let valkey = info_field(server, "valkey_version").map(|version| ("valkey", version));
-    let named = valkey.or_else(|| info_field(server, "redis_version").map(|version| ("redis", version)));
-    let mode = info_field(server, "redis_mode").or_else(|| info_field(server, "server_mode"));
+    let valkey = field(server, "valkey_version").map(|version| ("valkey", version));
+    let named = valkey.or_else(|| field(server, "redis_version").map(|version| ("redis", version)));
+    let mode = field(server, "redis_mode").or_else(|| field(server, "server_mode"));
     let (name, version) = named.unzip();
     let fields = [
         ("server", name.map(str::to_owned)),
         ("version", version),
         ("mode", mode),
-        ("role", info_field(replication, "role")),
+        ("role", field(replication, "role")),
     ];
     let fields = fields.into_iter().filter_map(|(name, value)| Some((text(name), text(&value?))));
     Value::Map(fields.chain([(text("proto"), Value::Int(2))]).collect())
@@ -54,24 +55,24 @@ pub(in crate::net) fn speaks_resp2(hello: &Value) -> bool {
     matches!(hello, Value::Map(fields) if fields.iter().any(|(name, value)| is_proto(name) && *value == Value::Int(2)))
 }
 
-pub(in crate::net) fn info_text(info: &Value) -> Option<&str> {
-    match info {
+/// Returns the text of an answer.
+pub(in crate::net) fn info_text(answer: &Value) -> Option<&str> {
+    match answer {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
         _ => None,
     }
 }
 
-/// Returns the value of the line `name:value` in an answer to `INFO`.
-pub(in crate::net) fn info_field(info: &Value, name: &str) -> Option<String> {
-    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
-    info_text(info)?.lines().find_map(value)
+/// Returns the value of the line `name:value` in the text of an answer to `INFO`.
+pub(in crate::net) fn info_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end)
 }
 
 /// Reads a lower bound for the uptime of a server from its answer to `INFO`. Returns `None` if the answer has no
 /// uptime, for example because the user may not send `INFO`.
 pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
-    let seconds = info_field(info, "uptime_in_seconds")?;
+    let seconds = info_field(info_text(info)?, "uptime_in_seconds")?;
     // The server rounds to whole seconds, and its number may be too high by one.
     Some(Duration::from_secs(seconds.parse::<u64>().ok()?.saturating_sub(1)))
 }

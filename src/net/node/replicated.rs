@@ -18,18 +18,19 @@ use std::sync::Arc;
 
 use futures_util::future::join;
 use parking_lot::Mutex;
-use redis::{Cmd, ServerError, Value};
+use redis::{ServerError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::connection::{Load, Request};
-use super::connections::{Connections, DialFault, OpenConnection, Sharing};
+use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::in_flight::Precedence;
+use super::replicas::{ReplicaNames, RequiredReplicas};
 use super::{Admission, reply_if_admitted};
 use crate::base::attempt::Answered;
 use crate::base::durability::Durability;
 use crate::base::error::Refusal;
-use crate::base::lease::{self, Moment};
+use crate::base::lease::{self, Moment, ServerTime};
 use crate::base::process;
 use crate::net::fault::{Answer, Fault};
 use crate::net::{Call, gives_hold};
@@ -45,22 +46,30 @@ type Said = Result<Answered<Value>, Fault>;
 /// Replicated connections to one node. Each runtime has connections of its own, and reads and writes them itself.
 pub(super) struct ReplicatedConnections {
     connections: Arc<Connections>,
-    asked: u8,
-    wait: Cmd,
+    required: Arc<RequiredReplicas>,
+    timeout_ms: u128,
     of: Mutex<Vec<(Id, Arc<ReplicatedPool>)>>,
 }
 
 impl ReplicatedConnections {
     /// Returns `None` if the durability asks for no acknowledgement by replicas.
-    pub(super) fn new(connections: &Arc<Connections>, durability: Durability) -> Option<Self> {
+    pub(super) fn new(connections: &Arc<Connections>, durability: Durability, names: ReplicaNames) -> Option<Self> {
         let (replicas, timeout_ms) = durability.acknowledgement()?;
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas.get()).arg(timeout_ms.to_string());
-        Some(Self { connections: Arc::clone(connections), asked: replicas.get(), wait, of: Mutex::default() })
+        let required = Arc::new(RequiredReplicas::new(replicas, names));
+        Some(Self { connections: Arc::clone(connections), required, timeout_ms, of: Mutex::default() })
+    }
+
+    /// Fails if fewer replicas are attached than must acknowledge a grant. Asks on the shared connection `live`.
+    pub(super) async fn check(&self, live: &Arc<OpenConnection>) -> Result<(), Fault> {
+        let look = self.required.look(&self.connections, live).await?;
+        if look.attached >= look.required {
+            return Ok(());
+        }
+        Err(Fault::Unreplicated { asked: look.required, acknowledged: look.attached })
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in order. If an answer grants a hold, it is
-    /// returned after `asked` replicas have acknowledged the hold.
+    /// returned after the required replicas have acknowledged the hold.
     pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
         let pool = self.pool();
         let (answers, answer) = oneshot::channel();
@@ -81,8 +90,12 @@ impl ReplicatedConnections {
             return Arc::clone(pool);
         }
         pools.retain(|(_, pool)| pool.is_busy());
-        let (connections, wait) = (Arc::clone(&self.connections), self.wait.clone());
-        let pool = Arc::new(ReplicatedPool { connections, asked: self.asked, wait, state: Mutex::default() });
+        let pool = Arc::new(ReplicatedPool {
+            connections: Arc::clone(&self.connections),
+            required: Arc::clone(&self.required),
+            timeout_ms: self.timeout_ms,
+            state: Mutex::default(),
+        });
         pools.push((runtime, Arc::clone(&pool)));
         pool
     }
@@ -105,8 +118,8 @@ struct ReplicatedJob {
 /// Replicated connections of one runtime, and the batches that wait for a free connection.
 struct ReplicatedPool {
     connections: Arc<Connections>,
-    asked: u8,
-    wait: Cmd,
+    required: Arc<RequiredReplicas>,
+    timeout_ms: u128,
     state: Mutex<ReplicatedState>,
 }
 
@@ -187,18 +200,32 @@ impl ReplicatedPool {
         }
     }
 
+    /// Returns the present moment, the server time after which the server must refuse calls that are sent now, and the
+    /// number of replicas that must acknowledge them. Asks the server if one of these is not known well enough. Fails
+    /// before anything is sent that changes the server.
+    async fn prepare(&self, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime, u64), Fault> {
+        let (sent, not_after) = self.connections.not_after(live).await?;
+        if let Some(required) = self.required.number_at(sent) {
+            return Ok((sent, not_after, required));
+        }
+        let required = Box::pin(self.required.look(&self.connections, live)).await?.required;
+        // The look has taken a round trip, so the time limit of the calls begins anew.
+        let (sent, not_after) = self.connections.not_after(live).await?;
+        Ok((sent, not_after, required))
+    }
+
     /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
     /// pipeline.
     async fn carry(&self, live: &Arc<OpenConnection>, jobs: Vec<ReplicatedJob>) -> bool {
-        let (sent, not_after) = match self.connections.not_after(live).await {
+        let (sent, not_after, required) = match self.prepare(live).await {
             Ok(limits) => limits,
             Err(fault) => {
-                let source = fault.into_source();
-                jobs.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(source.clone()))));
-                return false;
+                let fault = not_sent(fault);
+                jobs.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
+                return matches!(fault, DialFault::Refused(..)) && live.is_open();
             }
         };
-        // The request for the clock sample may have taken long. A caller that has stopped waiting since then assumes
+        // The questions of `prepare` may have taken long. A caller that has stopped waiting since then assumes
         // that its calls are not sent any more, so its batch is dropped.
         let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
         let (batches, waiting): (Vec<ReplicatedCalls>, Vec<Answers>) =
@@ -219,7 +246,8 @@ impl ReplicatedPool {
                 requests.push(Request::Call { call, load, not_after });
             }
         }
-        let (mut scripts, mut wait) = live.connection.ask_all_then(&requests, &self.wait);
+        let wait = redis::cmd("WAIT").arg(required).arg(self.timeout_ms.to_string()).take();
+        let (mut scripts, mut wait) = live.connection.ask_all_then(&requests, &wait);
         let answered = async {
             match self.connections.in_time(live, sent, Pin::new(&mut scripts)).await {
                 Ok(values) => Ok(self.hand_out(live, &batches, waiting, sent, values)),
@@ -237,7 +265,7 @@ impl ReplicatedPool {
         match answered {
             Ok(held_back) => {
                 for (answers, mut said) in held_back {
-                    said.iter_mut().for_each(|one| self.judge(one, &waited, sent));
+                    said.iter_mut().for_each(|one| self.judge(one, required, &waited, sent));
                     tell(answers, Ok(said));
                 }
             }
@@ -275,13 +303,13 @@ impl ReplicatedPool {
     }
 
     /// Replaces the answer to a call by a fault, if it grants a hold that too few replicas have acknowledged.
-    fn judge(&self, said: &mut Said, waited: &Result<u64, Fault>, sent: Moment) {
+    fn judge(&self, said: &mut Said, required: u64, waited: &Result<u64, Fault>, sent: Moment) {
         if !is_hold(said) {
             return;
         }
         match waited {
-            Ok(replicas) if *replicas >= self.asked.into() => {}
-            Ok(replicas) => *said = Err(Fault::Unreplicated { asked: self.asked, acknowledged: *replicas }),
+            Ok(replicas) if *replicas >= required => {}
+            Ok(replicas) => *said = Err(Fault::Unreplicated { asked: required, acknowledged: *replicas }),
             Err(fault) => *said = Err(self.copy(fault, sent)),
         }
     }

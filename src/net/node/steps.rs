@@ -196,15 +196,15 @@ impl Steps {
     }
 }
 
-/// Asks one question on a new connection. Accepts servers of any kind, because the answer to `question` shows whether
-/// the server is of the right kind.
+/// Asks questions on a new connection. Accepts servers of any kind, because the answers show whether the server is of
+/// the right kind.
 pub(in crate::net) async fn ask_once(
     address: &ConnectionAddr,
     settings: &RedisConnectionInfo,
     secrets: &Secrets,
     response_timeout: Duration,
-    question: &Cmd,
-) -> Result<Value, Fault> {
+    questions: &[Cmd],
+) -> Result<Vec<Value>, Fault> {
     let steps = Steps::new(response_timeout);
     let stream = match address {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -220,9 +220,9 @@ pub(in crate::net) async fn ask_once(
         Err(fault) => Err(fault),
     };
     let push_handler = PushHandler::new(Arc::default(), None);
-    let asked = steps.log_in(stream, settings, push_handler, &[Request::Command(question)], admits).await?;
-    let (_connection, _, mut answers) = asked;
-    Ok(answers.swap_remove(0))
+    let questions: Vec<_> = questions.iter().map(Request::Command).collect();
+    let (_connection, _, answers) = steps.log_in(stream, settings, push_handler, &questions, admits).await?;
+    Ok(answers)
 }
 
 async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {

@@ -1,10 +1,9 @@
 //! Replicated grants behind Sentinels: after a failover the replicas of the new primary count.
 
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use cluster_testenv::{Node, Sentinels, Server};
-use redis_rwlock::{Durability, Error, HoldState, Topology};
+use redis_rwlock::{Durability, Error, HoldState, Replicas, Topology};
 use tokio::task::block_in_place;
 
 use super::settings;
@@ -18,8 +17,7 @@ on_both_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn of(replicas: u8) -> Settings {
-    let replicas = NonZeroU8::new(replicas).expect("not zero");
-    let durability = Durability::Replicated { replicas, timeout: TIMEOUT };
+    let durability = Durability::Replicated { replicas: Replicas::At(replicas), timeout: TIMEOUT };
     Settings { durability, unreachable_after: BOUND, lease: BOUND, ..settings(TIMEOUT) }
 }
 

@@ -1,9 +1,8 @@
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use redis_rwlock::{
-    Durability, MemoryManager, QuorumManager, ReadGuard, RedisManager, RwLockManager, Topology, TwoKeyManager,
+    Durability, MemoryManager, QuorumManager, ReadGuard, RedisManager, Replicas, RwLockManager, Topology, TwoKeyManager,
     WriteGuard,
 };
 
@@ -37,7 +36,7 @@ pub(super) async fn cluster(urls: &[String], lease: Duration) -> Box<dyn Peer> {
 }
 
 pub(super) async fn replicated(url: &str, lease: Duration) -> Box<dyn Peer> {
-    let durability = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: REPLICATED_WITHIN };
+    let durability = Durability::Replicated { replicas: Replicas::At(1), timeout: REPLICATED_WITHIN };
     let builder = RedisManager::builder(Topology::node(url)).lease(lease).durability(durability);
     Box::new(Ours(builder.response_timeout(2 * REPLICATED_WITHIN).connect().await.expect("a server")))
 }

@@ -1,6 +1,5 @@
 //! The primary of a lock is killed: how soon the lock is had again after the new primary's first answer.
 
-use std::num::NonZeroU8;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Client, Cluster, Node};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis_rwlock::{Durability, RedisManager, RwLockManager, Topology};
+use redis_rwlock::{Durability, RedisManager, Replicas, RwLockManager, Topology};
 
 use super::{About, Figures, Setting, runtime};
 use crate::peer::{Kind, Role};
@@ -46,7 +45,7 @@ enum Wants {
 impl Wants {
     async fn connect(kind: Kind, urls: Vec<String>) -> Option<Self> {
         let builder = RedisManager::builder(Topology::cluster(urls.clone()));
-        let replicated = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: TRY };
+        let replicated = Durability::Replicated { replicas: Replicas::At(1), timeout: TRY };
         Some(match kind {
             Kind::OursOnCluster => Self::Manager(builder.connect().await.expect("a cluster")),
             Kind::ClusterConnection => {

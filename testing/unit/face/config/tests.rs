@@ -1,4 +1,5 @@
 use super::*;
+use crate::base::durability::{Durability, Replicas};
 
 /// Configuration in which no field has its default.
 const JSON: &str = r#"{
@@ -75,7 +76,7 @@ fn file_and_environment_say_the_same_and_the_builder_has_it() {
         .max_cached(9)
         .max_waiters(8)
         .recall_timeout(span(70))
-        .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
+        .durability(Durability::Replicated { replicas: Replicas::At(2), timeout: span(90) });
     assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
     assert!(!format!("{config:?} {built:?}").contains("s3cret"));
 }
@@ -87,6 +88,34 @@ fn what_is_not_said_is_as_by_default() {
     assert_eq!(format!("{:?}", config.builder()), format!("{:?}", RedisManager::builder("redis://a")));
     let cluster = from_vars(&[("L_CLUSTER", "redis://a,redis://b")]).expect("readable");
     assert_eq!(cluster.topology, Topology::cluster(["redis://a", "redis://b"]));
+}
+
+#[test]
+fn durability_has_the_same_levels_in_files_and_variables() {
+    let replicated = |replicas| Durability::Replicated { replicas, timeout: std::time::Duration::from_millis(90) };
+    for (json, vars, level) in [
+        (r#""primary""#, &[("L_DURABILITY", "primary")][..], Durability::Primary),
+        (r#""server""#, &[("L_DURABILITY", "server")], Durability::Server),
+        (
+            r#"{"replicas": 255, "timeout": "90ms"}"#,
+            &[("L_DURABILITY_REPLICAS", "255"), ("L_DURABILITY_TIMEOUT", "90ms")],
+            replicated(Replicas::At(255)),
+        ),
+        (
+            r#"{"replicas": "all", "timeout": "90ms"}"#,
+            &[("L_DURABILITY_REPLICAS", "all"), ("L_DURABILITY_TIMEOUT", "90ms")],
+            replicated(Replicas::All),
+        ),
+    ] {
+        let config = from_json(&format!(r#"{{"topology": {{"node": "a"}}, "durability": {json}}}"#)).expect(json);
+        assert_eq!(config.durability, Some(DurabilityField(level)), "{json}");
+        assert_eq!(from_vars(&[&[("L_NODE", "a")], vars].concat()).expect(json), config);
+    }
+    for json in
+        [r#""servers""#, "1", r#"{"replicas": 256, "timeout": "1s"}"#, r#"{"replicas": "some", "timeout": "1s"}"#]
+    {
+        from_json(&format!(r#"{{"topology": {{"node": "a"}}, "durability": {json}}}"#)).expect_err(json);
+    }
 }
 
 #[test]
@@ -119,7 +148,9 @@ fn variables_of_others_stop_nobody() {
     for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
         assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), VariableOwner::Config, "{name}");
     }
-    assert_eq!(ENVIRONMENT.len() + 2, names::FIELDS.len());
+    // The other level excludes the replicas of the list.
+    assert_eq!(names::owner_of("DURABILITY"), VariableOwner::Config);
+    assert_eq!(ENVIRONMENT.len() + 3, names::FIELDS.len());
 }
 
 #[test]
@@ -133,6 +164,8 @@ fn environment_is_told_what_is_wrong_and_no_password() {
         (&[("L_NODE", "a"), ("L_MAX_HANDOFFS", "-1")], "L_MAX_HANDOFFS"),
         (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "0")], "L_DURABILITY_REPLICAS"),
         (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "or neither"),
+        (&[("L_NODE", "a"), ("L_DURABILITY", "replicated")], "L_DURABILITY must be primary or server"),
+        (&[("L_NODE", "a"), ("L_DURABILITY", "server"), ("L_DURABILITY_TIMEOUT", "9ms")], "set either L_DURABILITY,"),
     ] {
         let error = from_vars(vars).expect_err(part).to_string();
         assert!(error.contains(part) && !error.contains("s3cret"), "{error}");

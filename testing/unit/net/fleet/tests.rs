@@ -176,15 +176,19 @@ async fn keys_of_slots_that_have_left_are_not_listed() {
         *nodes.shared.answers.lock() = vec![
             ("SCAN", address(0), page(&["k:{b}", "k:{a}"])),
             ("SCAN", address(1), page(&[])),
-            ("EXISTS", address(1), answer_of_owner.to_owned()),
+            ("HGET", address(1), answer_of_owner.to_owned()),
         ];
         let mut found = Vec::new();
         let owners = crate::net::slot_owners::SlotOwners::Many(Arc::clone(&fleet));
         owners.scan("*", &mut |key| found.push(key.to_owned())).await.map(|()| found)
     };
     let ask = format!("-ASK 15495 {}:{}\r\n", address(0), nodes.port);
-    assert_eq!(listed(":0\r\n").await.expect("listed"), ["k:{b}"], "the owner of its slot does not have it");
-    assert_eq!(listed(":1\r\n").await.expect("listed"), ["k:{b}"], "the owner lists it");
+    assert_eq!(listed("$-1\r\n").await.expect("listed"), ["k:{b}"], "the owner of its slot does not have it");
+    assert_eq!(
+        listed("-WRONGTYPE it is no hash\r\n").await.expect("listed"),
+        ["k:{b}"],
+        "the owner lists it, if it is a lock"
+    );
     assert_eq!(listed(&ask).await.expect("listed"), ["k:{b}", "k:{a}"], "the slot is on its way here");
     assert!(listed("-ERR broken\r\n").await.is_err(), "a list must not have gaps");
 }

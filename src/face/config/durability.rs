@@ -1,0 +1,159 @@
+//! Durability in a configuration: a level without replicas by its name, or the replicas with their timeout.
+
+use std::fmt;
+use std::num::NonZeroU8;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+use super::invalid;
+use crate::base::durability::{Durability, Replicas};
+use crate::base::duration_text::DurationText;
+use crate::base::error::Result;
+
+const LEVELS: &str = "\"primary\", \"server\", or replicas and timeout";
+const REPLICAS: &str = "all, or a number from 1 to 255";
+
+/// Field `durability` of a configuration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct DurabilityField(pub(super) Durability);
+
+/// Fields within `durability`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplicatedFields {
+    replicas: ReplicasField,
+    timeout: DurationText,
+}
+
+#[derive(Clone, Copy)]
+struct ReplicasField(Replicas);
+
+impl From<ReplicatedFields> for DurabilityField {
+    fn from(fields: ReplicatedFields) -> Self {
+        let ReplicatedFields { replicas: ReplicasField(replicas), timeout: DurationText(timeout) } = fields;
+        Self(Durability::Replicated { replicas, timeout })
+    }
+}
+
+/// Reads the name of a level without replicas.
+impl FromStr for DurabilityField {
+    type Err = ();
+
+    fn from_str(name: &str) -> std::result::Result<Self, ()> {
+        match name {
+            "primary" => Ok(Self(Durability::Primary)),
+            "server" => Ok(Self(Durability::Server)),
+            _ => Err(()),
+        }
+    }
+}
+
+impl FromStr for ReplicasField {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        if text == "all" {
+            return Ok(Self(Replicas::All));
+        }
+        let number = text.parse::<NonZeroU8>();
+        number.map(|number| Self(Replicas::At(number.get()))).map_err(|_| ())
+    }
+}
+
+impl<'de> Deserialize<'de> for DurabilityField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Level;
+        impl<'de> Visitor<'de> for Level {
+            type Value = DurabilityField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(LEVELS)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<Self::Value, E> {
+                name.parse().map_err(|()| E::invalid_value(serde::de::Unexpected::Str(name), &self))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> std::result::Result<Self::Value, A::Error> {
+                ReplicatedFields::deserialize(MapAccessDeserializer::new(fields)).map(Into::into)
+            }
+        }
+        deserializer.deserialize_any(Level)
+    }
+}
+
+impl<'de> Deserialize<'de> for ReplicasField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = ReplicasField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(REPLICAS)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Self::Value, E> {
+                text.parse().map_err(|()| E::invalid_value(serde::de::Unexpected::Str(text), &self))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> std::result::Result<Self::Value, E> {
+                self.visit_str(&number.to_string())
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
+/// Variables of the durability, as far as they were read.
+#[derive(Default)]
+pub(super) struct DurabilityVars {
+    level: Option<DurabilityField>,
+    replicas: Option<ReplicasField>,
+    timeout: Option<DurationText>,
+}
+
+impl DurabilityVars {
+    /// Reads one variable. `name` is its full name, for error messages. Returns false if `field` belongs to another
+    /// option.
+    pub(super) fn set(&mut self, name: &str, field: &str, value: &str) -> Result<bool> {
+        let wrong = |reason: String| invalid("durability", format!("{name} {reason}"));
+        match field {
+            "DURABILITY" => {
+                let level = value.parse().map_err(|()| wrong("must be primary or server".to_owned()))?;
+                self.level = Some(level);
+            }
+            "DURABILITY_REPLICAS" => {
+                let replicas = value.parse().map_err(|()| wrong(format!("must be {REPLICAS}")))?;
+                self.replicas = Some(replicas);
+            }
+            "DURABILITY_TIMEOUT" => {
+                let timeout = value.parse();
+                self.timeout = Some(timeout.map_err(|reason| invalid("durability", format!("{name}: {reason}")))?);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Returns the durability that the variables give together. `prefix` is that of their names, for error messages.
+    pub(super) fn finish(self, prefix: &str) -> Result<Option<DurabilityField>> {
+        match (self.level, self.replicas, self.timeout) {
+            (level, None, None) => Ok(level),
+            (None, Some(replicas), Some(timeout)) => Ok(Some(ReplicatedFields { replicas, timeout }.into())),
+            (None, ..) => {
+                let reason =
+                    format!("set both {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT, or neither");
+                Err(invalid("durability", reason))
+            }
+            (Some(_), ..) => {
+                let reason = format!(
+                    "set either {prefix}_DURABILITY, or {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT"
+                );
+                Err(invalid("durability", reason))
+            }
+        }
+    }
+}
