@@ -13,6 +13,18 @@ use crate::base::duration_text::DurationText;
 /// [`Primary`](Self::Primary) is faster and needs no replicas. [`Replicated`](Self::Replicated) survives a failover,
 /// but each grant and each renewal waits for replicas. [`Server`](Self::Server) is for services that answer a write
 /// only after they have stored it durably.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use redis_rwlock::{Durability, Replicas};
+///
+/// let level = Durability::Replicated { replicas: Replicas::All, timeout: Duration::from_millis(100) };
+/// assert_eq!(level.to_string(), "Replicated (all within 100ms)");
+/// assert_eq!(Durability::Server.to_string(), "Server");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Durability {
@@ -53,6 +65,15 @@ pub enum Durability {
 }
 
 /// Replicas that must acknowledge a grant at the level [`Durability::Replicated`].
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::Replicas;
+///
+/// assert_eq!(Replicas::All.to_string(), "all");
+/// assert_eq!(Replicas::At(2).to_string(), "2");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Replicas {

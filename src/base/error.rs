@@ -123,7 +123,8 @@ pub enum Error {
         /// Name of the lock. Empty if a manager could not connect because too few replicas were attached to the
         /// primary.
         lock: Arc<str>,
-        /// Number of replicas that had to acknowledge.
+        /// Number of replicas that had to acknowledge. At [`Replicas::All`](crate::Replicas::All) it includes replicas
+        /// that the servers name but that are not attached.
         asked: u64,
         /// Number of replicas that acknowledged the grant. If a manager could not connect, this is the number of
         /// replicas that were attached.

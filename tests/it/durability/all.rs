@@ -13,13 +13,16 @@ use crate::router::field::on_both_servers;
 use crate::servers::{ask, wait_until_followed_by};
 use crate::wait::{BOUND, soon, until};
 
-on_a_pair![replica_that_attaches_is_required_a_second_later, replica_that_is_gone_stays_required];
+on_a_pair![
+    replica_that_attaches_is_required_a_second_later,
+    replica_that_is_gone_stays_required,
+    grant_is_not_sent_before_the_replicas_are_known,
+];
 on_both_servers![
     replica_that_a_cluster_names_is_required_until_it_is_forgotten,
     no_grant_counts_where_a_cluster_has_no_replica_left,
     old_primary_is_required_behind_sentinels,
     silent_sentinels_lower_no_number,
-    missing_rights_are_told,
 ];
 
 /// Time that a primary waits for its replicas.
@@ -137,6 +140,30 @@ async fn replica_that_is_gone_stays_required(f: &Field) {
     use_once(&manager, &name).await;
 }
 
+async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
+    let (manager, name, proxy) = (f.fixture.manager_with(all()).await, f.fixture.name(), f.pair.primary.proxy());
+    let question = || Matcher::command("INFO").and("replication");
+    f.loads_all_scripts(&manager).await;
+    tokio::time::sleep(LOOK).await;
+    let asks = proxy.hold_request(question());
+    let asking = tokio::spawn(manager.write(&name).into_future());
+    block_in_place(|| asks.wait_held(BOUND)).expect("it asks for the replicas");
+    assert_eq!(proxy.requests_seen(Matcher::command("EVALSHA").and(name.as_str())), 0, "no number is known");
+    asks.release();
+    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+    guard.release().await.expect("ours to the end");
+
+    // An answer that never comes costs a response timeout, and the request is sent after the next one.
+    tokio::time::sleep(LOOK).await;
+    let answer = proxy.hold_reply(question());
+    let asking = tokio::spawn(manager.write(&name).into_future());
+    block_in_place(|| answer.wait_applied(BOUND)).expect("the primary has answered");
+    answer.drop_reply();
+    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+    guard.release().await.expect("ours to the end");
+    f.fixture.becomes_free(&name).await;
+}
+
 async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: Server) {
     let builder = Cluster::builder(server).primaries(1).replicas(2).node_timeout(Duration::from_secs(2)).proxied();
     let cluster = builder.start().expect("the cluster starts");
@@ -227,19 +254,4 @@ async fn silent_sentinels_lower_no_number(server: Server) {
     // A manager that looks at the lock needs a Sentinel.
     servers.sentinels().iter().for_each(|sentinel| sentinel.restart().expect("it starts"));
     f.becomes_free(&name).await;
-}
-
-async fn missing_rights_are_told(server: Server) {
-    let cluster = Cluster::builder(server).primaries(1).start().expect("the cluster starts");
-    let f = Fixture::hash(Topology::cluster(cluster.urls()));
-    for right in ["info", "cluster|myid", "cluster|replicas"] {
-        ask(cluster.primaries()[0], &["ACL", "SETUSER", "default", &format!("-{right}")]);
-        let error = f.connect(all()).await.map(drop).expect_err("refused");
-        let Error::Refused { refusal: redis_rwlock::Refusal::Forbidden, message, .. } = &error else {
-            panic!("{right}: {error:?}")
-        };
-        assert!(message.contains(right), "{right}: {message}");
-        ask(cluster.primaries()[0], &["ACL", "SETUSER", "default", &format!("+{right}")]);
-    }
-    f.connect(all()).await.map(drop).expect("all rights are back");
 }

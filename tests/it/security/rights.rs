@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cluster_testenv::{Client, Node, Reply, Sentinels, Server, SlotMigration};
+use cluster_testenv::{Client, Cluster, Node, Reply, Sentinels, Server, SlotMigration};
 use redis_rwlock::{
-    Build, Builder, Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager,
+    Build, Builder, Durability, Error, HoldState, LossReason, RedisManager, Refusal, Replicas, RwLockManager, Topology,
+    TwoKeyManager,
 };
 
 use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, wake_channels};
@@ -17,6 +18,8 @@ use crate::wait::{bounded, soon, until};
 
 const PASSWORD: &str = "secret";
 const WAKE_UPS: &str = "All of them, for waiters";
+/// Rights of managers whose grants replicas have to acknowledge.
+const REPLICATED: &str = "Managers with `Durability::Replicated`";
 const QUIET: &str = "Any manager, so that";
 const QUIET_NEWER: &str = "The same on Redis 7.2";
 
@@ -458,6 +461,57 @@ async fn sentinels_need_one_right(server: Server) {
     }
     let manager = soon("the connection", RedisManager::connect(topology())).await.expect("it may ask");
     write(&(Arc::new(manager) as Manager), "cfg").await.expect("granted and released");
+
+    // The Sentinels name the replicas only to a user with a right of its own.
+    for node in sentinels.nodes() {
+        node.acl_set_user("locks", &rules_of(REPLICATED).iter().map(String::as_str).collect::<Vec<_>>())
+            .expect("the server knows all rights");
+    }
+    let all = || soon("an answer", of_all_replicas(topology()).connect());
+    let error = all().await.expect_err("it may not ask for replicas");
+    assert!(is_forbidden(&error) && error.to_string().contains("sentinel|replicas"), "{error:?}");
+    for sentinel in sentinels.sentinels() {
+        let rules = rules_of("The same for managers with `Replicas::All`");
+        sentinel.acl_set_user("locks", &rules.iter().map(String::as_str).collect::<Vec<_>>()).expect("it knows it");
+    }
+    write(&(Arc::new(all().await.expect("it may ask")) as Manager), "cfg").await.expect("granted and released");
+}
+
+fn of_all_replicas(topology: Topology) -> Builder<RedisManager> {
+    let timeout = Duration::from_secs(1);
+    RedisManager::builder(topology)
+        .response_timeout(timeout * 2)
+        .durability(Durability::Replicated { replicas: Replicas::All, timeout })
+}
+
+/// A cluster names its replicas only to users with the rights that the document lists, and `connect` names a missing one.
+async fn all_replicas_need_the_listed_rights(server: Server) {
+    let cluster = Cluster::builder(server).primaries(1).start().expect("the cluster starts");
+    let rules = [heading_of(Kind::HashCluster), WAKE_UPS, REPLICATED, "The same with `Replicas::All`, on a cluster"];
+    let rules: Vec<String> = rules.map(rules_of).concat();
+    let with_user = |url: String| url.replace("redis://", &format!("redis://locks:{PASSWORD}@"));
+    let connect = async |without: &str| {
+        let rules: Vec<&str> = rules.iter().map(String::as_str).filter(|rule| *rule != without).collect();
+        cluster.acl_set_user("locks", &[&["reset"], &*rules].concat()).expect("the servers know all rights");
+        of_all_replicas(Topology::cluster(cluster.urls().into_iter().map(with_user))).connect().await
+    };
+    for missing in ["+wait", "+info", "+cluster|myid", "+cluster|replicas"] {
+        let error = connect(missing).await.expect_err("a right is missing");
+        assert!(is_forbidden(&error), "without {missing}: {error:?}");
+        assert!(error.to_string().to_lowercase().contains(&missing[1..]), "without {missing}: {error}");
+    }
+    let manager = connect("none").await.expect("all rights are there");
+    write(&(Arc::new(manager) as Manager), "cfg").await.expect("granted and released");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_replicas_need_the_listed_rights_on_redis_7_0() {
+    bounded(all_replicas_need_the_listed_rights(Server::Redis70)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_replicas_need_the_listed_rights_on_valkey_9_1() {
+    bounded(all_replicas_need_the_listed_rights(Server::Valkey91)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
