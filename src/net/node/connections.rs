@@ -17,6 +17,7 @@ use tokio::runtime::{Handle, Id};
 
 use super::connection::Connection;
 use super::dial::Departures;
+use super::dialects::Dialects;
 use super::in_flight::InFlightLimit;
 use super::outage::Outage;
 use super::steps::Steps;
@@ -70,6 +71,7 @@ pub(super) struct Connections {
     pub(super) conditions: Arc<Conditions>,
     /// Time at which the server's clock was last checked, in nanoseconds of the local clock.
     pub(super) clock_noted: AtomicU64,
+    pub(super) dialects: Dialects,
 }
 
 /// Connection of one runtime.
@@ -183,6 +185,7 @@ impl Connections {
             outages: reports.outages,
             conditions: reports.conditions,
             clock_noted: AtomicU64::new(0),
+            dialects: Dialects::default(),
         }
     }
 
@@ -317,6 +320,8 @@ impl Connections {
 
     /// Makes a new connection the connection of this runtime.
     fn begins(&self, live: &Arc<OpenConnection>) {
+        // The connection may lead to another server, which takes the fast form.
+        self.dialects.forget_refusal();
         let runtime = Handle::current().id();
         let mut connections = self.of.lock();
         match connections.iter_mut().find(|connection| connection.runtime == runtime) {

@@ -18,6 +18,7 @@ use redis::{ConnectionAddr, ConnectionInfo, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
+use super::dialects::publishing_question;
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, unreadable};
 use super::push_handler::PushHandler;
 use super::steps::unsupported_address;
@@ -221,7 +222,8 @@ impl Connections {
     ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
         let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
         of_server.arg("server");
-        let mut questions = vec![Request::Command(&time)];
+        let publishing = publishing_question();
+        let mut questions = vec![Request::Command(&publishing), Request::Command(&time)];
         if self.limits.role == Role::Voter {
             questions.push(Request::Command(&of_server));
         }
@@ -238,7 +240,8 @@ impl Connections {
         let named = |field| hello_field(&hello, field).unwrap_or_default();
         let (name, version) = (named("server"), named("version"));
         let is_wanted = self.limits.role == Role::ClusterMember || !is_replica(&hello);
-        let time = fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
+        let time = fault::reply(answers.swap_remove(1)).map_err(not_sent)?;
+        self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         self.conditions.note_connected(&self.address, &name, &version);
         self.note_time(server, sent, self.clock.now());
