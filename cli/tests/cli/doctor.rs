@@ -8,13 +8,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Reply, Sentinels, Server, TlsClients};
+use cluster_testenv::{Cluster, Matcher, Node, Reply, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said, until};
 
 /// All rights that the README lists for one node.
-const RIGHTS: [&str; 20] = [
+const RIGHTS: [&str; 21] = [
     "on",
     ">s3cret",
     "~rwlock:{*",
@@ -35,6 +35,7 @@ const RIGHTS: [&str; 20] = [
     "+scan",
     "+info",
     "+ping",
+    "+command|info",
 ];
 
 /// Findings of doctor, as `check` and `message`.
@@ -166,6 +167,19 @@ fn rights_are_found(server: Server) {
     for missing in missing {
         assert!(found.has("rights", &format!("user locks lacks {missing}")), "{missing}: {}", found.text);
     }
+}
+
+#[test]
+fn notifications_that_are_refused_in_scripts_are_found() {
+    let node = Node::builder(Server::Redis70).proxied().start().expect("it starts");
+    assert_eq!(doctor_at(&node).code, Some(0));
+    // The proxy's script is the server's own refusal: a script may not subscribe.
+    let publishes = Matcher::command("EVAL").and("'SPUBLISH', ARGV");
+    node.proxy().replace_requests(publishes, &["EVAL", "return redis.call('SSUBSCRIBE', 'x')", "0"]);
+    let found = doctor_at(&node);
+    found.only("rights", "the server refuses SPUBLISH inside scripts (");
+    found.only("rights", "not allowed from script");
+    found.names(&[&node]);
 }
 
 #[test]
