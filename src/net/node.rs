@@ -81,8 +81,8 @@ mod wire;
 /// ms. That is half of the default `max_clock_skew`.
 const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 /// Limit for the texts of a script that are sent for one call. A server that refuses the first form of the script gets the
-/// second.
-const MAX_TEXTS: usize = 2;
+/// second. One more is for a runtime that connects meanwhile, after which the node gets the first form again.
+const MAX_TEXTS: usize = 3;
 
 /// Settings that all nodes of a manager share.
 #[derive(Clone, Copy, Debug)]

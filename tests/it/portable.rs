@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cluster_testenv::{Matcher, Node, Proxy, Reply, Server};
-use redis_rwlock::{Durability, Error, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
+use redis_rwlock::{Durability, Error, LossReason, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 use tokio::runtime::Handle;
 use tracing::Level;
 
@@ -149,6 +149,43 @@ async fn server_without_scripts_is_refused_with_the_reason() {
         );
         assert!(!text.contains("rwlock:"), "no arguments: {text}");
     }
+}
+
+#[tokio::test]
+async fn server_that_refuses_both_forms_for_its_engine_is_refused_with_the_reason() {
+    for server in SERVERS {
+        let node = Node::builder(server).proxied().start().expect("the server starts");
+        node.proxy().replace_requests(fast_text(), &REFUSED);
+        node.proxy().replace_requests(portable_text(), &REFUSED);
+        let error = RedisManager::builder(node.url()).connect().await.expect_err("it runs no scripts");
+        assert!(matches!(error, Error::Refused { refusal: Refusal::UnsupportedServer, .. }), "{server}: {error:?}");
+        assert!(error.to_string().contains("it runs no scripts") && error.to_string().contains("engine"), "{error}");
+    }
+}
+
+/// Portable scripts have no flag for full memory, so the server refuses the renewal.
+#[tokio::test]
+async fn portable_hold_ends_with_its_lease_at_full_memory() {
+    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    refuse_fast_form(node.proxy());
+    let builder = RedisManager::builder(node.url()).lease(Duration::from_millis(1500));
+    let manager = builder.response_timeout(Duration::from_secs(2)).connect().await.expect("connected");
+    bounded(async {
+        let guard = manager.write("cfg").await.expect("granted");
+        let full = |limit| ask(&node, &["CONFIG", "SET", "maxmemory", limit]);
+        full("1");
+        let error = manager.write("other").await.expect_err("the memory is full");
+        assert!(matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. }), "{error:?}");
+        assert_eq!(guard.lost().await, LossReason::Expired);
+        full("0");
+        pair(&manager).await.expect("granted again");
+        // A release frees memory, so it works.
+        let guard = manager.write("cfg").await.expect("granted");
+        full("1");
+        guard.release().await.expect("released");
+        assert!(manager.inspect("cfg").await.expect("inspected").is_free());
+    })
+    .await;
 }
 
 #[tokio::test]

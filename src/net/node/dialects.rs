@@ -47,6 +47,12 @@ pub(super) fn publishing_question() -> Cmd {
     redis::cmd("COMMAND").arg("INFO").arg("SPUBLISH").arg("SSUBSCRIBE").take()
 }
 
+/// Returns true if the words of a refusal say that the server knows no scripts, or has no engine for their language.
+fn is_without_scripts(words: &str, dialect: Dialect) -> bool {
+    // The portable form names no engine.
+    words.contains("unknown command") || dialect.form == ScriptForm::Portable && words.contains("engine")
+}
+
 impl Connections {
     pub(super) fn dialect(&self) -> Dialect {
         self.dialects.current()
@@ -57,7 +63,7 @@ impl Connections {
     pub(super) fn on_script_fault(&self, fault: Fault, script: &Script, wording: Wording) -> Fault {
         let Wording { load, dialect } = wording;
         match fault {
-            Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {
+            Fault::Refused { refusal: Refusal::Other, message } if is_without_scripts(&message, dialect) => {
                 // The rest of the message has the arguments.
                 let said = message.split(", with args").next().unwrap_or_default();
                 let message = format!("it runs no scripts: {said}; switch its Lua engine on, or use another server");
