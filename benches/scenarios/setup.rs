@@ -16,6 +16,8 @@ use tokio::net::TcpStream;
 pub(crate) mod child;
 pub(crate) mod process;
 
+#[path = "../../lua/portable.rs"]
+pub(crate) mod portable;
 #[path = "../../lua/scripts.rs"]
 pub(crate) mod scripts;
 

@@ -127,7 +127,7 @@ async fn refusal_in_scripts(link: &mut Link, key: &str, channel: &str) -> Result
     }
     let inside = link.ask(&["EVAL", "return redis.call('SPUBLISH', ARGV[1], ARGV[2])", "1", key, channel, "x"]).await;
     denial(&inside)?;
-    Ok(inside.err().map(|error| error.to_string()))
+    Ok(inside.err().map(|error| error.detail().map_or_else(|| error.to_string(), str::to_owned)))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
