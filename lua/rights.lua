@@ -3,10 +3,11 @@
 -- KEYS: all keys of the lock
 -- ARGV: commands, with blanks between them
 -- Returns 'rights - 0 0', followed by the commands that the user may not run
+if not redis.acl_check_cmd then return 'rights - 0 0' end -- this server cannot tell
 local refused = {}
 for command in string.gmatch(ARGV[1], '%S+') do
   local may = true
-  for _, key in ipairs(KEYS) do may = may and redis.acl_check_cmd(command, key) end
+  for _, name in ipairs(KEYS) do may = may and redis.acl_check_cmd(command, name) end
   if not may then refused[#refused + 1] = ' ' .. command end
 end
 return 'rights - 0 0' .. table.concat(refused)

@@ -353,15 +353,17 @@ impl Engine {
         self.check_rights().await
     }
 
-    /// Fails if the server reports that its ACL does not permit a command that locks need. Ignores other failures,
-    /// because the first request for a lock reports them.
+    /// Fails if the server reports that its ACL does not permit a command that locks need, or that it runs no scripts.
+    /// Ignores other failures, because the first request for a lock reports them.
     async fn check_rights(&self) -> Result<()> {
         let key = self.key("-")?;
         let more: &[&str] = if self.options.durability.acknowledgement().is_some() { &["WAIT"] } else { &[] };
         match self.scheme.check_rights(&key, more).await {
-            Err(Failure::Refused { refusal: refusal @ Refusal::Forbidden, node, message }) => {
-                Err(Error::Refused { lock: "".into(), refusal, node, message })
-            }
+            Err(Failure::Refused {
+                refusal: refusal @ (Refusal::Forbidden | Refusal::UnsupportedServer),
+                node,
+                message,
+            }) => Err(Error::Refused { lock: "".into(), refusal, node, message }),
             Ok(()) | Err(_) => Ok(()),
         }
     }

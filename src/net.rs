@@ -3,14 +3,13 @@
 //!
 //! Knows `base` only. Must not know the meaning of a script.
 
-use std::sync::OnceLock;
-
 use redis::Value;
 
 use crate::base::attempt::Notification;
 use crate::base::digits::Digits;
 use crate::base::lease::{ClockSample, ServerTime};
 pub(crate) use crate::net::router::Router;
+pub(crate) use crate::net::script::Script;
 
 mod address;
 mod announced;
@@ -28,6 +27,7 @@ mod push;
 mod pushed;
 mod recheck;
 mod router;
+mod script;
 mod secrets;
 mod sentinels;
 mod slot_owners;
@@ -35,40 +35,6 @@ mod slots;
 mod survey;
 #[cfg_attr(not(feature = "tls"), path = "net/no_tls.rs")]
 mod tls;
-
-/// A Lua script and its digest.
-pub(crate) struct Script {
-    text: &'static str,
-    digest: OnceLock<String>,
-    named: OnceLock<String>,
-}
-
-impl Script {
-    pub(crate) const fn new(text: &'static str) -> Self {
-        Self { text, digest: OnceLock::new(), named: OnceLock::new() }
-    }
-
-    /// Returns the names of the commands that the script calls with `redis.call`, or with a local `call`. The script needs
-    /// all of them. It can do without the commands that it calls with `pcall`.
-    pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
-        let text = self.text;
-        let calls = text.match_indices("call('").filter(|(at, _)| !text[..*at].ends_with('p'));
-        calls.filter_map(|(at, call)| text[at + call.len()..].split('\'').next())
-    }
-
-    fn digest(&self) -> &str {
-        self.digest.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned())
-    }
-
-    /// Returns the first bytes of a request that calls the script by its digest, in RESP. They are the same for every
-    /// call. The line before them, with the number of parts, is not included.
-    fn call_start(&self) -> &str {
-        self.named.get_or_init(|| {
-            let digest = self.digest();
-            format!("$7\r\nEVALSHA\r\n${}\r\n{digest}\r\n", digest.len())
-        })
-    }
-}
 
 /// Effect of a request that reaches the server late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -232,6 +198,11 @@ fn is_reply_to(value: &Value, echo: &[u8]) -> bool {
 fn gives_hold(value: &Value) -> bool {
     let code = Words::of(value).and_then(|mut words| words.word());
     matches!(code, Some(b"granted" | b"renewed"))
+}
+
+/// Returns true if the server refused a notification of the script. The last word of the reply's head then says so.
+fn is_unpublished(value: &Value) -> bool {
+    Words::of(value).is_some_and(|words| words.0.is_some_and(|head| head.ends_with(b" unpublished")))
 }
 
 /// Reads the server's time from the reply of a script.

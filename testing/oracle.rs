@@ -256,7 +256,7 @@ fn broken_stamps_are_noticed() {
         ("covered = max(foreign_read, covered)", "covered = 0"),
         ("max(stamp_ms, read_until_ms, covered)", "max(stamp_ms, read_until_ms)"),
         (
-            "    if covered > 0 then\n      to_set[#to_set + 1], to_set[#to_set + 2] = 'read', covered\n    elseif",
+            "    if covered > 0 then\n      to_set[#to_set + 1], to_set[#to_set + 2] = 'read', format('%d', covered)\n    elseif",
             "    if",
         ),
         // Our stamps count as stamps of other clients, or theirs as ours.
@@ -320,7 +320,7 @@ fn broken_marks_are_noticed() {
         ("is_recallable and (mode == 'w' or writer)\n", "is_recallable\n"),
         ("is_try and flag_token .. ' ' .. id or flag_token", "flag_token"),
         ("if is_try or passed_ms < 0", "if passed_ms < 0"),
-        ("if not is_try and type(published)", "if type(published)"),
+        ("    elseif not is_try then\n", "    else\n"),
         // A try takes a place in the queue where it recalls no holder, or forgets a place that it has.
         ("if is_try and not (can_recall or is_alive) then", "if false then"),
         ("if is_try and not (can_recall or is_alive) then", "if is_try and not can_recall then"),
@@ -332,12 +332,12 @@ fn broken_marks_are_noticed() {
         ("is_waited_for = alive_until_ms > now_ms and", "is_waited_for = queue and"),
         ("(head ~= '-' or writer and in_phase + later_readers > 0 and alive_until_ms > now_ms)", "head ~= '-'"),
         // There are too many tokens, tokens come twice, or they are not the tokens of the repeat.
-        ("tokens = math.min(wanted_tokens, MAX_TOKENS, passed)", "tokens = math.min(wanted_tokens, passed)"),
+        ("tokens = math.min(wanted_tokens + 0, MAX_TOKENS, passed)", "tokens = math.min(wanted_tokens + 0, passed)"),
         (
             "    to_set[3], to_set[4] = 't', format('%d', last + passed)",
             "    to_set[3], to_set[4] = 'F', format('%d', last + passed)",
         ),
-        ("    tokens = math.min(wanted_tokens,", "    local tokens = math.min(wanted_tokens,"),
+        ("    tokens = math.min(wanted_tokens + 0,", "    local tokens = math.min(wanted_tokens + 0,"),
         // A force sends no recall, spares a hold that was renewed, or ends a newer hold.
         ("if recallable then", "if false then"),
         ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", "return reply"),

@@ -1,5 +1,5 @@
 //! Server CPU of the scripts of the hash scheme, beside those of 42d087c (`benches/baseline`), a lock-shaped script and
-//! one that does nothing. They take turns on one server, and the medians count.
+//! one that does nothing. Pairs also run in the portable form. All take turns on one server, and the medians count.
 //!
 //! The CPU time is that of the server's process (`INFO cpu`) for each call: what an owner of servers pays, with reading
 //! the request and writing the answer. Requests come in batches, so that the server has something to do all the time.
@@ -8,6 +8,7 @@
 use cluster_testenv::Client;
 
 use crate::setup::Target::AtMost;
+use crate::setup::portable::portable;
 use crate::setup::scripts::hash;
 use crate::setup::{Effort, LOCK_SHAPE, NO_OP, load, median, send, server, server_cpu_us, start_node, tell};
 
@@ -174,16 +175,24 @@ pub(crate) fn run(effort: Effort) {
     let new = [hash::ACQUIRE, hash::LEAVE, hash::RENEW];
     let [acquire, leave, renew] = new.map(|text| load(&mut bench.client, text));
     let new = Set { acquire, leave, renew, limits: &["1000 3000"] };
+    let forms = [hash::ACQUIRE, hash::LEAVE, hash::RENEW].map(portable);
+    let [acquire, leave, renew] = forms.map(|text| load(&mut bench.client, &text));
+    let portable = Set { acquire, leave, renew, limits: &["1000 3000"] };
     for (name, case, at_once, judge) in CASES {
-        let mut costs = [const { Vec::new() }; 4];
+        let mut costs = [const { Vec::new() }; 5];
         for _ in 0..effort.of(31, 9, 1) {
             costs[0].push(bench.other(&no_op, at_once));
             costs[1].push(bench.other(&shape, at_once));
             costs[2].push(bench.case(case, &old, at_once));
             costs[3].push(bench.case(case, &new, at_once));
+            costs[4].push(bench.case(case, &portable, at_once));
         }
-        let [no_op, shape, before, now] = costs.each_mut().map(|costs| median(costs));
+        let [no_op, shape, before, now, portable] = costs.each_mut().map(|costs| median(costs));
         let sides = format!("{now:.1} us of {}, no-op {no_op:.1}, shape {shape:.1}, before {before:.1}", server());
+        if let Case::Pair(_) = case {
+            let sides = format!("{portable:.1} us of {}, fast form {now:.1}", server());
+            tell(&format!("{name}, server CPU, portable form / fast form"), &sides, portable / now, AtMost(1.5));
+        }
         match judge {
             Judge::Shape(bound) => {
                 tell(&format!("{name}, server CPU, now / a lock-shaped script"), &sides, now / shape, AtMost(bound));

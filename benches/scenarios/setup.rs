@@ -19,6 +19,8 @@ pub(crate) mod child;
 #[path = "setup/process.rs"]
 pub(crate) mod process;
 
+#[path = "../../lua/portable.rs"]
+pub(crate) mod portable;
 #[path = "../../lua/scripts.rs"]
 pub(crate) mod scripts;
 

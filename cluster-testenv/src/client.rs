@@ -109,7 +109,7 @@ impl Client {
     }
 }
 
-fn encode(args: &[impl AsRef<[u8]>], wire: &mut Vec<u8>) {
+pub(crate) fn encode(args: &[impl AsRef<[u8]>], wire: &mut Vec<u8>) {
     wire.extend_from_slice(format!("*{}\r\n", args.len()).as_bytes());
     for arg in args {
         let arg = arg.as_ref();

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Result, port::PortReservation, wait_for};
+use crate::{Result, client::encode, port::PortReservation, wait_for};
 use engine::{Engine, Mode, Remote, State};
 use rules::{Action, Rule};
 
@@ -166,6 +166,14 @@ impl Proxy {
     /// request.
     pub fn hold_request(&self, matcher: impl Into<Matcher>) -> HeldRequest {
         HeldRequest::new(self.remote(), self.arm(matcher, Action::HoldRequest))
+    }
+
+    /// Replaces all matching requests by `command` from now on. The client gets the server's reply to this command, such
+    /// as an error. A matcher sees both the request and the command.
+    pub fn replace_requests(&self, matcher: impl Into<Matcher>, command: &[impl AsRef<[u8]>]) {
+        let (matcher, mut bytes) = (matcher.into(), Vec::new());
+        encode(command, &mut bytes);
+        self.order(move |state| state.rules.replace(matcher, bytes));
     }
 
     /// Drops the next `count` messages on channels whose name contains `channel`, on any connection, and nothing else.

@@ -469,3 +469,18 @@ fn clients_and_replicas_of_a_cluster_are_led_through_its_proxies() {
         assert_eq!(reader.command(&["GET", "a"]).unwrap().bytes(), Some(&b"2"[..]));
     }
 }
+
+#[test]
+fn replaced_requests_get_the_reply_to_the_other_command() {
+    let node = proxied();
+    let mut client = client(&node);
+    node.proxy().replace_requests(Matcher::command("GET").and("secret"), &["NONE", "of", "these"]);
+    let commands = [["SET", "secret", "1"].as_slice(), &["GET", "secret"], &["GET", "other"], &["GET", "secret"]];
+    let replies = client.pipeline(&commands).unwrap();
+    assert!(replies[0].is_ok() && replies[2].is_nil(), "{replies:?}");
+    for reply in [&replies[1], &replies[3]] {
+        assert!(matches!(reply, Reply::Error(text) if text.contains("unknown command 'NONE'")), "{replies:?}");
+    }
+    assert_eq!(node.proxy().requests_seen(Matcher::command("GET")), 3);
+    assert_eq!(node.proxy().requests_seen(Matcher::command("NONE")), 2);
+}

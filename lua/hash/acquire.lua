@@ -8,7 +8,8 @@
 -- Returns 'granted id <time> last_token tokens remaining_ms waited_for' (0 or 1)
 --   | 'queued id <time> retry_in_ms' (and ' 1' if a waiter has recalled) | 'contended id <time> retry_in_ms'
 --   | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; <time> is two words, seconds and microseconds
-local call, key, id, mode, lease_ms = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
+local call, key = redis.call, KEYS[1]
+local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MAX_TOKENS, RECALL_INTERVAL_MS = 60000, 2048, 500
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 
@@ -36,7 +37,7 @@ if not (holder or queue or write or read) then
     -- Tokens reach back and never ahead of the clock: after a loss of this record the next ones are higher.
     tokens = ARGV[6]
     if #tokens ~= 4 or tokens > '2048' or passed < MAX_TOKENS and passed < tokens + 0 then
-      tokens = format('%04d', max(1, math.min(tokens, MAX_TOKENS, passed)))
+      tokens = format('%04d', max(1, math.min(tokens + 0, MAX_TOKENS, passed)))
     end
   end
   if mode == 'w' then
@@ -58,7 +59,7 @@ if mode == 'r' and read and not (write or queue or fields[7]) then
     local pick, new_slot = format('%d', server_us % slots + 1), format('%d', slots + 1)
     local ends = call('HMGET', key, 'r' .. slots, 'r' .. pick)
     if match(call('HGET', key, 'R' .. ends[1]), '^%d+') + 0 > now_ms then
-      local text = format('%d.0', max(stamp, deadline_ms))
+      local text = format('%d.0', max(stamp + 0, deadline_ms))
       call('HSET', key, 'h', '3 r ' .. new_slot .. ' ' .. text .. ' 0 0', 'r' .. new_slot, ends[2], 's' .. ends[2], new_slot,
         'r' .. pick, id, 's' .. id, pick, 'R' .. id, format('%d %d', deadline_ms, now_ms), 'read', text)
       if may_cache then call('HSET', key, 'k', last) end
@@ -154,7 +155,7 @@ if is_try and not (can_recall or is_alive) then is_queued = false end
 if is_queued then
   local until_ms = now_ms + waiter_ttl_ms
   if is_alive then
-    until_ms = max(until_ms, own_until_ms)
+    until_ms = max(until_ms, own_until_ms + 0)
   else
     if own_until_ms then -- it was dead, and begins anew
       place, next_writer, previous_writer = unpack(call('HMGET', key, 'Q' .. id, 'N' .. id, 'P' .. id))
@@ -179,7 +180,7 @@ if is_queued then
     end
   end
   to_set[#to_set + 1], to_set[#to_set + 2] =
-    'U' .. id, format('%d %d %d %s', until_ms, math.min(lease_ms, waiter_ttl_ms), came_ms, wanted_tokens)
+    'U' .. id, format('%d %d %d %s', until_ms, math.min(lease_ms + 0, waiter_ttl_ms), came_ms, wanted_tokens)
   alive_until_ms, queue_changed = max(alive_until_ms, until_ms), true
 end
 -- If a waiter exists, a flag that is there stays, with the time of the last recall.
@@ -189,8 +190,8 @@ end
 --@finish
 
 if is_granted then
-  return format('granted %s %s %s %d %d %d %d', id, seconds, micros, last, mode == 'w' and tokens or 1,
-    deadline_ms - now_ms, waited_for)
+  return format('granted %s %s %s %d %d %d %d%s', id, seconds, micros, last, mode == 'w' and tokens or 1,
+    deadline_ms - now_ms, waited_for, unpublished)
 end
 local code, recalled = is_queued and 'queued' or 'contended', ''
 if can_recall and waiter_ttl_ms == 0 then
@@ -202,7 +203,11 @@ elseif can_recall and is_queued then
     --@channel
     -- A try recalls always, and gives its id. A user without the right to publish has not recalled, so others do.
     local published = redis.pcall('SPUBLISH', channel .. ':call', is_try and flag_token .. ' ' .. id or flag_token)
-    if not is_try and type(published) == 'number' then call('HSET', key, 'k', format('%s %d', flag_token, now_ms)) end
+    if type(published) == 'table' then
+      unpublished = ' unpublished'
+    elseif not is_try then
+      call('HSET', key, 'k', format('%s %d', flag_token, now_ms))
+    end
   end
 end
-return format('%s %s %s %s %d%s', code, id, seconds, micros, max(1, free_ms - now_ms), recalled)
+return format('%s %s %s %s %d%s%s', code, id, seconds, micros, max(1, free_ms - now_ms), recalled, unpublished)

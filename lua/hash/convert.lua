@@ -7,7 +7,8 @@
 --   timestamp clients ('<read_limit_ms> <write_limit_ms>'), 'k' if the new hold may be cached (may be missing)
 -- Returns 'granted new-id <time> last_token tokens remaining_ms waited_for' (0 or 1) | 'refused new-id <time>'
 --   | 'kept new-id <time>' | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
-local call, key, old, id, mode = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
+local call, key = redis.call, KEYS[1]
+local old, id, mode = ARGV[2], ARGV[3], ARGV[4]
 local wanted_tokens, limits, may_cache = ARGV[6], ARGV[7], ARGV[8]
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
@@ -94,13 +95,14 @@ end
 --@finish
 
 if is_granted then
-  return format('granted %s %s %s %d %d %d %d', id, seconds, micros, last, mode == 'w' and tokens or 1,
-    deadline_ms - now_ms, waited_for)
+  return format('granted %s %s %s %d %d %d %d%s', id, seconds, micros, last, mode == 'w' and tokens or 1,
+    deadline_ms - now_ms, waited_for, unpublished)
 elseif not is_upgrade then
-  return format('lost %s %s %s %s', id, seconds, micros, forced or 0)
+  return format('lost %s %s %s %s%s', id, seconds, micros, forced or 0, unpublished)
 end
-if tonumber(flag_token) ~= last then return 'refused ' .. id .. ' ' .. seconds .. ' ' .. micros end
+if tonumber(flag_token) ~= last then return 'refused ' .. id .. ' ' .. seconds .. ' ' .. micros .. unpublished end
 -- Perhaps no guard uses the hold that is in the way: it is recalled, as by a try.
 --@channel
-redis.pcall('SPUBLISH', channel .. ':call', flag_token .. ' ' .. id)
-return 'kept ' .. id .. ' ' .. seconds .. ' ' .. micros
+local published = redis.pcall('SPUBLISH', channel .. ':call', flag_token .. ' ' .. id)
+if type(published) == 'table' then unpublished = ' unpublished' end
+return 'kept ' .. id .. ' ' .. seconds .. ' ' .. micros .. unpublished

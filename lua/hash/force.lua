@@ -7,8 +7,8 @@
 --   ('<read_limit_ms> <write_limit_ms>'), the ids of the holds that it showed, with blanks between them (may be missing)
 -- Returns {'forced - <time> more' (0 or 1), id, …}: the ids of holds that were live until now; 1: repeat the call
 --   | 'version - <time>'
-local call, key, id, seen, seen_write, seen_read =
-  redis.call, KEYS[1], '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local call, key = redis.call, KEYS[1]
+local id, seen, seen_write, seen_read = '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local limits, seen_ids = ARGV[4], ' ' .. (ARGV[5] or '') .. ' '
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
@@ -67,7 +67,9 @@ foreign_read_until_ms = (foreign_read or covered > 0) and max(foreign_read or 0,
 --@finish
 if recallable then
   --@channel
-  redis.pcall('SPUBLISH', channel .. ':call', recallable)
+  local published = redis.pcall('SPUBLISH', channel .. ':call', recallable)
+  if type(published) == 'table' then unpublished = ' unpublished' end
 end
 if kind == 'x' and slots > 0 then reply[1] = 'forced - ' .. seconds .. ' ' .. micros .. ' 1' end
+reply[1] = reply[1] .. unpublished
 return reply

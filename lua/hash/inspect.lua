@@ -5,7 +5,8 @@
 -- Returns {'view - <time> last_token foreign_write_stamp_ms foreign_read_stamp_ms more_holders more_waiters recallable'
 --   (0 or 1), row, …} | 'version - <time>'; a row is 'hold id mode since_ms remaining_ms' or 'wait id mode since_ms': live
 --   holds and live waiters, writers first and in their order. A stamp of 0 is none; the caller knows if it still counts
-local call, key, format, match, sub = redis.call, KEYS[1], string.format, string.match, string.sub
+local call, key = redis.call, KEYS[1]
+local format, match, sub = string.format, string.match, string.sub
 local MAX_RECORDS = 96 -- the holders and waiters that one script examines, live or dead
 
 local time = call('TIME')
@@ -61,8 +62,8 @@ while head ~= '-' and more > 0 do
   head, more = next_writer, more - 1
 end
 local places = {}
-for slot = 1, math.min(in_phase, more) do places[slot] = phase .. slot end
-for slot = 1, math.min(later_readers, more - #places) do places[#places + 1] = (phase == 'x' and 'y' or 'x') .. slot end
+for slot = 1, math.min(in_phase + 0, more) do places[slot] = phase .. slot end
+for slot = 1, math.min(later_readers + 0, more - #places) do places[#places + 1] = (phase == 'x' and 'y' or 'x') .. slot end
 show(places, 'U', function(id, _, _, since_ms) return format('wait %s r %s', id, since_ms) end)
 
 --@stamp_of

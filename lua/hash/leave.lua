@@ -4,7 +4,8 @@
 -- ARGV: id, limits of timestamp clients ('<read_limit_ms> <write_limit_ms>')
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now
 --   | 'none id <time> forced_token last_token first_token' | 'version id <time>'
-local call, key, id, limits = redis.call, KEYS[1], ARGV[1], ARGV[2]
+local call, key = redis.call, KEYS[1]
+local id, limits = ARGV[1], ARGV[2]
 -- A key that is not used any more may live MAX_UNUSED_MS longer, if that saves a command.
 local RETENTION_MS, MAX_UNUSED_MS, MAX_TOKENS = 60000, 120000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
@@ -61,7 +62,7 @@ if held_until and not (write and read) then -- the first waiting writer enters. 
     if until_ms + 0 > now_ms and not (has_second and match(call('HGET', key, 'U' .. second), '^%d+') + 0 <= now_ms) then
       local deadline_ms, passed = now_ms + claim_ms, max(1, server_us - last)
       local token, ends = format('%d', last + passed), format('%d', deadline_ms)
-      local tokens = format('%04d', max(1, math.min(wanted_tokens, MAX_TOKENS, passed)))
+      local tokens = format('%04d', max(1, math.min(wanted_tokens + 0, MAX_TOKENS, passed)))
       local waited_for = (has_second or later_readers ~= '0' and alive_until_ms + 0 > now_ms) and ' 1' or ' 0'
       local to_set = {'t', token, 'h', format('3 w %s %d %s %s', ends, now_ms, tokens, head), 'write', ends}
       local to_delete = {'U' .. head, 'N' .. head, 'P' .. head}
@@ -75,11 +76,11 @@ if held_until and not (write and read) then -- the first waiting writer enters. 
       end
       call('HSET', key, unpack(to_set))
       call('HDEL', key, unpack(to_delete))
-      call('PEXPIREAT', key, format('%d', max(deadline_ms, alive_until_ms) + RETENTION_MS))
+      call('PEXPIREAT', key, format('%d', max(deadline_ms, alive_until_ms + 0) + RETENTION_MS))
       --@channel
-      redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(head, 1, 32), head .. ' ' .. token .. ' ' .. (tokens + 0) .. ' '
-        .. ends .. ' ' .. format('%d', server_us) .. waited_for)
-      return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+      local published = redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(head, 1, 32), head .. ' ' .. token .. ' '
+        .. (tokens + 0) .. ' ' .. ends .. ' ' .. format('%d', server_us) .. waited_for)
+      return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros .. (type(published) == 'table' and ' unpublished' or '')
     end
   end
 end
@@ -129,6 +130,6 @@ if queue then -- the next waiter enters
 end
 free_ms = max(foreign_write_until_ms, foreign_read_until_ms)
 --@finish
-if code ~= 'none' then return code .. ' ' .. id .. ' ' .. seconds .. ' ' .. micros end
+if code ~= 'none' then return code .. ' ' .. id .. ' ' .. seconds .. ' ' .. micros .. unpublished end
 if was_live then last, first = 0, 0 elseif birth then first = birth end
-return format('none %s %s %s %s %d %d', id, seconds, micros, forced or 0, last, first or last)
+return format('none %s %s %s %s %d %d%s', id, seconds, micros, forced or 0, last, first or last, unpublished)

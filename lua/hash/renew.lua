@@ -4,7 +4,8 @@
 -- ARGV: id, lease_ms; for a hold that may be cached: 'k', and how many more tokens a writer wants at most (may be missing)
 -- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token tokens' (0 or 1;
 --   the new tokens, '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
-local call, key, id, lease_ms, may_cache, wanted_tokens = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local call, key = redis.call, KEYS[1]
+local id, lease_ms, may_cache, wanted_tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 -- No client gives the limits, so each stamp counts.
@@ -34,12 +35,12 @@ if writer == id and write == writer_stamp and writer_ms > now_ms then
   to_set[1], to_set[2] = 'write', format('%d', deadline_ms)
   if may_cache and (wanted_tokens or 0) + 0 > 0 then -- up to the clock, as those of a grant
     local passed = max(1, server_us - last)
-    tokens = math.min(wanted_tokens, MAX_TOKENS, passed)
+    tokens = math.min(wanted_tokens + 0, MAX_TOKENS, passed)
     new_tokens, first = tokens, last + passed - tokens + 1
     to_set[3], to_set[4] = 't', format('%d', last + passed)
   end
 elseif own_ms and kind ~= 'x' and own_ms + 0 > now_ms and not write and own_since + 0 >= overrun_ms then
-  is_granted, live_reader_ms, deadline_ms = true, own_ms, max(deadline_ms, own_ms)
+  is_granted, live_reader_ms, deadline_ms = true, own_ms, max(deadline_ms, own_ms + 0)
   read_until_ms = deadline_ms
   if sole then sole_ms = deadline_ms else to_set[1], to_set[2] = 'R' .. id, format('%d %s', deadline_ms, own_since) end
   --@readers

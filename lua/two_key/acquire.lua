@@ -26,7 +26,7 @@ local last, own_ms, waits_ms = -(scores[1] or 0), tonumber(scores[2] or 0), -(sc
 -- A value above now_ms: a reader is live. From 1 to now_ms: only dead readers are recorded. Not above 0: no reader.
 local longest_ms = tonumber(longest[2] or 0)
 local deadline_ms = now_ms + lease_ms
-local free_ms, writers_waiting, notify = nil, 0, nil
+local free_ms, writers_waiting, notify, unpublished = nil, 0, nil, ''
 if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
   -- A force has ended all recorded holders but not removed all of them. No client enters before all are removed.
   local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MAX_POPS)
@@ -66,7 +66,7 @@ if not free_ms and mode == 'w' and longest_ms > now_ms then
   free_ms = longest_ms
   if own_ms > now_ms then waiter_ttl_ms = 0 end
 end
-if raised > 0 and own_ms <= now_ms and -math.min(scores[8] or 0, redis.call('ZMSCORE', read_key, '#barred')[1] or 0) >= raised then
+if raised > 0 and own_ms <= now_ms and -math.min((scores[8] or 0) + 0, (redis.call('ZMSCORE', read_key, '#barred')[1] or 0) + 0) >= raised then
   free_ms, waiter_ttl_ms = free_ms or now_ms, 0 -- a force has ended this token
 end
 
@@ -103,7 +103,7 @@ if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
       -waits_ms, '#waits')
     redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms, waits_ms) + RETENTION_MS)
     publish()
-    return answer('queued', ' %.0f', math.max(1, free_ms - now_ms))
+    return answer('queued', ' %.0f' .. unpublished, math.max(1, free_ms - now_ms))
   end
   if not free_ms then
     local gone = {'#next'}
@@ -125,7 +125,7 @@ if free_ms then
   -- NX: only a key that lost its ttl gets a ttl here.
   redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms) + RETENTION_MS, 'NX')
   if notify then notify() end
-  return answer('contended', ' %.0f', math.max(1, free_ms - now_ms))
+  return answer('contended', ' %.0f' .. unpublished, math.max(1, free_ms - now_ms))
 end
 
 if longest_ms > 0 then
@@ -153,4 +153,4 @@ else
 end
 redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms, waits_ms) + RETENTION_MS)
 if notify then notify() end
-return answer('granted', ' %.0f 1 %.0f %d', token, deadline_ms - now_ms, writers_waiting)
+return answer('granted', ' %.0f 1 %.0f %d' .. unpublished, token, deadline_ms - now_ms, writers_waiting)

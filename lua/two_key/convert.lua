@@ -7,7 +7,7 @@
 --   | 'lost new-id <time> forced_token' | 'late new-id <time>'
 local read_key, write_key = KEYS[1], KEYS[2]
 local not_after_ms, old, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local RETENTION_MS = 60000
+local RETENTION_MS, unpublished = 60000, ''
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
@@ -19,7 +19,7 @@ if now_ms > not_after_ms then return answer('late', '') end
 local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#token', '#forced', id, old, '#waits')
 local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
-local longest_ms = math.max(now_ms, longest[2] or 0)
+local longest_ms = math.max(now_ms, (longest[2] or 0) + 0)
 local own_ms, old_ms = tonumber(scores[3] or 0), tonumber(scores[4] or 0)
 -- A force has ended all recorded readers, even those that it has not removed yet.
 if scores[2] and scores[2] == scores[1] then own_ms, old_ms = 0, 0 end
@@ -67,4 +67,4 @@ if mode == 'r' and scores[5] then
   end
   writers_waiting = first('w') and 1 or 0
 end
-return answer('granted', ' %.0f 1 %.0f %d', token, deadline_ms - now_ms, writers_waiting)
+return answer('granted', ' %.0f 1 %.0f %d' .. unpublished, token, deadline_ms - now_ms, writers_waiting)

@@ -10,7 +10,7 @@
 -- Returns {'forced - <time> more' (0 or 1), id, …}: the ids of holds that were live until now; 1: repeat the call
 local read_key, write_key = KEYS[1], KEYS[2]
 local seen, barred = tonumber(ARGV[1]), tonumber(ARGV[4] or 0)
-local RETENTION_MS, MAX_RECORDS = 60000, 96
+local RETENTION_MS, MAX_RECORDS, unpublished = 60000, 96, ''
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
@@ -34,7 +34,7 @@ end
 
 if barred > 0 then
   local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
-  local until_ms = math.max(now_ms, writer_ms or 0, longest[2] or 0, -(waits or 0)) + RETENTION_MS
+  local until_ms = math.max(now_ms, writer_ms or 0, (longest[2] or 0) + 0, -(waits or 0)) + RETENTION_MS
   redis.call('ZADD', read_key, 'LT', -barred, '#barred')
   redis.call('PEXPIREAT', read_key, until_ms, 'NX')
   redis.call('PEXPIREAT', read_key, until_ms, 'GT')
@@ -63,5 +63,6 @@ elseif waits then
   --@queue
   wake(writer_lives)
   publish()
+  reply[1] = reply[1] .. unpublished
 end
 return reply

@@ -4,7 +4,8 @@
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: id
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now | 'none id <time> forced_token last_token first_token'
-local read_key, write_key, id = KEYS[1], KEYS[2], ARGV[1]
+local read_key, write_key = KEYS[1], KEYS[2]
+local id = ARGV[1]
 local RETENTION_MS = 60000
 
 local time = redis.call('TIME')
@@ -14,10 +15,10 @@ local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#forced', id, '#waits', '#u ' .. id, '#token', '#born')
 local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
 -- The longest deadline of another reader; now_ms if no other reader is live.
-local others_ms = math.max(now_ms, longest[1] ~= id and longest[2] or longest[4] or 0)
+local others_ms = math.max(now_ms, (longest[1] ~= id and longest[2] or longest[4] or 0) + 0)
 local own_ms, waits_ms = tonumber(scores[2] or 0), -(scores[3] or 0)
 local own_writer = writer and string.sub(writer, 1, #id + 1) == id .. ' '
-local code, writer_released, wrote = 'none', false, false
+local code, writer_released, wrote, unpublished = 'none', false, false, ''
 
 if own_writer then
   local writer_ms = redis.call('PEXPIRETIME', write_key)
@@ -53,9 +54,10 @@ if scores[3] then
   if can_enter then wake(writer_released, readers_inside) end
   publish()
 end
-if code == 'held' then return 'held ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
+if code == 'held' then return 'held ' .. id .. ' ' .. time[1] .. ' ' .. time[2] .. unpublished end
 -- NX: only a key that lost its ttl gets a ttl here.
 redis.call('PEXPIREAT', write_key, now_ms + RETENTION_MS, 'NX')
 redis.call('PEXPIREAT', read_key, math.max(others_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
-if code == 'queued' then return 'queued ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
-return string.format('none %s %s %s %.0f %.0f %.0f', id, time[1], time[2], 0 - (scores[1] or 0), 0 - (scores[5] or 0), 0 - (scores[6] or 0))
+if code == 'queued' then return 'queued ' .. id .. ' ' .. time[1] .. ' ' .. time[2] .. unpublished end
+return string.format('none %s %s %s %.0f %.0f %.0f%s', id, time[1], time[2], 0 - (scores[1] or 0), 0 - (scores[5] or 0),
+  0 - (scores[6] or 0), unpublished)

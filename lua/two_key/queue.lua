@@ -1,6 +1,7 @@
 -- Queue of the waiters for the lock. This text is not a script: `scripts.rs` puts it into other scripts. It grants the
 -- lock to no waiter. It notifies the next waiter, which then asks again.
--- It uses these locals of the script: read_key, server_us, now_ms.
+-- It uses these locals of the script: read_key, server_us, now_ms. It sets the local unpublished to the last word of the
+-- answer, if the server has refused a notification.
 local FEW, ALIVE_OFFSET, RESERVED_MS = 4, 17592186044416, 250
 local touches_left = 100 -- number of dead waiters and of readers to notify that the script may still handle
 -- Number of members that are no place but whose scores may lie between those of places: #token, #born, #forced, #barred,
@@ -96,10 +97,11 @@ local function wake(after_writer, readers_inside)
   end
 end
 
--- Publishes the notifications. This is the last step of a script. Its failure is ignored, since each waiter asks again
--- anyway.
+-- Publishes the notifications. This is the last step of a script. It does not fail the script, since each waiter asks
+-- again anyway.
 local function publish()
   for _, waiter_id in ipairs(to_notify) do
-    redis.pcall('SPUBLISH', string.sub(read_key, 1, -5) .. 'wake:' .. string.sub(waiter_id, 1, 32), waiter_id)
+    local channel = string.sub(read_key, 1, -5) .. 'wake:' .. string.sub(waiter_id, 1, 32)
+    if type(redis.pcall('SPUBLISH', channel, waiter_id)) == 'table' then unpublished = ' unpublished' end
   end
 end

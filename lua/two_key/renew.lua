@@ -12,7 +12,7 @@ local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
 local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#forced', id, '#waits', '#token')
 local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
-local longest_ms = math.max(now_ms, longest[2] or 0, -(scores[3] or 0)) -- of readers and of waiters
+local longest_ms = math.max(now_ms, (longest[2] or 0) + 0, -(scores[3] or 0)) -- of readers and of waiters
 local own_ms = tonumber(scores[2] or 0)
 local deadline_ms = now_ms + lease_ms
 -- A force has ended all holds of this token, even if this hold is not removed yet.

@@ -456,7 +456,7 @@ pub enum Refusal {
     /// The lock's key has a value that is not a lock (`WRONGTYPE`). The value is unchanged.
     #[error("foreign key")]
     ForeignKey,
-    /// The server is older than Redis 7.0 or Valkey 7.2.
+    /// The server is older than Redis 7.0 or Valkey 7.2, or runs no Lua scripts.
     #[error("unsupported server")]
     UnsupportedServer,
     /// The server's certificate is not from a trusted authority, has expired, or was made for another host. Nothing was
@@ -490,7 +490,7 @@ impl Refusal {
                 "wait until the holds of that version are over, or update all processes that use the lock to one version"
             }
             Self::ForeignKey => "delete the key if nothing else uses it, or use another `key_prefix`",
-            Self::UnsupportedServer => "use a newer server",
+            Self::UnsupportedServer => "use a newer server, or one that runs Lua scripts",
             Self::Untrusted => {
                 "check the host in the URL or give `Tls::server_name`, and check the authority given to `Tls`"
             }

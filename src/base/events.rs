@@ -83,6 +83,20 @@ pub(crate) fn node_mended(node: &str, kind: FindingKind) {
     tracing::info!(target: NODE, node, finding = kind.word(), "{node} has recovered: its {} is in order again", kind.word());
 }
 
+/// Reports that a node refused the fast form of a script, and gets the portable form.
+pub(crate) fn form_refused(node: &str, words: &str) {
+    tracing::info!(target: NODE, node, error = words, "{node} gets portable scripts, since it refuses the fast form: {words:?}");
+}
+
+/// Reports that a node refuses the notifications of scripts.
+pub(crate) fn publishing_refused(node: &str) {
+    tracing::warn!(
+        target: NODE, node,
+        "{node} refuses notifications of scripts: waiters learn up to a second late that the lock is theirs; \
+         grant +spublish and the channels of locks, and see `redis-rwlock doctor`"
+    );
+}
+
 /// Reports that a connection for notifications broke. The transport opens another one.
 pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
     tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");

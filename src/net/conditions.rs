@@ -14,7 +14,7 @@ use crate::base::clock::Clock;
 use crate::base::events;
 use crate::base::health::{ClockReading, FindingKind, NodeFinding, clock_skews, micros};
 use crate::base::lease::{Moment, ServerTime};
-use crate::base::metrics::NodeFindings;
+use crate::base::metrics::{Counter, NodeFindings};
 use crate::base::panics::catch_panic;
 
 /// Time for which the memory of a server counts as full after the server has refused a request for this reason. It
@@ -39,6 +39,7 @@ pub(crate) struct Conditions {
     has_connected: AtomicBool,
     nodes: Mutex<BTreeMap<String, Condition>>,
     counts: NodeFindings,
+    unpublished: Counter,
 }
 
 /// Facts about one server, with the findings that the log has reported.
@@ -50,6 +51,10 @@ struct Condition {
     refused: Option<Moment>,
     clock: Option<ClockReading>,
     findings: Vec<NodeFinding>,
+    /// True if the log has reported that the server takes scripts in the portable form only.
+    is_form_told: bool,
+    /// True if the log has reported that the server refuses notifications of scripts.
+    is_unpublished_told: bool,
 }
 
 /// Facts from an answer to `INFO memory`.
@@ -92,6 +97,7 @@ impl Conditions {
             has_connected: AtomicBool::new(false),
             nodes: Mutex::default(),
             counts: NodeFindings::default(),
+            unpublished: Counter::of_unpublished(),
         }
     }
 
@@ -142,6 +148,26 @@ impl Conditions {
         let uncertain_us = micros(answered.since(sent)) / 2 + 1000;
         let reading = ClockReading { ahead_us: server.saturating_sub(here), uncertain_us };
         self.change(node, |known| known.clock = Some(reading));
+    }
+
+    /// Notes that the server refused the fast form of a script, with these words. The log reports this once per server.
+    pub(super) fn note_refused_form(&self, node: &str, words: &str) {
+        if self.is_first(node, |known| &mut known.is_form_told) {
+            catch_panic(|| events::form_refused(node, words));
+        }
+    }
+
+    /// Counts an answer of a script whose notification the server refused. The log reports this once per server.
+    pub(super) fn note_unpublished(&self, node: &str) {
+        self.unpublished.add_one();
+        if self.is_first(node, |known| &mut known.is_unpublished_told) {
+            catch_panic(|| events::publishing_refused(node));
+        }
+    }
+
+    /// Sets a flag of a server, and returns true if it was not set before.
+    fn is_first(&self, node: &str, flag: impl FnOnce(&mut Condition) -> &mut bool) -> bool {
+        !std::mem::replace(flag(self.nodes.lock().entry(node.to_owned()).or_default()), true)
     }
 
     /// Returns the findings about a server's memory. A finding about its clock is not included, because it depends on
@@ -229,5 +255,22 @@ impl Drop for Conditions {
     fn drop(&mut self) {
         let findings = self.nodes.get_mut().values().flat_map(|known| &known.findings);
         findings.for_each(|finding| self.counts.fewer(finding.kind()));
+    }
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::*;
+    use crate::base::metrics::recording::Recording;
+
+    #[test]
+    fn each_refused_notification_is_counted() {
+        let recording = Recording::default();
+        let make = || Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_secs(1));
+        let conditions = metrics::with_local_recorder(&recording, make);
+        for node in ["a:1", "a:1", "b:1"] {
+            conditions.note_unpublished(node);
+        }
+        assert_eq!(recording.told("rwlock_unpublished_total").1, 3.0);
     }
 }

@@ -35,11 +35,12 @@ use crate::net::conditions::ConditionsOf;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::outages::Outages;
 use crate::net::pushed::OnPush;
+use crate::net::script::PublishCommand;
 use crate::net::secrets::Secrets;
-use crate::net::{Call, Expiry, is_reply_to, server_time};
+use crate::net::{Call, Expiry, is_reply_to, is_unpublished, server_time};
 use apart::Apart;
-use connection::Load;
 pub(super) use connection::{Connection, Request};
+use connection::{Load, Wording};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
 pub(super) use greeting::{hello_field, info_field, info_text, parse_time};
@@ -54,6 +55,7 @@ mod checkup;
 mod connection;
 mod connections;
 mod dial;
+mod dialects;
 mod greeting;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/node/hostile.rs"]
@@ -82,6 +84,9 @@ mod wire;
 /// Limit for the age of a clock sample. After this time, two clocks whose rates differ by 1 % have drifted apart by 50
 /// ms. That is half of the default `max_clock_skew`.
 const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
+/// Limit for the texts of a script that are sent for one call. A server that refuses the first form of the script gets the
+/// second. One more is for a runtime that connects meanwhile, after which the node gets the first form again.
+const MAX_TEXTS: usize = 3;
 
 /// Settings that all nodes of a manager share.
 #[derive(Clone, Copy, Debug)]
@@ -281,13 +286,14 @@ impl Node {
         precedence: Precedence,
     ) -> Result<Answered<Value>, Fault> {
         let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
-        match self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop() {
-            Some(Err(Fault::NoScript)) => {
-                let again = self.ask_replicated(replicated_connections, calls(Load::Text)).await?.pop();
-                again.unwrap_or(Err(Fault::NoScript))
+        let mut answer = self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop();
+        for _ in 0..MAX_TEXTS {
+            if !matches!(answer, Some(Err(Fault::NoScript))) {
+                break;
             }
-            answer => answer.unwrap_or(Err(Fault::NoScript)),
+            answer = self.ask_replicated(replicated_connections, calls(Load::Text)).await?.pop();
         }
+        answer.unwrap_or(Err(Fault::NoScript))
     }
 
     /// Fails if fewer replicas are attached than must acknowledge a grant.
@@ -335,17 +341,37 @@ impl Node {
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         match self.send(live, call, Load::Digest, admission).await {
-            Err(Fault::NoScript) => Box::pin(self.send(live, call, Load::Text, admission)).await,
+            Err(Fault::NoScript) => Box::pin(self.load(live, call, admission)).await,
             other => other,
         }
+    }
+
+    /// Sends a call with the text of its script, in one form after the other.
+    async fn load(
+        &self,
+        live: &Arc<OpenConnection>,
+        call: &Call,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
+        let mut answer = Err(Fault::NoScript);
+        for _ in 0..MAX_TEXTS {
+            if !matches!(answer, Err(Fault::NoScript)) {
+                break;
+            }
+            answer = self.send(live, call, Load::Text, admission).await;
+        }
+        answer
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in the order of the calls.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         let all: Vec<_> = calls.iter().collect();
         let mut answers = self.send_all(&all, Load::Digest).await?;
-        let unknown: Vec<_> = (0..calls.len()).filter(|&n| matches!(answers[n], Err(Fault::NoScript))).collect();
-        if !unknown.is_empty() {
+        for _ in 0..MAX_TEXTS {
+            let unknown: Vec<_> = (0..calls.len()).filter(|&n| matches!(answers[n], Err(Fault::NoScript))).collect();
+            if unknown.is_empty() {
+                break;
+            }
             let again: Vec<_> = unknown.iter().map(|&n| &calls[n]).collect();
             match self.send_all(&again, Load::Text).await {
                 Ok(again) => unknown.into_iter().zip(again).for_each(|(n, answer)| answers[n] = answer),
@@ -374,12 +400,14 @@ impl Node {
         self.wait_for_answer().await?;
         let live = &self.connections.live().await?;
         let (sent, not_after) = self.connections.not_after(live).await?;
+        let dialect = self.connections.dialect();
         let loads = iter::once(first).chain(iter::repeat(Load::Digest));
-        let requests = calls.iter().zip(loads).map(|(call, load)| Request::Call { call, load, not_after });
-        let requests: Vec<_> = requests.collect();
+        let worded = || calls.iter().zip(loads.clone().map(|load| Wording { load, dialect }));
+        let requests: Vec<_> = worded().map(|(call, wording)| Request::Call { call, wording, not_after }).collect();
         let values = self.ask_all(live, &requests, sent).await?;
-        let pairs = calls.iter().zip(values);
-        Ok(pairs.map(|(call, value)| self.connections.on_answer(live, call, sent, value)).collect())
+        let on_answer =
+            |((call, wording), value): ((&&Call, _), _)| self.connections.on_answer(live, call, wording, sent, value);
+        Ok(worded().zip(values).map(on_answer).collect())
     }
 
     /// Sends a question that changes nothing on the server. Sends it even during an outage of the node, because the
@@ -392,6 +420,11 @@ impl Node {
     /// then takes no other requests.
     pub(super) fn speaks_resp2(&self) -> bool {
         self.connections.speaks_resp2.load(Ordering::Relaxed)
+    }
+
+    /// Returns the command by which scripts on this server publish. Subscribers need the same kind of channels.
+    pub(super) fn publish_command(&self) -> PublishCommand {
+        self.connections.dialect().publish
     }
 
     /// Returns the server's answer to `HELLO`. Every connected user may send this command, and its answer has the same
@@ -447,7 +480,8 @@ impl Node {
             Expiry::ResponseTimeout => self.connections.not_after(live).await?,
             Expiry::Never => (self.clock.now(), ServerTime::default()),
         };
-        let request = Request::Call { call, load, not_after };
+        let wording = Wording { load, dialect: self.connections.dialect() };
+        let request = Request::Call { call, wording, not_after };
         let value = match admission {
             Admission::Owner => {
                 let reply = pin!(live.connection.ask(request));
@@ -461,7 +495,7 @@ impl Node {
                 reply_if_admitted(next(), next())?
             }
         };
-        self.connections.on_answer(live, call, sent, value)
+        self.connections.on_answer(live, call, wording, sent, value)
     }
 
     async fn ask_all(
@@ -545,10 +579,11 @@ impl Connections {
         self: &Arc<Self>,
         live: &Arc<OpenConnection>,
         call: &Call,
+        wording: Wording,
         sent: Moment,
         value: Value,
     ) -> Result<Answered<Value>, Fault> {
-        let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text));
+        let value = fault::reply(value).map_err(|fault| self.on_script_fault(fault, call.script, wording));
         let value = value.inspect_err(|fault| {
             self.note_refusal(fault);
             if fault.is_of_no_primary() && self.limits.role.is_one_server() {
@@ -563,6 +598,9 @@ impl Connections {
                 arrives_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
                 source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
             });
+        }
+        if is_unpublished(&value) {
+            self.conditions.note_unpublished(&self.address);
         }
         self.has_served(live);
         let server = server_time(&value).unwrap_or_default();

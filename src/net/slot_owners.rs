@@ -47,6 +47,15 @@ impl SlotOwners {
         matches!(self, Self::Single { .. })
     }
 
+    /// Returns true if all slots have one owner, though it may change. Plain channels of this owner then reach all
+    /// subscribers.
+    pub(super) fn has_one_primary(&self) -> bool {
+        match self {
+            Self::Single { .. } => true,
+            Self::Many(fleet) => fleet.sentinels().is_some(),
+        }
+    }
+
     /// Marks a node as suspect, because it did not answer. A single node cannot be suspect.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {

@@ -13,7 +13,7 @@ use redis_rwlock::{
 };
 use tokio::runtime::{Handle, Runtime};
 
-use crate::servers::{Pair, Servers, Voters, ask};
+use crate::servers::{Pair, Servers, Voters, ask, portable_node};
 use crate::wait::until;
 
 /// A manager, as services have it.
@@ -210,6 +210,16 @@ impl Fixture {
     /// A primary and a replica, which has to acknowledge each grant. Other cases use them at the same time.
     pub(crate) fn replicated() -> Self {
         Self::at(Backend::Replicated(Topology::node(Pair::shared().primary.url())))
+    }
+
+    /// The hash scheme on a server that refuses the fast form of the scripts. Other cases use it at the same time.
+    pub(crate) fn portable() -> Self {
+        Self::at(Backend::Hash(Topology::node(portable_node().url())))
+    }
+
+    /// The two-key scheme on a server that refuses the fast form of the scripts.
+    pub(crate) fn portable_two_key() -> Self {
+        Self::at(Backend::TwoKey(Topology::node(portable_node().url())))
     }
 
     /// A quorum of five masters that other cases use at the same time.
@@ -552,6 +562,24 @@ macro_rules! on_hash {
     };
 }
 
+/// A case on both schemes with portable scripts, with `.ci/all` only.
+macro_rules! on_portable {
+    ($case:ident) => {
+        $crate::fixture::on_this!(
+            #[ignore = "runs in `.ci/all`"]
+            $case,
+            portable_hash,
+            Fixture::portable()
+        );
+        $crate::fixture::on_this!(
+            #[ignore = "runs in `.ci/all`"]
+            $case,
+            portable_two_key,
+            Fixture::portable_two_key()
+        );
+    };
+}
+
 macro_rules! on_one {
     ($(#[$when:meta])? $case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($later:tt)*) => {
         $crate::fixture::on_this!(
@@ -588,6 +616,7 @@ macro_rules! on_every_fixture {
                 $case, three_of_five_masters, Fixture::quorum(Voters::ThreeOfFive)
             );
             $crate::fixture::on_this!(#[ignore = "runs in `.ci/all`"] $case, replicated, Fixture::replicated());
+            $crate::fixture::on_portable!($case);
             $crate::fixture::on_this!(#[ignore = "runs in `.ci/all`"] $case, cached_in_memory, Fixture::cached_in_memory());
             $crate::fixture::on_one!(
                 #[ignore = "runs in `.ci/all`"]
@@ -612,6 +641,7 @@ macro_rules! on_every_queue {
         mod $case {
             $crate::fixture::on_this!($case, memory, Fixture::memory());
             $crate::fixture::on_six!($case, shared);
+            $crate::fixture::on_portable!($case);
         }
     )+};
 }
@@ -645,7 +675,7 @@ macro_rules! alone_on_every_server {
 
 pub(crate) use {
     alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_hash, on_one,
-    on_six, on_this, proxied_on_every_server,
+    on_portable, on_six, on_this, proxied_on_every_server,
 };
 
 /// The time of the servers, which run on the same machine.

@@ -32,6 +32,7 @@ mod logs;
 mod memory;
 mod names;
 mod options;
+mod portable;
 mod quorum;
 mod router;
 mod run;

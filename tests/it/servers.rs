@@ -7,6 +7,8 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Masters, Node, NodeBuilder, Reply, Server};
 use tokio::sync::{Mutex, MutexGuard};
 
+use crate::portable::refuse_fast_form;
+
 /// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -64,6 +66,16 @@ fn start_proxied_node(server: Server) -> Node {
 fn start_proxied_cluster(server: Server) -> Cluster {
     let cluster = Cluster::builder(server).replicas(0).proxied().node_timeout(NODE_TIMEOUT);
     cluster.start().expect("the cluster starts")
+}
+
+/// Returns a node behind a proxy that lets it refuse the fast form of the scripts.
+pub(crate) fn portable_node() -> &'static Node {
+    static NODE: LazyLock<Node> = LazyLock::new(|| {
+        let node = start_proxied_node(Server::Redis70);
+        refuse_fast_form(node.proxy());
+        node
+    });
+    &NODE
 }
 
 /// A primary, and a replica that follows it.

@@ -10,9 +10,10 @@ use std::{
 
 use cluster_testenv::{Client, Node, Reply, Server};
 
+use crate::portable::portable;
 pub(crate) use crate::transcripts::Side as Mode;
 use crate::transcripts::TWO_RECORDS;
-use crate::{invariants, layout, scripts};
+use crate::{interpreter, invariants, layout, scripts};
 pub(crate) use Mode::{Read, Write};
 
 pub(crate) const LEASE_MS: i64 = 100_000;
@@ -119,14 +120,24 @@ impl View {
     }
 }
 
-/// A server and the hashes of the scripts that are loaded there.
-#[derive(Debug)]
-pub(crate) struct Lab {
-    pub(crate) node: Node,
-    shas: BTreeMap<(&'static str, &'static str), String>,
+/// Form of the scripts, and the interpreter that runs them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Fast,
+    Portable,
+    /// The portable form in an interpreter of Lua 5.4, outside of the server.
+    Lua54,
 }
 
-const SCRIPTS: [(&str, &str, &str); 13] = [
+/// A server, and the scripts that are loaded there: by the names of their folder and their own, the hash and the text.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    pub(crate) node: Arc<Node>,
+    form: Form,
+    scripts: BTreeMap<(&'static str, &'static str), (String, String)>,
+}
+
+pub(crate) const SCRIPTS: [(&str, &str, &str); 13] = [
     ("hash", "acquire", scripts::hash::ACQUIRE),
     ("hash", "leave", scripts::hash::LEAVE),
     ("hash", "convert", scripts::hash::CONVERT),
@@ -177,20 +188,26 @@ impl Lab {
 
     /// With other texts in some places of the scripts.
     pub(crate) fn start_with(server: Server, changes: &[(&str, &str)]) -> Arc<Self> {
+        let node = Arc::new(Node::start(server).expect("the server starts"));
+        Self::load(&node, Form::Fast, changes)
+    }
+
+    /// The scripts in this form, with other texts in some places.
+    pub(crate) fn load(node: &Arc<Node>, form: Form, changes: &[(&str, &str)]) -> Arc<Self> {
         for (from, _) in changes {
             assert!(SCRIPTS.iter().any(|(_, _, text)| text.contains(from)), "{from} is in no script");
         }
-        let node = Node::start(server).expect("the server starts");
         let mut client = node.client().expect("the server answers");
-        let mut shas = BTreeMap::new();
+        let mut scripts = BTreeMap::new();
         for (folder, name, text) in SCRIPTS {
-            let text = changes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+            let text = if form == Form::Fast { text.to_owned() } else { portable(text) };
+            let text = changes.iter().fold(text, |text, (from, to)| text.replace(from, to));
             let reply = client.command(&["SCRIPT", "LOAD", &text]);
             let sha = reply.and_then(Reply::into_result).expect("the script compiles");
             let sha = sha.text().expect("a hash").into_owned();
-            shas.insert((folder, name), sha);
+            scripts.insert((folder, name), (sha, text));
         }
-        Arc::new(Self { node, shas })
+        Arc::new(Self { node: Arc::clone(node), form, scripts })
     }
 
     /// The server that cases share which change nothing but their own lock.
@@ -245,6 +262,12 @@ impl Lock {
         Lab::start(server).lock(scheme)
     }
 
+    /// Returns a lock on a server of its own, with scripts in this form.
+    pub(crate) fn alone_in(form: Form, scheme: Scheme, server: Server) -> Self {
+        let node = Arc::new(Node::start(server).expect("the server starts"));
+        Lab::load(&node, form, &[UNHURRIED]).lock(scheme)
+    }
+
     /// Returns a lock on a server of its own, where one script looks at two records, dead or not.
     pub(crate) fn limited(scheme: Scheme, server: Server) -> Self {
         let two = [&TWO_RECORDS[..], &[UNHURRIED]].concat();
@@ -257,9 +280,14 @@ impl Lock {
             Scheme::Hash => "hash",
             Scheme::TwoKey => "two_key",
         };
-        let sha = &self.lab.shas[&(folder, script)];
+        let lab = Arc::clone(&self.lab);
+        let (sha, text) = &lab.scripts[&(folder, script)];
         let time = self.clock_us.iter().flat_map(|us| [us / 1_000_000, us % 1_000_000]);
         let keys: Vec<_> = self.keys.iter().cloned().chain(time.map(|part| part.to_string())).collect();
+        if lab.form == Form::Lua54 {
+            let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
+            return interpreter::run(&mut self.client, text, &keys, &args);
+        }
         let count = keys.len().to_string();
         let mut command = vec!["EVALSHA", sha, &count];
         command.extend(keys.iter().map(String::as_str));
@@ -273,7 +301,7 @@ impl Lock {
         let commands: Vec<Vec<&str>> = calls
             .iter()
             .map(|(script, args)| {
-                let mut command = vec!["EVALSHA", self.lab.shas[&("hash", *script)].as_str(), &count];
+                let mut command = vec!["EVALSHA", self.lab.scripts[&("hash", *script)].0.as_str(), &count];
                 command.extend(self.keys.iter().chain(args).map(String::as_str));
                 command
             })
@@ -665,6 +693,25 @@ impl Lock {
         let key = self.key();
         let until_ms = self.int(&["PEXPIRETIME", &key]);
         assert!(until_ms >= deadline_ms + RETENTION_MS, "{}", until_ms - deadline_ms);
+    }
+
+    /// Returns all values that are stored, in the same order for equal values, and the ttls.
+    pub(crate) fn stored(&mut self) -> Vec<(Vec<String>, i64)> {
+        let keys = self.keys.clone();
+        let stored = keys.iter().map(|key| {
+            let read: &[&str] = match &*self.command(&["TYPE", key]).text().expect("a text") {
+                "hash" => &["HGETALL", key],
+                "zset" => &["ZRANGE", key, "0", "-1", "WITHSCORES"],
+                "string" => &["GETRANGE", key, "0", "-1"],
+                _ => return (Vec::new(), -2),
+            };
+            let value = self.command(read);
+            let parts = value.array().map_or_else(|| vec![value.clone()], <[Reply]>::to_vec);
+            let mut texts: Vec<String> = parts.chunks(2).map(|pair| format!("{pair:?}")).collect();
+            texts.sort_unstable();
+            (texts, self.int(&["PEXPIRETIME", key]))
+        });
+        stored.collect()
     }
 
     /// Everything that is stored, ttls included.

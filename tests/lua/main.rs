@@ -7,16 +7,22 @@
 
 mod contract;
 mod costs;
+mod dialects;
 mod fast_paths;
+mod full_memory;
 mod hash;
+mod interpreter;
 mod invariants;
 mod lab;
 mod layout;
 mod pending;
+#[path = "../../lua/portable.rs"]
+mod portable;
 mod published;
 #[path = "../../lua/scripts.rs"]
 mod scripts;
 mod servers;
 mod transcripts;
 mod two_key;
+mod unpublished;
 mod versions;

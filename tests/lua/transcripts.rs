@@ -1,37 +1,44 @@
 //! Transcripts of the scripts. `testing/transcripts.rs` plays them on the specification.
+//!
+//! Each scenario plays on three locks at once: with the fast form of the scripts, with the portable form, and with the
+//! portable form in an interpreter of Lua 5.4. Replies, messages and stored bytes must be the same.
 
 mod harness;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use cluster_testenv::{Reply, Server as Kind};
+use cluster_testenv::{Node, Reply, Server as Kind};
 
 use crate::invariants;
-use crate::lab::{Lab, Listener, Lock, RETENTION_MS, Scheme};
+use crate::lab::{Form, Lab, Listener, Lock, RETENTION_MS, Scheme};
 use crate::published;
 use harness::{Answer, Limit, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
 pub(crate) use harness::{MANAGER, Side};
 
 #[test]
 fn hash_on_redis_7_0() {
-    play("hash", Scheme::Hash, Kind::Redis70);
+    play("hash", Scheme::Hash, Kind::Redis70, HASH_SCENARIOS);
 }
 
 #[test]
 fn hash_on_valkey_9_1() {
-    play("hash", Scheme::Hash, Kind::Valkey91);
+    play("hash", Scheme::Hash, Kind::Valkey91, HASH_SCENARIOS);
 }
 
 #[test]
 fn two_key_on_redis_7_0() {
-    play("two-key", Scheme::TwoKey, Kind::Redis70);
+    play("two-key", Scheme::TwoKey, Kind::Redis70, TWO_KEY_SCENARIOS);
 }
 
 #[test]
 fn two_key_on_valkey_9_1() {
-    play("two-key", Scheme::TwoKey, Kind::Valkey91);
+    play("two-key", Scheme::TwoKey, Kind::Valkey91, TWO_KEY_SCENARIOS);
 }
 
+/// Number of scenarios of each scheme.
+const HASH_SCENARIOS: usize = 165;
+const TWO_KEY_SCENARIOS: usize = 66;
 /// Scripts whose time stands still: two more keys are the time.
 const TIME: [(&str, &str); 2] =
     [("redis.call('TIME')", "call('TIME')"), ("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}")];
@@ -44,17 +51,44 @@ pub(crate) const TWO_RECORDS: [(&str, &str); 3] = [
 /// Time for which a lock that no client uses may have its key.
 const MAX_UNUSED_MS: i64 = 180_000;
 
-fn play(name: &str, scheme: Scheme, kind: Kind) {
-    let usual = Lab::start_with(kind, &TIME);
-    let limited = Lab::start_with(kind, &[&TIME[..], &TWO_RECORDS].concat());
-    harness::play(name, |limit| {
-        let lab = if limit == Limit::TwoRecords { &limited } else { &usual };
+fn play(name: &str, scheme: Scheme, kind: Kind, scenarios: usize) {
+    let node = Arc::new(Node::start(kind).expect("the server starts"));
+    let labs = |changes: &[(&str, &str)]| FORMS.map(|form| Lab::load(&node, form, changes));
+    let (usual, limited) = (labs(&TIME), labs(&[&TIME[..], &TWO_RECORDS].concat()));
+    let count = harness::play(name, |limit| {
+        let labs = if limit == Limit::TwoRecords { &limited } else { &usual };
+        SideBySide(labs.each_ref().map(|lab| Scripts::new(lab, scheme)))
+    });
+    assert_eq!(count, scenarios, "all scenarios have played");
+}
+
+const FORMS: [Form; 3] = [Form::Fast, Form::Portable, Form::Lua54];
+
+/// Locks with all forms of the scripts.
+struct SideBySide([Scripts; 3]);
+
+impl Server for SideBySide {
+    fn run(&mut self, now_us: u64, step: &Step) -> Answer {
+        let played = self.0.each_mut().map(|scripts| {
+            let answer = scripts.run(now_us, step);
+            (answer, scripts.unpublished, scripts.lock.stored())
+        });
+        let [fast, others @ ..] = played;
+        for (other, form) in others.iter().zip(&FORMS[1..]) {
+            assert_eq!(*other, fast, "{form:?} differs from {:?} after {step:?}", FORMS[0]);
+        }
+        fast.0
+    }
+}
+
+impl Scripts {
+    fn new(lab: &Arc<Lab>, scheme: Scheme) -> Self {
         let lock = lab.lock(scheme);
         let channels = if scheme == Scheme::Hash { format!("{}:", lock.key()) } else { lock.key().replace("read", "") };
         let wake = Listener::new(&lock, &format!("{channels}wake:{MANAGER}"));
         let call = Listener::new(&lock, &format!("{channels}call"));
-        Scripts { lock, wake, call, has_clients: false, is_silent: false, unchecked: None }
-    });
+        Self { lock, wake, call, has_clients: false, is_silent: false, unchecked: None, unpublished: 0 }
+    }
 }
 
 struct Scripts {
@@ -67,6 +101,8 @@ struct Scripts {
     is_silent: bool,
     /// Set if the state has changed since the last check: true if a hold was released.
     unchecked: Option<bool>,
+    /// Number of answers that reported a refused notification.
+    unpublished: usize,
 }
 
 impl Server for Scripts {
@@ -164,7 +200,11 @@ impl Scripts {
         assert_eq!(words[1], id, "{head} names the request");
         let [seconds, micros] = [words[2], words[3]].map(|word| word.parse::<i64>().expect("a number"));
         assert_eq!(Some(seconds * 1_000_000 + micros), self.lock.clock_us, "{head} has the time");
-        let text = [&words[..1], &words[4..]].concat().join(" ");
+        let is_unpublished = words.last() == Some(&"unpublished");
+        assert!(self.is_silent || !is_unpublished, "nobody refuses notifications: {head}");
+        self.unpublished += usize::from(is_unpublished);
+        let rest = &words[4..words.len() - usize::from(is_unpublished)];
+        let text = [&words[..1], rest].concat().join(" ");
         let rows = rows.collect();
         let mut messages = Vec::new();
         if !self.is_silent {

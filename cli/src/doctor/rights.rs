@@ -29,7 +29,7 @@ const CHANNEL: &str = "<channel>";
 
 /// ACL rules, each with its purpose and with a command that needs it. Subscriptions come last, because the connection
 /// accepts no other commands after them.
-const RIGHTS: [(&str, Use, &[&str]); 19] = [
+const RIGHTS: [(&str, Use, &[&str]); 20] = [
     ("+eval", Use::Locks, &["EVAL", "return 0", "1", KEY]),
     ("+evalsha", Use::Locks, &["EVALSHA", "ffffffffffffffffffffffffffffffffffffffff", "1", KEY]),
     ("+time", Use::Locks, &["TIME"]),
@@ -46,6 +46,7 @@ const RIGHTS: [(&str, Use, &[&str]); 19] = [
     ("+scan", Use::Operators, &["SCAN", "0", "COUNT", "1"]),
     ("+ping", Use::QuietLog, &["PING"]),
     ("+client|setinfo", Use::QuietLog, &["CLIENT", "SETINFO", "lib-name", "redis-rwlock"]),
+    ("+command|info", Use::QuietLog, &["COMMAND", "INFO", "SPUBLISH", "SSUBSCRIBE"]),
     ("+spublish", Use::WakeUps, &["SPUBLISH", CHANNEL, "x"]),
     ("+ssubscribe", Use::WakeUps, &["SSUBSCRIBE", CHANNEL]),
     ("+sunsubscribe", Use::WakeUps, &["SUNSUBSCRIBE", CHANNEL]),
@@ -58,6 +59,8 @@ pub(super) enum Refused {
     Right(Purpose, String),
     /// Unknown to the server.
     Command(Purpose, String),
+    /// Notification that the server refuses in scripts only, with its words.
+    InScripts(Purpose, String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -102,6 +105,9 @@ pub(super) async fn try_all(
     }
     let (key, _) = &keys(settings)[0];
     let channel = channel(key);
+    if let Some(words) = refusal_in_scripts(link, key, &channel).await? {
+        refused.push(Refused::InScripts(Purpose(Use::WakeUps), words));
+    }
     for (rule, used_for, words) in RIGHTS {
         if used_for == Use::Cluster && !in_cluster || used_for == Use::Durability && !wants_replicas {
             continue;
@@ -124,6 +130,21 @@ pub(super) async fn try_all(
     refused.sort();
     refused.dedup();
     Ok(refused)
+}
+
+/// Publishes in a script, as the scripts of locks do. Returns the server's words if it refuses that, although it permits
+/// the same outside of a script.
+async fn refusal_in_scripts(link: &mut Link, key: &str, channel: &str) -> Result<Option<String>, Failure> {
+    // Without the right to publish or to run scripts, this says nothing.
+    for words in [["SPUBLISH", channel, "x"].as_slice(), &["EVAL", "return 0", "1", key]] {
+        let reply = link.ask(words).await;
+        if denial(&reply)?.is_some() || reply.is_err() {
+            return Ok(None);
+        }
+    }
+    let inside = link.ask(&["EVAL", "return redis.call('SPUBLISH', ARGV[1], ARGV[2])", "1", key, channel, "x"]).await;
+    denial(&inside)?;
+    Ok(inside.err().map(|error| error.detail().map_or_else(|| error.to_string(), str::to_owned)))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,9 +210,13 @@ fn channel_pattern(pattern: &str) -> String {
 }
 
 impl Refused {
+    fn used_for(&self) -> Use {
+        let (Self::Right(purpose, _) | Self::Command(purpose, _) | Self::InScripts(purpose, _)) = self;
+        purpose.0
+    }
+
     fn level(&self) -> Level {
-        let (Self::Right(Purpose(used_for), _) | Self::Command(Purpose(used_for), _)) = self;
-        match used_for {
+        match self.used_for() {
             Use::Locks | Use::Cluster | Use::Durability => Level::Problem,
             Use::WakeUps => Level::Warning,
             Use::Health | Use::Operators | Use::QuietLog => Level::Note,
@@ -199,8 +224,7 @@ impl Refused {
     }
 
     fn why(&self) -> &'static str {
-        let (Self::Right(Purpose(used_for), _) | Self::Command(Purpose(used_for), _)) = self;
-        match used_for {
+        match self.used_for() {
             Use::Locks => "locks need it",
             Use::Cluster => "locks in a cluster need it",
             Use::Durability => "durability needs it",
@@ -233,6 +257,10 @@ pub(super) fn tell<'a>(
             Refused::Command(_, command) => (
                 format!("the server knows no {command}: {}", refused.why()),
                 "check whether the server's configuration renames the command".to_owned(),
+            ),
+            Refused::InScripts(_, words) => (
+                format!("the server refuses SPUBLISH inside scripts ({words}): {}", refused.why()),
+                "permit SPUBLISH in scripts, or expect each hand-over to take up to a second".to_owned(),
             ),
         };
         let finding = Finding::new(refused.level(), "rights", message).advise(advice);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Reply, RoutingProxy, Sentinels, Server, TlsClients};
+use cluster_testenv::{Cluster, Matcher, Node, Reply, RoutingProxy, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said, until};
@@ -18,7 +18,7 @@ use crate::program::{SERVER, at, program, said, until};
 mod memory_db;
 
 /// All rights that the README lists for one node.
-const RIGHTS: [&str; 20] = [
+const RIGHTS: [&str; 21] = [
     "on",
     ">s3cret",
     "~rwlock:{*",
@@ -39,6 +39,7 @@ const RIGHTS: [&str; 20] = [
     "+scan",
     "+info",
     "+ping",
+    "+command|info",
 ];
 
 /// Findings of doctor, as `check` and `message`.
@@ -237,6 +238,18 @@ fn rights_are_found(server: Server) {
     for missing in missing {
         assert!(found.has("rights", &format!("user locks lacks {missing}")), "{missing}: {}", found.text);
     }
+}
+
+#[test]
+fn notifications_that_are_refused_in_scripts_are_found() {
+    let node = Node::builder(Server::Redis70).proxied().start().expect("it starts");
+    assert_eq!(doctor_at(&node).code, Some(0));
+    // The proxy's script is the server's own refusal: a script may not subscribe.
+    let publishes = Matcher::command("EVAL").and("'SPUBLISH', ARGV");
+    node.proxy().replace_requests(publishes, &["EVAL", "return redis.call('SSUBSCRIBE', 'x')", "0"]);
+    let found = doctor_at(&node);
+    found.only("rights", "the server refuses SPUBLISH inside scripts (This Redis command is not allowed from script");
+    found.only_advises("rights", "permit SPUBLISH in scripts");
 }
 
 #[test]

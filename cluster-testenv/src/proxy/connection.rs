@@ -193,7 +193,13 @@ impl Connection {
         if args.is_empty() {
             return self.up.push(bytes, due, None);
         }
-        let request = Request::new(args);
+        let mut request = Request::new(args);
+        let replacement = rules.replacement(&request);
+        if let Some(command) = &replacement {
+            rules.note(request);
+            request = Request::new(wire::request_args(command));
+        }
+        let bytes = replacement.as_deref().unwrap_or(bytes);
         let awaited = Awaited::by(&request);
         let is_script = request.is_script();
         let rule = rules.see(request);

@@ -84,6 +84,8 @@ struct Counted {
 pub(super) struct Rules {
     armed: Vec<(Matcher, Rule)>,
     armed_ever: u64,
+    /// Commands that replace all requests that a matcher matches, in RESP.
+    replacements: Vec<(Matcher, Vec<u8>)>,
     seen: Vec<Request>,
     pub(super) limit: ScriptLimit,
     pub(super) messages: LostMessages,
@@ -104,10 +106,25 @@ impl Rules {
         self.armed.retain(|(_, rule)| rule.id != id);
     }
 
+    pub(super) fn replace(&mut self, matcher: Matcher, command: Vec<u8>) {
+        self.replacements.push((matcher, command));
+    }
+
+    /// Returns the command that the server gets in place of the request.
+    pub(super) fn replacement(&self, request: &Request) -> Option<Vec<u8>> {
+        let found = self.replacements.iter().find(|(matcher, _)| matcher.matches(request));
+        found.map(|(_, command)| command.clone())
+    }
+
+    /// Stores a request that no rule takes.
+    pub(super) fn note(&mut self, request: Request) {
+        self.seen.push(request);
+    }
+
     /// Stores the request, and takes the oldest rule that waits for it.
     pub(super) fn see(&mut self, request: Request) -> Option<Rule> {
         let index = self.armed.iter().position(|(matcher, _)| matcher.matches(&request));
-        self.seen.push(request);
+        self.note(request);
         let rule = index.map(|index| self.armed.remove(index).1)?;
         rule.progress.reach(Stage::Seen);
         Some(rule)

@@ -1,7 +1,7 @@
 -- Writes the headers, the ttl and all that is pending. Publishes the notifications at last.
 -- Reads: call, key, id, now_ms, format, sub, max, RETENTION_MS, free_ms (when the lock may be free if nothing has changed),
 --   ttl_stays, and what the parts before have set.
--- Sets: to_set, to_delete, alive_until_ms.
+-- Sets: to_set, to_delete, alive_until_ms, unpublished.
 if holder_changed then
   local header
   if writer then
@@ -12,7 +12,7 @@ if holder_changed then
     header = format('3 %s %d %s %d %d', kind == 'x' and 'x' or 'r', slots, read_stamp, covered, overrun_ms)
   elseif kind and kind ~= 'w' and not foreign_read then -- a foreign reader whose stamp ours hid may still be inside
     if covered > 0 then
-      to_set[#to_set + 1], to_set[#to_set + 2] = 'read', covered
+      to_set[#to_set + 1], to_set[#to_set + 2] = 'read', format('%d', covered)
     elseif read then
       to_delete[#to_delete + 1] = 'read'
     end
@@ -52,9 +52,11 @@ end
 if next_reader or to_notify then
   --@channel
   for n = 1, to_notify and #to_notify or 0, 2 do
-    redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(to_notify[n], 1, 32), to_notify[n + 1])
+    local published = redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(to_notify[n], 1, 32), to_notify[n + 1])
+    if type(published) == 'table' then unpublished = ' unpublished' end
   end
   if next_reader and next_reader ~= id then
-    redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(next_reader, 1, 32), next_reader)
+    local published = redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(next_reader, 1, 32), next_reader)
+    if type(published) == 'table' then unpublished = ' unpublished' end
   end
 end

@@ -9,7 +9,7 @@ if new_writer then -- every other recorded client is dead
   if known == 0 then
     birth, tokens = last, 1
   else
-    tokens = max(1, math.min(new_writer_tokens, MAX_TOKENS, last - known))
+    tokens = max(1, math.min(new_writer_tokens + 0, MAX_TOKENS, last - known))
   end
   if read then to_delete[#to_delete + 1] = 'read' end
   writer, writer_ms, since_ms, slots, sole, kind, holder_changed = new_writer, new_writer_ms, now_ms, 0, nil, 'w', true

@@ -53,6 +53,10 @@ impl Counter {
         Self
     }
 
+    pub(crate) fn of_unpublished() -> Self {
+        Self
+    }
+
     pub(crate) fn of_map_refreshes() -> Self {
         Self
     }

@@ -123,6 +123,7 @@ fn describe() {
     metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
     metrics::describe_gauge!("rwlock_node_findings", "Nodes that answer but have a defect, by the defect");
     metrics::describe_counter!("rwlock_reconnects_total", "Connections that replaced a broken or silent connection");
+    metrics::describe_counter!("rwlock_unpublished_total", "Answers of scripts whose notification the server refused");
     metrics::describe_counter!("rwlock_map_refreshes_total", "Requests for the map of slots to servers");
 }
 
@@ -242,6 +243,10 @@ pub(crate) struct Counter(metrics::Counter);
 impl Counter {
     pub(crate) fn of_reconnects() -> Self {
         Self(metrics::counter!("rwlock_reconnects_total"))
+    }
+
+    pub(crate) fn of_unpublished() -> Self {
+        Self(metrics::counter!("rwlock_unpublished_total"))
     }
 
     pub(crate) fn of_map_refreshes() -> Self {

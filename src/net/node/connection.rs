@@ -6,6 +6,7 @@ use super::wire::{AllAndLast, Of, Wire};
 use crate::base::digits::Digits;
 use crate::base::lease::ServerTime;
 use crate::net::encode::{head, part};
+use crate::net::script::Dialect;
 use crate::net::{Call, Expiry};
 
 pub(in crate::net) struct Connection(pub(super) Wire);
@@ -15,7 +16,7 @@ pub(in crate::net) struct Connection(pub(super) Wire);
 pub(in crate::net) enum Request<'a> {
     Call {
         call: &'a Call,
-        load: Load,
+        wording: Wording,
         not_after: ServerTime,
     },
     Command(&'a Cmd),
@@ -28,6 +29,13 @@ pub(in crate::net) enum Request<'a> {
 pub(in crate::net) enum Load {
     Digest,
     Text,
+}
+
+/// Dialect of a call's script, and the form in which the call names the script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) struct Wording {
+    pub(in crate::net) load: Load,
+    pub(in crate::net) dialect: Dialect,
 }
 
 impl Connection {
@@ -68,19 +76,20 @@ impl Request<'_> {
     /// Appends the request to `bytes`, in RESP.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
-            Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
+            Self::Call { call, wording, not_after } => encode_call(bytes, call, *wording, *not_after),
             Self::Command(command) | Self::Map(command) => bytes.extend_from_slice(&command.get_packed_command()),
         }
     }
 }
 
-fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTime) {
+fn encode_call(bytes: &mut Vec<u8>, call: &Call, wording: Wording, not_after: ServerTime) {
     let expires = call.expiry == Expiry::ResponseTimeout;
     // Two parts name the script, and one part is the number of keys.
     head(bytes, b'*', call.parts + 3 + usize::from(expires));
+    let Wording { load, dialect } = wording;
     match load {
-        Load::Digest => bytes.extend_from_slice(call.script.call_start().as_bytes()),
-        Load::Text => ["EVAL", call.script.text].iter().for_each(|word| part(bytes, word.as_bytes())),
+        Load::Digest => bytes.extend_from_slice(call.script.call_start(dialect).as_bytes()),
+        Load::Text => ["EVAL", call.script.text(dialect)].iter().for_each(|word| part(bytes, word.as_bytes())),
     }
     part(bytes, Digits::of(call.keys as u64).as_bytes());
     let (keys, args) = call.encoded_parts();
@@ -98,10 +107,11 @@ mod tests {
 
     static SCRIPT: Script = Script::new("return ARGV[1]");
 
-    fn command_of(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
+    fn command_of(call: &Call, wording: Wording, not_after: ServerTime) -> Cmd {
+        let Wording { load, dialect } = wording;
         let (name, script) = match load {
-            Load::Digest => ("EVALSHA", call.script.digest()),
-            Load::Text => ("EVAL", call.script.text),
+            Load::Digest => ("EVALSHA", call.script.digest(dialect)),
+            Load::Text => ("EVAL", call.script.text(dialect)),
         };
         // The additional bytes are for two short numbers and the name of the command.
         let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
@@ -129,12 +139,13 @@ mod tests {
             call.expiry = expiry;
             for load in [Load::Digest, Load::Text] {
                 let not_after = ServerTime::from_micros(1_234_567_890);
-                let request = Request::Call { call: &call, load, not_after };
+                let wording = Wording { load, dialect: Dialect::default() };
+                let request = Request::Call { call: &call, wording, not_after };
                 let mut bytes = b"before".to_vec();
                 request.encode(&mut bytes);
                 assert_eq!(
                     bytes,
-                    [b"before".as_slice(), &command_of(&call, load, not_after).get_packed_command()].concat()
+                    [b"before".as_slice(), &command_of(&call, wording, not_after).get_packed_command()].concat()
                 );
             }
         }

@@ -17,6 +17,7 @@ use tokio::runtime::{Handle, Id};
 
 use super::connection::Connection;
 use super::dial::Departures;
+use super::dialects::Dialects;
 use super::in_flight::InFlightLimit;
 use super::outage::Outage;
 use super::steps::Steps;
@@ -72,6 +73,7 @@ pub(super) struct Connections {
     pub(super) clock_noted: AtomicU64,
     /// True if the last connection speaks RESP2.
     pub(super) speaks_resp2: AtomicBool,
+    pub(super) dialects: Dialects,
 }
 
 /// Connection of one runtime.
@@ -186,6 +188,7 @@ impl Connections {
             conditions: reports.conditions,
             clock_noted: AtomicU64::new(0),
             speaks_resp2: AtomicBool::new(false),
+            dialects: Dialects::default(),
         }
     }
 
@@ -320,6 +323,8 @@ impl Connections {
 
     /// Makes a new connection the connection of this runtime.
     fn begins(&self, live: &Arc<OpenConnection>) {
+        // The connection may lead to another server, which takes the fast form.
+        self.dialects.forget_refusal();
         let runtime = Handle::current().id();
         let mut connections = self.of.lock();
         match connections.iter_mut().find(|connection| connection.runtime == runtime) {

@@ -18,6 +18,7 @@ use redis::{ConnectionAddr, ConnectionInfo, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
+use super::dialects::publishing_question;
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable};
 use super::push_handler::PushHandler;
 use super::steps::unsupported_address;
@@ -172,7 +173,12 @@ impl Connections {
         self.register(&is_closed, Some(Arc::clone(&on_loss)));
         let reached = self.reach(Choice::Primary).await?;
         let push_handler = PushHandler::new(is_closed, Some(on_loss)).with_on_push(on_push);
-        Ok(self.log_in(&info, reached, push_handler, &[]).await?.0)
+        // The link needs the answer, and may be dialled before any other connection.
+        let publishing = publishing_question();
+        let (connection, _, answers) =
+            self.log_in(&info, reached, push_handler, &[Request::Command(&publishing)]).await?;
+        answers.first().iter().for_each(|answer| self.dialects.note_publishing(answer));
+        Ok(connection)
     }
 
     async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
@@ -223,7 +229,8 @@ impl Connections {
     ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
         let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
         of_server.arg("server");
-        let mut questions = vec![Request::Command(&time)];
+        let publishing = publishing_question();
+        let mut questions = vec![Request::Command(&publishing), Request::Command(&time)];
         if self.limits.role == Role::Voter {
             questions.push(Request::Command(&of_server));
         }
@@ -240,7 +247,8 @@ impl Connections {
         let named = |field| hello_field(&hello, field).unwrap_or_default();
         let (name, version) = (named("server"), named("version"));
         let is_wanted = matches!(self.limits.role, Role::ClusterMember | Role::Proxy) || !is_replica(&hello);
-        let time = fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
+        let time = fault::reply(answers.swap_remove(1)).map_err(not_sent)?;
+        self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         self.conditions.note_connected(&self.address, &name, &version);
         self.note_time(server, sent, self.clock.now());

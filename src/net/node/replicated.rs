@@ -13,6 +13,7 @@
 //! example is a reply with a place in the queue.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use redis::{ServerError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::connection::{Load, Request};
+use super::connection::{Load, Request, Wording};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
@@ -33,6 +34,7 @@ use crate::base::error::Refusal;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::base::process;
 use crate::net::fault::{Answer, Fault};
+use crate::net::script::Dialect;
 use crate::net::{Call, gives_hold};
 
 /// Limit for the replicated connections of one runtime to one node.
@@ -107,6 +109,15 @@ pub(super) struct ReplicatedCalls {
     pub(super) load: Load,
     pub(super) admission: Admission,
     pub(super) precedence: Precedence,
+}
+
+impl ReplicatedCalls {
+    /// Returns the calls with their wordings. All calls of a batch are of the same script, so only the first call may have
+    /// to carry the script's text.
+    fn with_wordings(&self, dialect: Dialect) -> impl Iterator<Item = (&Call, Wording)> {
+        let loads = iter::once(self.load).chain(iter::repeat(Load::Digest));
+        self.calls.iter().zip(loads.map(move |load| Wording { load, dialect }))
+    }
 }
 
 /// Batch, with the sender that returns the answers to its caller.
@@ -233,24 +244,21 @@ impl ReplicatedPool {
         if batches.is_empty() {
             return true;
         }
-        let asking = redis::cmd("ASKING");
+        let (asking, dialect) = (redis::cmd("ASKING"), self.connections.dialect());
         let mut requests = Vec::new();
         for batch in &batches {
-            for (n, call) in batch.calls.iter().enumerate() {
+            for (call, wording) in batch.with_wordings(dialect) {
                 if batch.admission == Admission::Asking {
                     requests.push(Request::Command(&asking));
                 }
-                // All calls of a batch are of the same script, so only the first call may have to carry the script's
-                // text.
-                let load = if n == 0 { batch.load } else { Load::Digest };
-                requests.push(Request::Call { call, load, not_after });
+                requests.push(Request::Call { call, wording, not_after });
             }
         }
         let wait = redis::cmd("WAIT").arg(required).arg(self.timeout_ms.to_string()).take();
         let (mut scripts, mut wait) = live.connection.ask_all_then(&requests, &wait);
         let answered = async {
             match self.connections.in_time(live, sent, Pin::new(&mut scripts)).await {
-                Ok(values) => Ok(self.hand_out(live, &batches, waiting, sent, values)),
+                Ok(values) => Ok(self.hand_out(live, &batches, waiting, (sent, dialect), values)),
                 Err(fault) => Err((fault, waiting)),
             }
         };
@@ -283,19 +291,19 @@ impl ReplicatedPool {
         live: &Arc<OpenConnection>,
         batches: &[ReplicatedCalls],
         waiting: Vec<Answers>,
-        sent: Moment,
+        (sent, dialect): (Moment, Dialect),
         values: Vec<Value>,
     ) -> Vec<(Answers, Vec<Said>)> {
         let (mut values, mut held_back) = (values.into_iter(), Vec::new());
         for (batch, answers) in batches.iter().zip(waiting) {
             let mut said = Vec::with_capacity(batch.calls.len());
-            for call in &batch.calls {
+            for (call, wording) in batch.with_wordings(dialect) {
                 let mut next = || values.next().unwrap_or_default();
                 let value = match batch.admission {
                     Admission::Owner => Ok(next()),
                     Admission::Asking => reply_if_admitted(next(), next()),
                 };
-                said.push(value.and_then(|value| self.connections.on_answer(live, call, sent, value)));
+                said.push(value.and_then(|value| self.connections.on_answer(live, call, wording, sent, value)));
             }
             if said.iter().any(is_hold) { held_back.push((answers, said)) } else { tell(answers, Ok(said)) }
         }

@@ -25,6 +25,7 @@ use crate::base::recalls::Liveness;
 use crate::net::fault::{self, Fault};
 use crate::net::node::{Connection, DialFault, Node, Request};
 use crate::net::pushed::Pushed;
+use crate::net::script::PublishCommand;
 
 /// Limit for the number of commands in one batch.
 const MAX_BATCH: usize = 128;
@@ -301,7 +302,12 @@ impl LinkRun {
     }
 
     async fn send(&self, connection: &Connection, batch: &[Command]) -> Result<Vec<Value>, Lost> {
-        let command = |(verb, channel): &Command| redis::cmd(verb.command()).arg(&**channel).take();
+        let channels = match self.node.publish_command() {
+            PublishCommand::Plain if self.shared.slot_owners.has_one_primary() => PublishCommand::Plain,
+            // In a cluster, a waiter without sharded channels asks once a second.
+            PublishCommand::Plain | PublishCommand::Sharded => PublishCommand::Sharded,
+        };
+        let command = |(verb, channel): &Command| redis::cmd(verb.command(channels)).arg(&**channel).take();
         let commands: Vec<_> = batch.iter().map(command).collect();
         in_time(self.shared.pace.response_timeout, connection.subscribe_all(&commands)).await
     }
@@ -400,10 +406,12 @@ async fn in_time<T>(most: Duration, answer: impl Future<Output = Result<T, Redis
 }
 
 impl Verb {
-    fn command(self) -> &'static str {
-        match self {
-            Self::Subscribe => "SSUBSCRIBE",
-            Self::Unsubscribe => "SUNSUBSCRIBE",
+    fn command(self, channels: PublishCommand) -> &'static str {
+        match (self, channels) {
+            (Self::Subscribe, PublishCommand::Sharded) => "SSUBSCRIBE",
+            (Self::Unsubscribe, PublishCommand::Sharded) => "SUNSUBSCRIBE",
+            (Self::Subscribe, PublishCommand::Plain) => "SUBSCRIBE",
+            (Self::Unsubscribe, PublishCommand::Plain) => "UNSUBSCRIBE",
         }
     }
 

@@ -1,4 +1,4 @@
-//! Servers and proxies that do not know `HELLO`: the manager speaks RESP2 with them.
+//! Servers and proxies that lack commands: `HELLO`, so that the manager speaks RESP2 with them, and sharded channels.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,40 @@ use crate::wait::{soon, until};
 /// Time within which a waiter learns of a release by a notification. Without one it asks once a second.
 const NOTIFIED: Duration = Duration::from_millis(700);
 
-fn without_hello() -> Node {
-    let node = Node::builder(Server::Redis70).without_command("HELLO").password("s3cret").start().expect("it starts");
-    let refused = node.command(&["HELLO", "3"]).expect("answered");
-    assert!(refused.error().is_some_and(|error| error.contains("unknown command")), "{refused:?}");
+const SHARDED: [&str; 3] = ["SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE"];
+
+fn without(commands: &[&str]) -> Node {
+    let builder = Node::builder(Server::Redis70).password("s3cret");
+    let node = commands.iter().fold(builder, |builder, command| builder.without_command(command));
+    let node = node.start().expect("it starts");
+    for command in commands {
+        let refused = node.command(&[command, "3"]).expect("answered");
+        assert!(refused.error().is_some_and(|error| error.contains("unknown command")), "{refused:?}");
+    }
     node
+}
+
+fn without_hello() -> Node {
+    without(&["HELLO"])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_is_notified_in_resp2() {
-    let node = without_hello();
+    waiter_is_notified(&without_hello(), "SHARDCHANNELS").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_is_notified_without_sharded_channels() {
+    waiter_is_notified(&without(&SHARDED), "CHANNELS").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_is_notified_in_resp2_without_sharded_channels() {
+    waiter_is_notified(&without(&[&SHARDED[..], &["HELLO"]].concat()), "CHANNELS").await;
+}
+
+/// `listed` is the question that lists the channels with subscribers.
+async fn waiter_is_notified(node: &Node, listed: &str) {
     let fixture = Fixture::hash(Topology::node(format!("{}/3", node.url())));
     let (holder, waiter) = (fixture.manager().await, fixture.manager().await);
     for _ in 0..3 {
@@ -30,7 +54,9 @@ async fn waiter_is_notified_in_resp2() {
         let (asking, wanted) = (waiter.clone(), name.clone());
         let waiting = tokio::spawn(async move { asking.write(&wanted).await });
         until("it waits", async || fixture.view(&name).await.waiters.len() == 1).await;
-        until("it listens", async || !fixture.wake_channels(&node, &name).is_empty()).await;
+        let channel = format!("{}*", fixture.hash_key(&name));
+        let channels = || ask(node, &["PUBSUB", listed, &channel]).array().map_or(0, <[_]>::len);
+        until("it listens", async || channels() == 1).await;
         let released = Instant::now();
         held.release().await.expect("ours");
         let granted = soon("its grant", waiting).await.expect("no panic").expect("granted");
@@ -42,7 +68,15 @@ async fn waiter_is_notified_in_resp2() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_hold_is_recalled_in_resp2() {
-    let node = without_hello();
+    cached_hold_is_recalled(&without_hello()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cached_hold_is_recalled_in_resp2_without_sharded_channels() {
+    cached_hold_is_recalled(&without(&[&SHARDED[..], &["HELLO"]].concat())).await;
+}
+
+async fn cached_hold_is_recalled(node: &Node) {
     let fixture = Fixture::hash(Topology::node(node.url()));
     let caching = Settings { cache_for: Duration::from_secs(300), ..Settings::default() };
     let (first, second) = (fixture.manager_with(caching.clone()).await, fixture.manager_with(caching).await);

@@ -110,7 +110,7 @@ pub(crate) enum Step {
 
 /// Reply of a script without the id and the time, its rows, and the messages that were published. Recalls begin with
 /// `call`. For a client of the timestamp scheme the reply is `1` or `0`.
-#[derive(Default, Debug)]
+#[derive(Default, PartialEq, Eq, Debug)]
 pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) rows: Vec<String>,
@@ -130,9 +130,9 @@ pub(crate) enum Limit {
     TwoRecords,
 }
 
-/// Plays all scenarios for the server with this name, each on a new lock. Panics with the true transcripts of those
-/// that differ.
-pub(crate) fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S) {
+/// Plays all scenarios for the server with this name, each on a new lock, and returns their number. Panics with the true
+/// transcripts of those that differ.
+pub(crate) fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S) -> usize {
     let (mut wrong, mut count) = (String::new(), 0);
     for (file, text) in FILES {
         let (mut servers, mut limit) = (Vec::new(), Limit::Usual);
@@ -156,6 +156,7 @@ pub(crate) fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S
     }
     assert!(count > 10, "{count} scenarios of {server}");
     assert!(wrong.is_empty(), "{server} plays otherwise:\n{wrong}");
+    count
 }
 
 fn is_step(line: &str) -> bool {

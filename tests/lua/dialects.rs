@@ -1,0 +1,99 @@
+//! Text of the portable form, by the rules of servers that cannot run here.
+//!
+//! Dragonfly puts the text into a function, and runs Lua 5.4. Tair refuses a script if a call has its command or its key in
+//! a variable or an expression.
+
+use crate::lab::SCRIPTS;
+use crate::portable::{portable, unsharded};
+use crate::scripts;
+
+/// Commands whose first argument is no key.
+const WITHOUT_KEY: [&str; 3] = ["TIME", "SPUBLISH", "PUBLISH"];
+
+fn all() -> impl Iterator<Item = (String, &'static str)> {
+    let scripts = SCRIPTS.iter().map(|(folder, name, text)| (format!("{folder}/{name}"), *text));
+    scripts.chain([("rights".to_owned(), scripts::RIGHTS)])
+}
+
+/// Returns the texts that follow `word` where it is a word of its own.
+fn after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = &'a str> {
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == '.';
+    text.match_indices(word).filter_map(move |(at, _)| {
+        let rest = &text[at + word.len()..];
+        (!text[..at].ends_with(is_part) && !rest.starts_with(is_part)).then_some(rest)
+    })
+}
+
+/// Returns what breaks a rule in the text of a portable script.
+fn broken_rules(text: &str) -> Vec<String> {
+    let mut broken = Vec::new();
+    let mut check = |is_kept: bool, what: &str| {
+        if !is_kept {
+            broken.push(what.to_owned());
+        }
+    };
+    check(!text.contains("#!") && !text.contains("--") && !text.contains("[["), "a `#!` line, or a comment");
+    let is_called = |name| after(text, name).any(|rest| rest.starts_with('('));
+    check(!is_called("call") && !is_called("pcall"), "a call by a local name");
+    let body = text.strip_prefix("local unpack = table.unpack or unpack\n").unwrap_or(text);
+    check(after(body, "unpack").all(|rest| rest.starts_with('(')), "unpack as a value");
+    let parts: Vec<&str> = text.split("redis.").collect();
+    for (before, part) in parts.iter().zip(&parts[1..]) {
+        check(before.ends_with([' ', '(', '-', '{', '\n']), "redis is part of another name");
+        let Some(call) = part.strip_prefix("call(").or_else(|| part.strip_prefix("pcall(")) else {
+            let is_function = part.starts_with("error_reply(") || part.starts_with("acl_check_cmd");
+            check(is_function, &format!("redis.{}", part.lines().next().unwrap_or_default()));
+            continue;
+        };
+        let (command, rest) = call.strip_prefix('\'').and_then(|call| call.split_once('\'')).unwrap_or_default();
+        let is_command = !command.is_empty() && command.bytes().all(|letter| letter.is_ascii_uppercase());
+        check(is_command, &format!("a command that is no text: {}", call.lines().next().unwrap_or_default()));
+        let is_literal = ["KEYS[1]", "KEYS[2]"].iter().any(|key| {
+            rest.strip_prefix(", ")
+                .and_then(|rest| rest.strip_prefix(key))
+                .is_some_and(|rest| rest.starts_with([',', ')']))
+        });
+        check(is_literal || WITHOUT_KEY.contains(&command), &format!("a key that is no KEYS[n]: {command}{rest:.40}"));
+    }
+    broken
+}
+
+#[test]
+fn portable_form_keeps_the_rules_of_servers_that_cannot_run_here() {
+    let mut calls = 0;
+    for (name, script) in all() {
+        let text = portable(script);
+        assert_eq!(broken_rules(&text), [""; 0], "{name}");
+        assert_eq!(text.lines().count(), script.lines().count(), "{name}: errors name the lines of both forms");
+        calls += text.matches("redis.call(").count() + text.matches("redis.pcall(").count();
+        let uncommented: String = script.lines().map(|line| line.split(" -- ").next().unwrap_or(line)).collect();
+        assert_eq!(
+            text.matches("call('").count(),
+            uncommented.matches("call('").count(),
+            "{name}: each call of the fast form is there"
+        );
+        for text in [text, script.to_owned()] {
+            let plain = unsharded(&text);
+            assert_eq!(plain.matches("'PUBLISH'").count(), text.matches("'SPUBLISH'").count(), "{name}");
+            assert!(!plain.contains("SPUBLISH'"), "{name}");
+        }
+    }
+    assert!(calls > 150, "{calls} calls in {} scripts", all().count());
+}
+
+#[test]
+fn broken_rules_are_found() {
+    for text in [
+        "#!lua\nreturn 1",
+        "return 1 -- one",
+        "local call = redis.call\nreturn call('TIME')",
+        "return redis.call(command, KEYS[1])",
+        "local key = KEYS[1]\nreturn redis.call('GET', key)",
+        "return redis.call('GET', KEYS[1] .. 'x')",
+        "return redis.call('GET', KEYS[n])",
+        "return redis.sha1hex('')",
+        "return {unpack}",
+    ] {
+        assert!(!broken_rules(text).is_empty(), "{text}");
+    }
+}

@@ -1,0 +1,221 @@
+//! Each write on a server whose memory is full, with both forms of the scripts.
+//!
+//! With the line `#!lua flags=allow-oom` the server runs a script also at full memory. Without this line, it refuses the
+//! first write of a script if that write needs memory. A script whose first write frees memory may go on.
+
+use cluster_testenv::{Reply, Server};
+
+use crate::lab::{Form, LEASE_MS, LONG_MS, Lock, Mode, Read, Scheme, Wish, Write};
+
+/// Outcome of a script at full memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    Works(&'static str),
+    /// Refused, and nothing has changed.
+    Refused,
+}
+use Outcome::{Refused, Works};
+
+/// Script, with the state of the lock before it.
+struct Case {
+    name: &'static str,
+    prepare: fn(&mut Lock),
+    script: &'static str,
+    args: fn(&Lock) -> Vec<String>,
+    /// Outcomes with the fast form, the portable form at a hash, and the portable form at two keys.
+    outcomes: [Outcome; 3],
+}
+
+fn writer(lock: &mut Lock) {
+    lock.granted("a", Write);
+}
+
+fn reader(lock: &mut Lock) {
+    lock.granted("a", Read);
+}
+
+fn readers(lock: &mut Lock) {
+    lock.granted("a", Read);
+    lock.granted("b", Read);
+}
+
+fn writer_and_waiter(lock: &mut Lock) {
+    lock.granted("a", Write);
+    lock.queued("b", Write);
+}
+
+fn wish(lock: &Lock, id: &str, mode: Mode, wish: Wish) -> Vec<String> {
+    lock.wish_args(id, mode, wish)
+}
+
+fn longer(_: &Lock) -> Vec<String> {
+    vec!["a".to_owned(), LONG_MS.to_string()]
+}
+
+fn own(lock: &Lock) -> Vec<String> {
+    lock.leave_args("a")
+}
+
+const CASES: [Case; 14] = [
+    Case {
+        name: "acquire a free lock",
+        prepare: |_| {},
+        script: "acquire",
+        args: |lock| wish(lock, "a", Write, Wish::AT_ONCE),
+        outcomes: [Refused; 3],
+    },
+    Case {
+        name: "acquire beside a reader",
+        prepare: reader,
+        script: "acquire",
+        args: |lock| wish(lock, "b", Read, Wish::AT_ONCE),
+        outcomes: [Refused; 3],
+    },
+    Case {
+        name: "wait for a writer",
+        prepare: writer,
+        script: "acquire",
+        args: |lock| wish(lock, "b", Write, Wish::patient()),
+        outcomes: [Refused; 3],
+    },
+    Case {
+        name: "convert a writer",
+        prepare: writer,
+        script: "convert",
+        args: |lock| lock.convert_args("a", "b", Read, Wish::AT_ONCE),
+        outcomes: [Refused, Works("granted"), Works("granted")],
+    },
+    Case {
+        name: "convert a reader",
+        prepare: reader,
+        script: "convert",
+        args: |lock| lock.convert_args("a", "b", Write, Wish::AT_ONCE),
+        outcomes: [Refused, Works("granted"), Works("granted")],
+    },
+    Case {
+        name: "renew a writer",
+        prepare: writer,
+        script: "renew",
+        args: longer,
+        outcomes: [Works("renewed"), Refused, Works("renewed")],
+    },
+    Case {
+        name: "renew a reader",
+        prepare: reader,
+        script: "renew",
+        args: longer,
+        outcomes: [Works("renewed"), Refused, Refused],
+    },
+    Case { name: "release a writer", prepare: writer, script: "leave", args: own, outcomes: [Works("held"); 3] },
+    Case { name: "release a reader", prepare: reader, script: "leave", args: own, outcomes: [Works("held"); 3] },
+    Case {
+        name: "release one of several readers",
+        prepare: readers,
+        script: "leave",
+        args: own,
+        outcomes: [Works("held"), Refused, Works("held")],
+    },
+    Case {
+        name: "release to a waiter",
+        prepare: writer_and_waiter,
+        script: "leave",
+        args: own,
+        outcomes: [Works("held"), Refused, Works("held")],
+    },
+    Case {
+        name: "leave the queue",
+        prepare: writer_and_waiter,
+        script: "leave",
+        args: |lock| lock.leave_args("b"),
+        outcomes: [Works("queued"); 3],
+    },
+    Case {
+        name: "force a writer",
+        prepare: writer,
+        script: "force",
+        args: |lock| lock.force_args_now(),
+        outcomes: [Works("forced"); 3],
+    },
+    Case {
+        name: "force readers",
+        prepare: readers,
+        script: "force",
+        args: |lock| lock.force_args_now(),
+        outcomes: [Works("forced"); 3],
+    },
+];
+
+/// Runs all cases, and returns their number.
+fn run_all(form: Form, scheme: Scheme, server: Server) -> usize {
+    let mut lock = Lock::alone_in(form, scheme, server);
+    lock.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    for Case { name, prepare, script, args, outcomes } in CASES {
+        let expected = match (form, scheme) {
+            (Form::Fast, _) => outcomes[0],
+            (_, Scheme::Hash) => outcomes[1],
+            (_, Scheme::TwoKey) => outcomes[2],
+        };
+        let mut lock = lock.lab.lock(scheme);
+        prepare(&mut lock);
+        let args = args(&lock);
+        let before = lock.stored();
+        let reply = full(&mut lock, |lock| lock.try_run(script, &args));
+        match expected {
+            Refused => {
+                assert!(matches!(&reply, Reply::Error(text) if text.starts_with("OOM")), "{name}: {reply:?}");
+                assert_eq!(lock.stored(), before, "{name} is refused before its first write");
+            }
+            Works(code) => {
+                let head = reply.array().map_or(&reply, |rows| &rows[0]);
+                assert_eq!(
+                    head.text().as_deref().and_then(|text| text.split(' ').next()),
+                    Some(code),
+                    "{name}: {reply:?}"
+                );
+            }
+        }
+        lock.inspect();
+    }
+    CASES.len()
+}
+
+/// Runs a script while the memory of the server is full.
+fn full<T>(lock: &mut Lock, run: impl FnOnce(&mut Lock) -> T) -> T {
+    lock.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let ran = run(lock);
+    lock.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    ran
+}
+
+impl Lock {
+    /// For a force of whatever is there.
+    fn force_args_now(&self) -> Vec<String> {
+        let mut lock = self.lab.lock(self.scheme);
+        lock.keys.clone_from(&self.keys);
+        let seen = lock.inspect();
+        lock.force_args(&seen)
+    }
+}
+
+#[test]
+fn each_write_at_full_memory_does_what_the_documents_say() {
+    let mut count = 0;
+    for server in [Server::Redis70, Server::Valkey91] {
+        for form in [Form::Fast, Form::Portable] {
+            for scheme in [Scheme::Hash, Scheme::TwoKey] {
+                count += run_all(form, scheme, server);
+            }
+        }
+    }
+    assert_eq!(count, 112);
+}
+
+#[test]
+fn recall_is_answered_at_full_memory_in_both_forms() {
+    for form in [Form::Fast, Form::Portable] {
+        let mut lock = Lock::alone_in(form, Scheme::Hash, Server::Redis70);
+        lock.granted_for("a", Write, LEASE_MS);
+        let reply = full(&mut lock, |lock| lock.try_run("used", &["t"]));
+        assert!(reply.text().is_some_and(|text| text.starts_with("told t ")), "{form:?}: {reply:?}");
+    }
+}
