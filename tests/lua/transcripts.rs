@@ -12,24 +12,25 @@ use crate::published;
 use harness::{Answer, Limit, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
 pub(crate) use harness::{MANAGER, Side};
 
-#[test]
-fn hash_on_redis_7_0() {
-    play("hash", Scheme::Hash, Kind::Redis70);
+macro_rules! on_server {
+    ($($(#[$later:meta])? $name:ident: $transcripts:literal $scheme:ident $server:ident;)+) => {$(
+        #[test]
+        $(#[$later])?
+        fn $name() {
+            play($transcripts, Scheme::$scheme, Kind::$server);
+        }
+    )+};
 }
 
-#[test]
-fn hash_on_valkey_9_1() {
-    play("hash", Scheme::Hash, Kind::Valkey91);
-}
-
-#[test]
-fn two_key_on_redis_7_0() {
-    play("two-key", Scheme::TwoKey, Kind::Redis70);
-}
-
-#[test]
-fn two_key_on_valkey_9_1() {
-    play("two-key", Scheme::TwoKey, Kind::Valkey91);
+on_server! {
+    #[ignore = "runs in `.ci/all`"] hash_on_redis_7_0: "hash" Hash Redis70;
+    hash_on_redis_8_2: "hash" Hash Redis82;
+    #[ignore = "runs in `.ci/all`"] hash_on_valkey_8_1: "hash" Hash Valkey81;
+    hash_on_valkey_9_1: "hash" Hash Valkey91;
+    two_key_on_redis_7_0: "two-key" TwoKey Redis70;
+    #[ignore = "runs in `.ci/all`"] two_key_on_redis_8_2: "two-key" TwoKey Redis82;
+    two_key_on_valkey_8_1: "two-key" TwoKey Valkey81;
+    #[ignore = "runs in `.ci/all`"] two_key_on_valkey_9_1: "two-key" TwoKey Valkey91;
 }
 
 /// Scripts whose time stands still: two more keys are the time.
