@@ -45,6 +45,8 @@
 //! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): faults and their
 //!   consequences
 //! * [`docs/FENCING.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/FENCING.md): how a resource checks tokens
+//! * [`docs/SERVERS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/SERVERS.md): servers and managed services
+//!   where the crate works, and what to set there
 //! * [`docs/OPERATIONS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/OPERATIONS.md): servers, access
 //!   rights, all options, a runbook
 //! * [`docs/CACHED_HOLDS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CACHED_HOLDS.md): holds that a

@@ -42,87 +42,86 @@ use crate::store::lua::{LuaScheme, Scripts};
 use crate::store::memory::{Record, TimestampClientsMs};
 use crate::store::{hash, scripts, two_key};
 
-#[test]
-fn hash_on_redis() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+/// Comparisons on each server. On each push, those before the semicolon run on the oldest and on the newest one, and those
+/// behind it on the newest.
+macro_rules! on_each_server {
+    ($($case:ident),+; $($once:ident),+ $(,)?) => {
+        $(mod $case {
+            on_each_server!(@ $case on_redis_7_0 Redis70);
+            on_each_server!(@later $case);
+        })+
+        $(mod $once {
+            on_each_server!(@ $once #[ignore = "runs in `.ci/all`"] on_redis_7_0 Redis70);
+            on_each_server!(@later $once);
+        })+
+    };
+    (@later $case:ident) => {
+        on_each_server!(@ $case #[ignore = "runs in `.ci/all`"] on_redis_8_2 Redis82);
+        on_each_server!(@ $case #[ignore = "runs in `.ci/all`"] on_valkey_8_1 Valkey81);
+        on_each_server!(@ $case on_valkey_9_1 Valkey91);
+    };
+    (@ $case:ident $(#[$later:meta])? $name:ident $server:ident) => {
+        #[test]
+        $(#[$later])?
+        fn $name() {
+            super::$case(cluster_testenv::Server::$server);
+        }
+    };
+}
+
+on_each_server![
+    hash_scheme, two_key_scheme, hash_with_timestamp_clients, hash_with_clock_steps, two_key_with_clock_steps;
+    hash_on_a_cluster, hash_with_limits_of_two, hash_with_limits_of_two_and_timestamp_clients,
+];
+
+fn start(server: Server) -> Node {
+    Node::start(server).expect("the server starts")
+}
+
+fn start_with_clock(server: Server) -> Node {
+    Node::builder(server).clock().start().expect("the server starts")
+}
+
+fn hash_scheme(server: Server) {
+    let node = start(server);
     Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).agrees();
 }
 
-#[test]
-fn hash_on_valkey() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).agrees();
-}
-
-#[test]
-fn hash_on_a_cluster() {
-    let cluster = Cluster::builder(Server::Valkey91).replicas(0).start().expect("the cluster starts");
+fn hash_on_a_cluster(server: Server) {
+    let cluster = Cluster::builder(server).replicas(0).start().expect("the cluster starts");
     Setting::new(Topology::cluster(cluster.urls()), Face::Hash, 128).told_by(cluster.primaries()).agrees();
 }
 
-#[test]
-fn two_key_on_redis() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+fn two_key_scheme(server: Server) {
+    let node = start(server);
     Setting::new(Topology::node(node.url()), Face::TwoKey, 256).agrees();
 }
 
-#[test]
-fn two_key_on_valkey() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::TwoKey, 256).agrees();
-}
-
-#[test]
-fn hash_with_timestamp_clients_on_redis() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+fn hash_with_timestamp_clients(server: Server) {
+    let node = start(server);
     Setting::new(Topology::node(node.url()), Face::Hash, 256)
         .told_by(vec![&node])
         .with_timestamp_clients(&node)
         .agrees();
 }
 
-#[test]
-fn hash_with_timestamp_clients_on_valkey() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::Hash, 256)
-        .told_by(vec![&node])
-        .with_timestamp_clients(&node)
-        .agrees();
-}
-
-#[test]
-fn hash_with_clock_steps_on_redis() {
-    let node = Node::builder(Server::Redis70).clock().start().expect("the server starts");
+fn hash_with_clock_steps(server: Server) {
+    let node = start_with_clock(server);
     Setting::new(Topology::node(node.url()), Face::Hash, 128).told_by(vec![&node]).with_steps(&node).agrees();
 }
 
-#[test]
-fn hash_with_clock_steps_on_valkey() {
-    let node = Node::builder(Server::Valkey91).clock().start().expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::Hash, 128).told_by(vec![&node]).with_steps(&node).agrees();
-}
-
-#[test]
-fn two_key_with_clock_steps_on_redis() {
-    let node = Node::builder(Server::Redis70).clock().start().expect("the server starts");
+fn two_key_with_clock_steps(server: Server) {
+    let node = start_with_clock(server);
     Setting::new(Topology::node(node.url()), Face::TwoKey, 128).with_steps(&node).agrees();
 }
 
-#[test]
-fn two_key_with_clock_steps_on_valkey() {
-    let node = Node::builder(Server::Valkey91).clock().start().expect("the server starts");
-    Setting::new(Topology::node(node.url()), Face::TwoKey, 128).with_steps(&node).agrees();
-}
-
-#[test]
-fn hash_with_limits_of_two_on_redis() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+fn hash_with_limits_of_two(server: Server) {
+    let node = start(server);
     Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).limited_to_two().agrees();
 }
 
-#[test]
-fn hash_with_limits_of_two_and_timestamp_clients_on_valkey() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
+fn hash_with_limits_of_two_and_timestamp_clients(server: Server) {
+    let node = start(server);
     let setting = Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]);
     setting.limited_to_two().with_timestamp_clients(&node).agrees();
 }

@@ -166,6 +166,30 @@ impl Cluster {
         self.wait_ok()
     }
 
+    /// Gives a running node another server, as an operator does in a rolling upgrade.
+    ///
+    /// A primary first gives its role to its replica, as [`Cluster::failover`] does. Then the node starts anew with the
+    /// binary of `server`, at the same address and with the same place in the cluster, and copies the data of its
+    /// primary. Waits as [`Cluster::wait_ok`] does. [`Cluster::replace`] still starts servers of the first kind.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Cluster::failover`], or the reason why the new server did not start or does not follow.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such node.
+    pub fn upgrade(&mut self, index: usize, server: Server) -> Result<()> {
+        let old = &self.nodes[index];
+        if old.role()? == "master" {
+            self.failover(old)?;
+            // An old server cannot copy the data of a newer one, so the wait is not for a healthy cluster.
+            wait_for("the old primary being a replica", OK_BOUND, || (old.role().ok()? == "slave").then_some(()))?;
+        }
+        self.nodes[index].restart_as(server)?;
+        self.wait_ok()
+    }
+
     fn set_node_timeout(&self, timeout_ms: &str) -> Result<()> {
         let name = NODE_TIMEOUT.trim_start_matches('-');
         for node in &self.nodes {

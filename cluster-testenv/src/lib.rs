@@ -25,6 +25,7 @@
 //! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
 //! server is an error, so no test is skipped silently. The crate needs Linux.
 
+mod abilities;
 mod client;
 mod clock;
 mod cluster;

@@ -22,7 +22,7 @@ What else there is to know, such as the name that the Sentinels give the primary
 printed to standard error.
 
 SERVER
-  redis-7.0 (if not given), valkey-9.1 (without TLS), redis-6.2 (without Sentinels and TLS)
+  redis-7.0 (if not given), redis-8.2, valkey-8.1 and valkey-9.1 (without TLS), redis-6.2 (without Sentinels and TLS)
 
 OTHER
   -h, --help    prints this";

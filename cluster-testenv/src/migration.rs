@@ -7,6 +7,7 @@ use crate::{Cluster, Error, Node, Reply, Result, wait_for};
 /// Limit for a migration, far longer than a slot of a test needs.
 const BOUND: Duration = Duration::from_secs(30);
 const MOVE_TIMEOUT_MS: &str = "5000";
+const MIGRATE_SLOTS: &str = "cluster|migrateslots";
 const KEYS_AT_ONCE: &str = "100";
 
 impl Cluster {
@@ -23,26 +24,37 @@ impl Cluster {
         SlotMigration::begin(self, slot, to)?.finish()
     }
 
-    /// Moves a slot from its owner to `to` by the atomic migration of Valkey 9.
+    /// Returns true if every primary has the command of [`Cluster::migrate_slot_atomically`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Node::has_command`].
+    pub fn can_migrate_atomically(&self) -> Result<bool> {
+        let all: Result<Vec<bool>> = self.primaries().into_iter().map(|node| node.has_command(MIGRATE_SLOTS)).collect();
+        Ok(all?.into_iter().all(|can| can))
+    }
+
+    /// Moves a slot from its owner to `to` by CLUSTER MIGRATESLOTS. [`Cluster::can_migrate_atomically`] tells whether the
+    /// servers have this command.
     ///
     /// Clients see the slot at one of the two nodes, and never ASK or TRYAGAIN. Returns when the old owner reports the
     /// end of the migration.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on another server, [`Error::NotInTime`] with the server's error text when it fails.
+    /// [`Error::Unsupported`] if the owner does not have the command, [`Error::NotInTime`] with the state of the
+    /// migration when it fails.
     ///
     /// # Panics
     ///
     /// When no running node knows the owner.
     pub fn migrate_slot_atomically(&self, slot: u16, to: &Node) -> Result<()> {
         let from = self.primary_of_slot(slot);
-        let (range, to) = (slot.to_string(), to.cluster_id()?);
-        let ordered = from.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?;
-        if ordered.error().is_some_and(|text| text.contains("nknown subcommand")) {
+        if !from.has_command(MIGRATE_SLOTS)? {
             return Err(Error::Unsupported(format!("{} cannot migrate slots atomically", from.server())));
         }
-        ordered.into_result()?;
+        let (range, to) = (slot.to_string(), to.cluster_id()?);
+        from.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?.into_result()?;
         let mut state = String::new();
         let done = wait_for("", BOUND, || {
             state = newest_migration(from, &format!("{range}-{range}"))?;

@@ -283,6 +283,13 @@ impl Node {
         })
     }
 
+    /// Restarts as [`Node::restart`] does, with the binary of another server.
+    pub(crate) fn restart_as(&mut self, server: Server) -> Result<()> {
+        self.binary = server.binary()?;
+        self.server = server;
+        self.restart()
+    }
+
     fn restart_after(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         {
             let mut process = self.process();

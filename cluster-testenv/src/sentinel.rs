@@ -39,11 +39,11 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// Starts all servers and waits as [`Sentinels::wait_ok`] does. Needs Redis 7.0 or Valkey.
+    /// Starts all servers and waits as [`Sentinels::wait_ok`] does. Needs the command SENTINEL DEBUG.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], [`Error::Unsupported`] for an older server, or the reason why one of the servers did
+    /// [`Error::NotInstalled`], [`Error::Unsupported`] for a server without it, or the reason why one of the servers did
     /// not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
@@ -303,9 +303,6 @@ impl SentinelsBuilder {
     ///
     /// The errors of [`Sentinels::start`].
     pub fn start(self) -> Result<Sentinels> {
-        if self.server == Server::Redis62 {
-            return Err(Error::Unsupported(format!("the Sentinel of {} cannot be made quick", self.server)));
-        }
         let guardian = Arc::new(Guardian::start()?);
         let primary = self.node.start_guarded(&guardian)?;
         let replica = self.node.clone().replica_of(&primary);
@@ -313,6 +310,9 @@ impl SentinelsBuilder {
         let nodes: Vec<Node> = std::iter::once(primary).chain(replicas).collect();
         let sentinels = Sentinels { sentinels: self.start_sentinels(&nodes, &guardian)?, nodes };
         for sentinel in &sentinels.sentinels {
+            if !sentinel.has_command("sentinel|debug")? {
+                return Err(Error::Unsupported(format!("the Sentinel of {} cannot be made quick", self.server)));
+            }
             let periods = PERIODS_MS.into_iter().flat_map(|(name, period_ms)| [name, period_ms]);
             let command: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(periods).collect();
             sentinel.command(&command)?.into_result()?;

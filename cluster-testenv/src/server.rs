@@ -10,14 +10,20 @@ use crate::{Error, Result};
 
 /// Server that an environment can start.
 ///
-/// Its environment variable names the path of its binary (`TESTENV_REDIS_7_0`, `TESTENV_VALKEY_9_1`,
-/// `TESTENV_REDIS_6_2`). Without it, the binary is the one that `cluster-testenv/install` put into `.testenv/bin` of
-/// the workspace.
+/// Its environment variable names the path of its binary (`TESTENV_REDIS_7_0`, `TESTENV_REDIS_8_2`,
+/// `TESTENV_VALKEY_8_1`, `TESTENV_VALKEY_9_1`, `TESTENV_REDIS_6_2`). Without it, the binary is the one that
+/// `cluster-testenv/install` put into `.testenv/bin` of the workspace.
+///
+/// Ask the running server what it can do, with [`Node::has_command`](crate::Node::has_command): not its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Server {
     /// Redis 7.0.
     Redis70,
+    /// Redis 8.2.
+    Redis82,
+    /// Valkey 8.1.
+    Valkey81,
     /// Valkey 9.1.
     Valkey91,
     /// Redis 6.2, which software that needs 7.0 must refuse.
@@ -26,7 +32,7 @@ pub enum Server {
 
 impl Server {
     /// All servers.
-    pub const ALL: [Self; 3] = [Self::Redis70, Self::Valkey91, Self::Redis62];
+    pub const ALL: [Self; 5] = [Self::Redis70, Self::Redis82, Self::Valkey81, Self::Valkey91, Self::Redis62];
 
     /// Returns the path of the server's binary.
     ///
@@ -42,6 +48,8 @@ impl Server {
     pub(crate) const fn variable(self) -> &'static str {
         match self {
             Self::Redis70 => "TESTENV_REDIS_7_0",
+            Self::Redis82 => "TESTENV_REDIS_8_2",
+            Self::Valkey81 => "TESTENV_VALKEY_8_1",
             Self::Valkey91 => "TESTENV_VALKEY_9_1",
             Self::Redis62 => "TESTENV_REDIS_6_2",
         }
@@ -50,6 +58,8 @@ impl Server {
     const fn name(self) -> &'static str {
         match self {
             Self::Redis70 => "redis-7.0",
+            Self::Redis82 => "redis-8.2",
+            Self::Valkey81 => "valkey-8.1",
             Self::Valkey91 => "valkey-9.1",
             Self::Redis62 => "redis-6.2",
         }

@@ -9,7 +9,7 @@ const BOUND: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_secs(60);
 /// Node timeout that is longer than any pause here, so that no failover happens by itself.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
-const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
+const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey81];
 
 /// Returns how often the server answered a look at its state.
 fn looks_at(node: &Node) -> i64 {

@@ -8,7 +8,7 @@ use cluster_testenv::{Cluster, Error, Node, Reply, Server, SlotMigration};
 const NO_FAILOVER: Duration = Duration::from_secs(10);
 /// Limit for the news of a failover, far longer than it takes.
 const BELIEVED_WITHIN: Duration = Duration::from_secs(10);
-const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
+const SUPPORTED: [Server; 2] = [Server::Redis82, Server::Valkey91];
 
 fn start(server: Server) -> Cluster {
     Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().password("secret").start().unwrap()
@@ -143,6 +143,7 @@ fn abandoned_migration_leaves_the_slot_where_it_was() {
 #[test]
 fn slot_migrates_at_once_where_the_server_can() {
     let cluster = start(Server::Valkey91);
+    assert!(cluster.can_migrate_atomically().unwrap());
     let slot = cluster.keyslot("a");
     let (old, new) = (cluster.primary_of_slot(slot), other_primary(&cluster, slot));
     assert!(old.command(&["SET", "a", "1"]).unwrap().is_ok());
@@ -161,7 +162,10 @@ fn slot_migrates_at_once_where_the_server_can() {
 
 #[test]
 fn server_that_cannot_migrate_at_once_is_named() {
-    let cluster = Cluster::builder(Server::Redis70).primaries(2).replicas(0).start().unwrap();
-    let error = cluster.migrate_slot_atomically(0, &cluster.nodes()[1]).unwrap_err();
-    assert!(matches!(&error, Error::Unsupported(what) if what.contains("redis-7.0")), "{error}");
+    for server in [Server::Redis70, Server::Redis82, Server::Valkey81] {
+        let cluster = Cluster::builder(server).primaries(2).replicas(0).start().unwrap();
+        assert!(!cluster.can_migrate_atomically().unwrap());
+        let error = cluster.migrate_slot_atomically(0, &cluster.nodes()[1]).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported(what) if what.contains(&server.to_string())), "{error}");
+    }
 }

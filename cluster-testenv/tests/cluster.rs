@@ -8,7 +8,7 @@ use cluster_testenv::{Cluster, Node, Server, wait_for};
 const FAILOVER_BOUND: Duration = Duration::from_secs(25);
 /// Node timeout with which a busy machine does not make a node look failed.
 const NO_FAILOVER: Duration = Duration::from_secs(10);
-const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
+const SUPPORTED: [Server; 2] = [Server::Redis82, Server::Valkey81];
 
 fn wait_for_other_primary<'a>(cluster: &'a Cluster, slot: u16, old: &Node) -> &'a Node {
     wait_for("a new primary", FAILOVER_BOUND, || {

@@ -15,6 +15,8 @@ fn info(node: &Node, section: &str) -> String {
 fn node_is_the_server_that_was_asked_for() {
     let versions = [
         (Server::Redis70, "redis_version:7.0."),
+        (Server::Redis82, "redis_version:8.2."),
+        (Server::Valkey81, "valkey_version:8.1."),
         (Server::Valkey91, "valkey_version:9.1."),
         (Server::Redis62, "redis_version:6.2."),
     ];
@@ -27,6 +29,27 @@ fn node_is_the_server_that_was_asked_for() {
         assert!(info.contains(&format!("tcp_port:{}\r\n", node.port())));
         assert_eq!(node.url(), format!("redis://127.0.0.1:{}", node.port()));
     }
+}
+
+#[test]
+fn server_tells_what_it_can_do() {
+    // Atomic migration is younger than the argument, and the argument younger than the command.
+    let expected = [
+        (Server::Redis62, [false, false, false]),
+        (Server::Redis70, [true, false, false]),
+        (Server::Redis82, [true, false, false]),
+        (Server::Valkey81, [true, true, false]),
+        (Server::Valkey91, [true, true, true]),
+    ];
+    for (server, expected) in expected {
+        let node = Node::start(server).unwrap();
+        let knows = node.has_command("cluster|setslot").unwrap();
+        let takes = knows && node.has_argument("cluster|setslot", "TIMEOUT").unwrap();
+        assert_eq!([knows, takes, node.has_command("cluster|migrateslots").unwrap()], expected, "{server}");
+        assert!(node.has_command("get").unwrap() && !node.has_command("no-such-command").unwrap());
+    }
+    let old = Node::start(Server::Redis62).unwrap();
+    assert!(matches!(old.has_argument("set", "EX").unwrap_err(), Error::Refused(_)), "it has no COMMAND DOCS");
 }
 
 #[test]

@@ -37,6 +37,8 @@ fn help_is_printed_when_asked_for() {
         "tls-cluster",
         "--help",
         "redis-7.0",
+        "redis-8.2",
+        "valkey-8.1",
         "valkey-9.1",
         "redis-6.2",
     ] {

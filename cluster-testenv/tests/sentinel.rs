@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use cluster_testenv::{Client, Error, Node, Sentinels, Server};
 
-const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
+const SUPPORTED: [Server; 2] = [Server::Redis82, Server::Valkey81];
 
 /// Returns the port of the primary by the answer of one Sentinel, as a client asks for it.
 fn primary_port(sentinel: &Node, sentinels: &Sentinels) -> u16 {

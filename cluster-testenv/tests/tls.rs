@@ -109,7 +109,7 @@ fn proxy_before_tls_passes_it_and_can_cut_it() {
 
 #[test]
 fn server_without_tls_is_named() {
-    for server in [Server::Valkey91, Server::Redis62] {
+    for server in [Server::Redis82, Server::Valkey81, Server::Valkey91, Server::Redis62] {
         let error = Node::builder(server).tls(TlsClients::Required).start().unwrap_err();
         let is_named = matches!(&error, Error::Unsupported(what) if what.contains("without TLS") && what.contains(&server.to_string()));
         assert!(is_named, "{error:?}");

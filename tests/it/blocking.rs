@@ -13,7 +13,7 @@ use redis_rwlock::{
 use crate::fixture::{Kind, ServerFixture};
 use crate::wait::BOUND;
 
-/// Each case on memory and on a node with either scheme, with the means to make managers that share locks.
+/// Each case on memory and on a node with either scheme on each server, with the means to make managers that share locks.
 macro_rules! for_threads {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
@@ -24,16 +24,30 @@ macro_rules! for_threads {
             }
 
             #[test]
-            fn hash_on_redis_7_0() {
-                super::$case(&super::on_hash(cluster_testenv::Server::Redis70));
+            fn hash_on_redis_8_2() {
+                super::$case(&super::on_hash(cluster_testenv::Server::Redis82));
             }
 
             #[test]
             fn two_key_on_valkey_9_1() {
                 super::$case(&super::on_two_key(cluster_testenv::Server::Valkey91));
             }
+
+            for_threads!(@later $case hash_on_redis_7_0 on_hash Redis70);
+            for_threads!(@later $case hash_on_valkey_8_1 on_hash Valkey81);
+            for_threads!(@later $case hash_on_valkey_9_1 on_hash Valkey91);
+            for_threads!(@later $case two_key_on_redis_7_0 on_two_key Redis70);
+            for_threads!(@later $case two_key_on_redis_8_2 on_two_key Redis82);
+            for_threads!(@later $case two_key_on_valkey_8_1 on_two_key Valkey81);
         }
     )+};
+    (@later $case:ident $name:ident $make:ident $server:ident) => {
+        #[test]
+        #[ignore = "runs in `.ci/all`"]
+        fn $name() {
+            super::$case(&super::$make(cluster_testenv::Server::$server));
+        }
+    };
 }
 
 for_threads![
@@ -231,8 +245,8 @@ mod confirmed_after_a_wait_has_the_whole_lease {
     }
 
     #[test]
-    fn hash_on_redis_7_0() {
-        super::has_the_whole_lease_after_a_wait(&super::on_hash(cluster_testenv::Server::Redis70));
+    fn hash_on_redis_8_2() {
+        super::has_the_whole_lease_after_a_wait(&super::on_hash(cluster_testenv::Server::Redis82));
     }
 }
 

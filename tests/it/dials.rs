@@ -8,7 +8,7 @@ use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Error, LossReason, Topology};
 
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::servers::ask;
+use crate::servers::{SUPPORTED, ask};
 use crate::wait::{bounded, soon, start, until};
 
 fn proxied_node() -> (Node, Fixture) {
@@ -152,7 +152,7 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
 /// The URL has a password, and the server has none. Every connection logs in alike, be it for a lock, a look or a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() {
-    for server in [Server::Redis70, Server::Valkey91] {
+    for server in SUPPORTED {
         let node = Node::start(server).expect("the server starts");
         for login in ["redis://:secret@", "redis://default:secret@"] {
             let fixture = Fixture::hash(Topology::node(node.url().replace("redis://", login)));

@@ -29,27 +29,21 @@ const LEASE: Duration = Duration::from_secs(3);
 /// Time that a primary waits for a replica, in cases where something else happens meanwhile.
 const LONG_WAIT: Duration = Duration::from_secs(15);
 
-/// Each case with both schemes and on both servers, with a primary and a replica of its own.
+/// Each case with both schemes on each server, with a primary and a replica of its own. Three of them run on each push.
 macro_rules! on_a_pair {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn hash_on_redis_7_0() {
-                let field = $crate::durability::Field::start($crate::fixture::Kind::HashNode, cluster_testenv::Server::Redis70);
-                $crate::wait::bounded(super::$case(&field)).await;
-            }
+            use cluster_testenv::Server;
+            use $crate::durability::Field;
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn two_key_on_valkey_9_1() {
-                let field = $crate::durability::Field::start($crate::fixture::Kind::TwoKey, cluster_testenv::Server::Valkey91);
-                $crate::wait::bounded(super::$case(&field)).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn hash_on_valkey_9_1() {
-                let field = $crate::durability::Field::start($crate::fixture::Kind::HashNode, cluster_testenv::Server::Valkey91);
-                $crate::wait::bounded(super::$case(&field)).await;
-            }
+            $crate::fixture::on_this!($case, hash_on_redis_7_0, Field::hash(Server::Redis70));
+            $crate::fixture::on_this!(later $case, hash_on_redis_8_2, Field::hash(Server::Redis82));
+            $crate::fixture::on_this!($case, hash_on_valkey_8_1, Field::hash(Server::Valkey81));
+            $crate::fixture::on_this!(later $case, hash_on_valkey_9_1, Field::hash(Server::Valkey91));
+            $crate::fixture::on_this!(later $case, two_key_on_redis_7_0, Field::two_key(Server::Redis70));
+            $crate::fixture::on_this!(later $case, two_key_on_redis_8_2, Field::two_key(Server::Redis82));
+            $crate::fixture::on_this!(later $case, two_key_on_valkey_8_1, Field::two_key(Server::Valkey81));
+            $crate::fixture::on_this!($case, two_key_on_valkey_9_1, Field::two_key(Server::Valkey91));
         }
     )+};
 }
@@ -72,6 +66,14 @@ struct Field {
 }
 
 impl Field {
+    fn hash(server: Server) -> Self {
+        Self::start(Kind::HashNode, server)
+    }
+
+    fn two_key(server: Server) -> Self {
+        Self::start(Kind::TwoKey, server)
+    }
+
     fn start(kind: Kind, server: Server) -> Self {
         let pair = Pair::proxied(server);
         let fixture = Self::at(kind, &pair.primary);
@@ -247,7 +249,7 @@ fn two_replicas() -> Durability {
 
 #[tokio::test]
 async fn too_few_replicas_are_told_at_connect() {
-    let pair = Pair::shared();
+    let pair = Pair::shared(Server::Valkey91);
     let (url, address) = (pair.primary.url(), pair.primary.addr().to_string());
     let one = on_one_replica(Duration::from_millis(250));
     RedisManager::builder(url.as_str()).durability(one).connect().await.expect("one follows");

@@ -13,7 +13,7 @@ use redis_rwlock::{
 };
 use tokio::runtime::{Handle, Runtime};
 
-use crate::servers::{Pair, Servers, Voters, ask, portable_node};
+use crate::servers::{Missing, Pair, Servers, Voters, ask, portable_node, proxy_of_cluster};
 use crate::wait::until;
 
 /// A manager, as services have it.
@@ -208,8 +208,8 @@ impl Fixture {
     }
 
     /// A primary and a replica, which has to acknowledge each grant. Other cases use them at the same time.
-    pub(crate) fn replicated() -> Self {
-        Self::at(Backend::Replicated(Topology::node(Pair::shared().primary.url())))
+    pub(crate) fn replicated(server: Server) -> Self {
+        Self::at(Backend::Replicated(Topology::node(Pair::shared(server).primary.url())))
     }
 
     /// The hash scheme on a server that refuses the fast form of the scripts. Other cases use it at the same time.
@@ -222,9 +222,24 @@ impl Fixture {
         Self::at(Backend::TwoKey(Topology::node(portable_node().url())))
     }
 
+    /// The hash scheme behind a proxy in front of a cluster. Other cases use it at the same time.
+    pub(crate) fn behind_a_proxy() -> Self {
+        Self::at(Backend::Hash(Topology::proxy(proxy_of_cluster().url())))
+    }
+
+    /// The hash scheme on a server that does not know these commands. Other cases use it at the same time.
+    pub(crate) fn without(missing: Missing) -> Self {
+        Self::at(Backend::Hash(Topology::node(missing.node().url())))
+    }
+
     /// A quorum of five masters that other cases use at the same time.
-    pub(crate) fn quorum(voters: Voters) -> Self {
-        Self::quorum_of(voters.urls())
+    pub(crate) fn five_masters(server: Server) -> Self {
+        Self::quorum_of(Voters::FiveOfFive.urls(server))
+    }
+
+    /// A quorum of five masters, two of which are dead. Other cases use it at the same time.
+    pub(crate) fn three_of_five_masters(server: Server) -> Self {
+        Self::quorum_of(Voters::ThreeOfFive.urls(server))
     }
 
     /// A quorum of masters of the case's own.
@@ -326,6 +341,10 @@ impl Fixture {
 
     fn with_cache_for(&self, settings: Settings) -> Settings {
         Settings { cache_for: settings.cache_for.max(self.cache_for), ..settings }
+    }
+
+    pub(crate) fn is_proxied(&self) -> bool {
+        matches!(&self.backend, Backend::Hash(topology) if format!("{topology:?}").starts_with("Proxy"))
     }
 
     pub(crate) fn is_quorum(&self) -> bool {
@@ -539,94 +558,146 @@ pub(crate) fn has_hash_tag(name: &str) -> bool {
     tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
-/// A case on the six server fixtures; `$make` makes the fixture. Half of them run with `.ci/all` only: each kind of topology
-/// runs on each push, and each server.
-macro_rules! on_six {
+/// A case on the twelve server fixtures; `$make` makes the fixture. On each push, each kind of topology runs on a server of
+/// its own. The rest runs with `.ci/all`.
+macro_rules! on_servers {
     ($case:ident, $($make:tt)+) => {
         $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
-        $crate::fixture::on_one!(#[ignore = "runs in `.ci/all`"] $case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
+        $crate::fixture::on_one!(later $case, two_key_on_redis_8_2, TwoKey, Redis82, $($make)+);
+        $crate::fixture::on_one!(later $case, two_key_on_valkey_8_1, TwoKey, Valkey81, $($make)+);
+        $crate::fixture::on_one!(later $case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
         $crate::fixture::on_hash!($case, $($make)+);
     };
 }
 
-/// A case on the four server fixtures of the hash scheme, two of them with `.ci/all` only.
+/// A case on the eight server fixtures of the hash scheme, six of them with `.ci/all` only.
 macro_rules! on_hash {
     ($case:ident, $($make:tt)+) => {
-        $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_redis_8_2, HashNode, Redis82, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_valkey_8_1, HashNode, Valkey81, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_redis_8_2_cluster, HashCluster, Redis82, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_valkey_8_1_cluster, HashCluster, Valkey81, $($make)+);
         $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, $($make)+);
-        $crate::fixture::on_one!(#[ignore = "runs in `.ci/all`"] $case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
-        $crate::fixture::on_one!(
-            #[ignore = "runs in `.ci/all`"]
-            $case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+
-        );
     };
 }
 
 /// A case on both schemes with portable scripts, with `.ci/all` only.
 macro_rules! on_portable {
     ($case:ident) => {
+        $crate::fixture::on_this!(later $case, portable_hash, $crate::fixture::Fixture::portable());
+        $crate::fixture::on_this!(later $case, portable_two_key, $crate::fixture::Fixture::portable_two_key());
+    };
+}
+
+/// A case with servers that lack commands, and behind a proxy, with `.ci/all` only.
+macro_rules! on_lacking {
+    ($case:ident) => {
+        $crate::fixture::on_this!(later $case, lacking_behind_a_proxy, $crate::fixture::Fixture::behind_a_proxy());
         $crate::fixture::on_this!(
-            #[ignore = "runs in `.ci/all`"]
-            $case,
-            portable_hash,
-            Fixture::portable()
+            later $case, lacking_hello, $crate::fixture::Fixture::without($crate::servers::Missing::Hello)
         );
         $crate::fixture::on_this!(
-            #[ignore = "runs in `.ci/all`"]
-            $case,
-            portable_two_key,
-            Fixture::portable_two_key()
+            later $case, lacking_channels, $crate::fixture::Fixture::without($crate::servers::Missing::Channels)
         );
     };
 }
 
+/// A case on one node with either scheme, on each server. On each push, it runs once on each.
+macro_rules! on_nodes {
+    ($case:ident, $($make:tt)+) => {
+        $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
+        $crate::fixture::on_one!(later $case, two_key_on_redis_8_2, TwoKey, Redis82, $($make)+);
+        $crate::fixture::on_one!(later $case, two_key_on_valkey_8_1, TwoKey, Valkey81, $($make)+);
+        $crate::fixture::on_one!($case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_redis_8_2, HashNode, Redis82, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_valkey_8_1, HashNode, Valkey81, $($make)+);
+        $crate::fixture::on_one!(later $case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
+    };
+}
+
+/// A case on one fixture. With `later`, it runs with `.ci/all` only.
 macro_rules! on_one {
-    ($(#[$when:meta])? $case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($later:tt)*) => {
+    (later $case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($then:tt)*) => {
         $crate::fixture::on_this!(
-            $(#[$when])? $case, $name,
-            ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($later)*
+            later $case, $name,
+            $crate::fixture::ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($then)*
+        );
+    };
+    ($case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($then:tt)*) => {
+        $crate::fixture::on_this!(
+            $case, $name,
+            $crate::fixture::ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($then)*
         );
     };
 }
 
-/// A case on one fixture.
 macro_rules! on_this {
-    ($(#[$when:meta])? $case:ident, $name:ident, $fixture:ident::$make:ident($($with:expr),*) $($later:tt)*) => {
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        $(#[$when])?
-        async fn $name() {
-            let fixture = $crate::fixture::$fixture::$make($($with),*) $($later)*;
-            $crate::wait::bounded(super::$case(&fixture)).await;
+    (later $case:ident, $name:ident, $($fixture:tt)+) => {
+        #[test]
+        #[ignore = "runs in `.ci/all`"]
+        fn $name() {
+            $crate::fixture::on_this!(@ $case, $($fixture)+);
         }
+    };
+    ($case:ident, $name:ident, $($fixture:tt)+) => {
+        #[test]
+        fn $name() {
+            $crate::fixture::on_this!(@ $case, $($fixture)+);
+        }
+    };
+    (@ $case:ident, $($fixture:tt)+) => {
+        $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
+            let fixture = $($fixture)+;
+            super::$case(&fixture).await;
+        }));
+    };
+}
+
+/// A case of the contract on masters, on a primary with a replica that acknowledges, and with cached holds. Only one of
+/// these runs on each push.
+macro_rules! on_quorum_and_levels {
+    ($case:ident) => {
+        use cluster_testenv::Server;
+
+        $crate::fixture::on_this!(later $case, five_masters_on_redis_7_0, $crate::fixture::Fixture::five_masters(Server::Redis70));
+        $crate::fixture::on_this!(later $case, five_masters_on_redis_8_2, $crate::fixture::Fixture::five_masters(Server::Redis82));
+        $crate::fixture::on_this!($case, five_masters_on_valkey_8_1, $crate::fixture::Fixture::five_masters(Server::Valkey81));
+        $crate::fixture::on_this!(later $case, five_masters_on_valkey_9_1, $crate::fixture::Fixture::five_masters(Server::Valkey91));
+        $crate::fixture::on_this!(later $case, three_of_five_masters_on_redis_7_0, $crate::fixture::Fixture::three_of_five_masters(Server::Redis70));
+        $crate::fixture::on_this!(later $case, three_of_five_masters_on_redis_8_2, $crate::fixture::Fixture::three_of_five_masters(Server::Redis82));
+        $crate::fixture::on_this!(later $case, three_of_five_masters_on_valkey_8_1, $crate::fixture::Fixture::three_of_five_masters(Server::Valkey81));
+        $crate::fixture::on_this!(later $case, three_of_five_masters_on_valkey_9_1, $crate::fixture::Fixture::three_of_five_masters(Server::Valkey91));
+        $crate::fixture::on_this!(later $case, replicated_on_redis_7_0, $crate::fixture::Fixture::replicated(Server::Redis70));
+        $crate::fixture::on_this!(later $case, replicated_on_redis_8_2, $crate::fixture::Fixture::replicated(Server::Redis82));
+        $crate::fixture::on_this!(later $case, replicated_on_valkey_8_1, $crate::fixture::Fixture::replicated(Server::Valkey81));
+        $crate::fixture::on_this!(later $case, replicated_on_valkey_9_1, $crate::fixture::Fixture::replicated(Server::Valkey91));
+        $crate::fixture::on_one!(later $case, cached_on_redis_7_0, HashNode, Redis70, caching);
+        $crate::fixture::on_one!(later $case, cached_on_redis_8_2, HashNode, Redis82, caching);
+        $crate::fixture::on_one!(later $case, cached_on_valkey_8_1, HashNode, Valkey81, caching);
+        $crate::fixture::on_one!(later $case, cached_on_valkey_9_1, HashNode, Valkey91, caching);
     };
 }
 
 /// Each case on every fixture. On each push it runs in memory, on one node and on a cluster with the hash scheme, on one node
-/// with two keys, and on five masters; on the others with `.ci/all`.
+/// with two keys, and on five masters, each of them on another server; all else runs with `.ci/all`.
 macro_rules! on_every_fixture {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            use $crate::servers::Voters;
-
-            $crate::fixture::on_this!($case, memory, Fixture::memory());
-            $crate::fixture::on_this!($case, five_masters, Fixture::quorum(Voters::FiveOfFive));
-            $crate::fixture::on_six!($case, shared);
-            $crate::fixture::on_this!(
-                #[ignore = "runs in `.ci/all`"]
-                $case, three_of_five_masters, Fixture::quorum(Voters::ThreeOfFive)
-            );
-            $crate::fixture::on_this!(#[ignore = "runs in `.ci/all`"] $case, replicated, Fixture::replicated());
+            $crate::fixture::on_this!($case, memory, $crate::fixture::Fixture::memory());
+            $crate::fixture::on_this!(later $case, cached_in_memory, $crate::fixture::Fixture::cached_in_memory());
+            $crate::fixture::on_servers!($case, shared);
+            $crate::fixture::on_quorum_and_levels!($case);
             $crate::fixture::on_portable!($case);
-            $crate::fixture::on_this!(#[ignore = "runs in `.ci/all`"] $case, cached_in_memory, Fixture::cached_in_memory());
-            $crate::fixture::on_one!(
-                #[ignore = "runs in `.ci/all`"]
-                $case, cached_on_valkey_9_1, HashNode, Valkey91, caching
-            );
+            $crate::fixture::on_lacking!($case);
         }
     )+};
 }
 
-/// Each case of the hash scheme on its four server fixtures, shared with others.
+/// Each case of the hash scheme on its server fixtures, shared with others.
 macro_rules! hash_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
@@ -635,47 +706,68 @@ macro_rules! hash_on_every_server {
     )+};
 }
 
-/// Each case where waiters have their order: on memory and on the six server fixtures.
+/// Each case where waiters have their order: on memory and on the server fixtures.
 macro_rules! on_every_queue {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            $crate::fixture::on_this!($case, memory, Fixture::memory());
-            $crate::fixture::on_six!($case, shared);
+            $crate::fixture::on_this!($case, memory, $crate::fixture::Fixture::memory());
+            $crate::fixture::on_servers!($case, shared);
             $crate::fixture::on_portable!($case);
         }
     )+};
 }
 
-/// Each case on the six server fixtures, shared with others.
+/// Each case on the server fixtures, shared with others.
 macro_rules! on_every_server {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            $crate::fixture::on_six!($case, shared);
+            $crate::fixture::on_servers!($case, shared);
         }
     )+};
 }
 
-/// Each case on the six server fixtures behind proxies, shared with others.
+/// Each case on the server fixtures behind proxies, shared with others.
 macro_rules! proxied_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            $crate::fixture::on_six!($case, proxied);
+            $crate::fixture::on_servers!($case, proxied);
         }
     )+};
 }
 
-/// Each case on the six server fixtures, alone with its servers.
+/// Each case on the server fixtures, alone with its servers.
 macro_rules! alone_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            $crate::fixture::on_six!($case, alone .await);
+            $crate::fixture::on_servers!($case, alone .await);
         }
     )+};
 }
 
+/// A case that starts its own servers, as `fn(Server)`: a test for each server. Two of them run on each push.
+macro_rules! on_each_server {
+    (within $bound:expr, $case:expr) => {
+        $crate::fixture::on_each_server!(@ on_redis_7_0, Redis70, $bound, $case);
+        $crate::fixture::on_each_server!(@ #[ignore = "runs in `.ci/all`"] on_redis_8_2, Redis82, $bound, $case);
+        $crate::fixture::on_each_server!(@ #[ignore = "runs in `.ci/all`"] on_valkey_8_1, Valkey81, $bound, $case);
+        $crate::fixture::on_each_server!(@ on_valkey_9_1, Valkey91, $bound, $case);
+    };
+    (@ $(#[$later:meta])? $name:ident, $server:ident, $bound:expr, $case:expr) => {
+        #[test]
+        $(#[$later])?
+        fn $name() {
+            $crate::wait::run($bound, 4, Box::pin(($case)(cluster_testenv::Server::$server)));
+        }
+    };
+    ($case:expr) => {
+        $crate::fixture::on_each_server!(within $crate::wait::BOUND * 2, $case);
+    };
+}
+
 pub(crate) use {
-    alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_hash, on_one,
-    on_portable, on_six, on_this, proxied_on_every_server,
+    alone_on_every_server, hash_on_every_server, on_each_server, on_every_fixture, on_every_queue, on_every_server,
+    on_hash, on_lacking, on_nodes, on_one, on_portable, on_quorum_and_levels, on_servers, on_this,
+    proxied_on_every_server,
 };
 
 /// The time of the servers, which run on the same machine.

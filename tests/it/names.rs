@@ -98,14 +98,23 @@ async fn bad_names_are_refused_before_anything_is_sent() {
     refuses_bad_names(&RedisManager::builder(cluster).build().expect("built")).await;
 }
 
-#[test]
-fn all_keys_of_a_lock_share_their_slot_on_redis_7_0() {
-    keys_share_their_slot(Server::Redis70);
+macro_rules! keys_share_their_slot {
+    ($($(#[$when:meta])? $name:ident $server:ident;)+) => {$(
+        #[test]
+        $(#[$when])?
+        fn $name() {
+            super::keys_share_their_slot(cluster_testenv::Server::$server);
+        }
+    )+};
 }
 
-#[test]
-fn all_keys_of_a_lock_share_their_slot_on_valkey_9_1() {
-    keys_share_their_slot(Server::Valkey91);
+mod all_keys_of_a_lock_share_their_slot {
+    keys_share_their_slot! {
+        on_redis_7_0 Redis70;
+        #[ignore = "runs in `.ci/all`"] on_redis_8_2 Redis82;
+        #[ignore = "runs in `.ci/all`"] on_valkey_8_1 Valkey81;
+        on_valkey_9_1 Valkey91;
+    }
 }
 
 fn any_name() -> impl Strategy<Value = String> {

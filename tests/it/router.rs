@@ -23,4 +23,5 @@ mod replaced;
 mod rights;
 mod stable_address;
 mod suspects;
+mod upgrade;
 mod wakes;

@@ -2,54 +2,44 @@
 //! have servers of their own.
 
 use std::sync::LazyLock;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Masters, Node, NodeBuilder, Reply, Server};
+use cluster_testenv::{Cluster, Masters, Node, NodeBuilder, Reply, RoutingProxy, Server};
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::portable::refuse_fast_form;
 
+/// Servers on which the crate works.
+pub(crate) const SUPPORTED: [Server; 4] = [Server::Redis70, Server::Redis82, Server::Valkey81, Server::Valkey91];
+
 /// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Environments, one for each kind of server.
+/// Environments, one for each server, which the first case starts.
 struct PerServer<T> {
-    redis: LazyLock<T>,
-    valkey: LazyLock<T>,
+    started: [OnceLock<T>; Server::ALL.len()],
+    start: fn(Server) -> T,
 }
 
 impl<T> PerServer<T> {
+    const fn new(start: fn(Server) -> T) -> Self {
+        Self { started: [const { OnceLock::new() }; Server::ALL.len()], start }
+    }
+
     fn of(&self, server: Server) -> &T {
-        match server {
-            Server::Redis70 => &self.redis,
-            Server::Valkey91 => &self.valkey,
-            other => panic!("no case shares a {other}"),
-        }
+        let place = Server::ALL.iter().position(|other| *other == server).expect("one of all");
+        self.started[place].get_or_init(|| (self.start)(server))
     }
 }
 
-static NODES: PerServer<Node> = PerServer {
-    redis: LazyLock::new(|| start_node(Server::Redis70)),
-    valkey: LazyLock::new(|| start_node(Server::Valkey91)),
-};
-static CLUSTERS: PerServer<Cluster> = PerServer {
-    redis: LazyLock::new(|| start_cluster(Server::Redis70)),
-    valkey: LazyLock::new(|| start_cluster(Server::Valkey91)),
-};
+static NODES: PerServer<Node> = PerServer::new(start_node);
+static CLUSTERS: PerServer<Cluster> = PerServer::new(start_cluster);
 /// Clusters for cases that need one alone. They use it one after the other, because a cluster takes seconds to start.
-static LONE_CLUSTERS: PerServer<Mutex<Cluster>> = PerServer {
-    redis: LazyLock::new(|| Mutex::new(start_cluster(Server::Redis70))),
-    valkey: LazyLock::new(|| Mutex::new(start_cluster(Server::Valkey91))),
-};
+static LONE_CLUSTERS: PerServer<Mutex<Cluster>> = PerServer::new(|server| Mutex::new(start_cluster(server)));
 /// Nodes with a proxy in front, for cases that do something to single requests of their own locks.
-static PROXIED_NODES: PerServer<Node> = PerServer {
-    redis: LazyLock::new(|| start_proxied_node(Server::Redis70)),
-    valkey: LazyLock::new(|| start_proxied_node(Server::Valkey91)),
-};
-static PROXIED_CLUSTERS: PerServer<Cluster> = PerServer {
-    redis: LazyLock::new(|| start_proxied_cluster(Server::Redis70)),
-    valkey: LazyLock::new(|| start_proxied_cluster(Server::Valkey91)),
-};
+static PROXIED_NODES: PerServer<Node> = PerServer::new(start_proxied_node);
+static PROXIED_CLUSTERS: PerServer<Cluster> = PerServer::new(start_proxied_cluster);
 
 fn start_node(server: Server) -> Node {
     Node::start(server).expect("the server starts")
@@ -78,6 +68,47 @@ pub(crate) fn portable_node() -> &'static Node {
     &NODE
 }
 
+/// Commands that a server does not know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Missing {
+    Hello,
+    /// Those of sharded channels, and `WAIT`.
+    Channels,
+}
+
+impl Missing {
+    pub(crate) fn commands(self) -> &'static [&'static str] {
+        match self {
+            Self::Hello => &["HELLO"],
+            Self::Channels => &["SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE", "WAIT"],
+        }
+    }
+
+    /// Starts a server without these commands, which needs a password.
+    pub(crate) fn start(commands: &[&str]) -> Node {
+        let builder = Node::builder(Server::Redis70).password("s3cret");
+        let node = commands.iter().fold(builder, |builder, command| builder.without_command(command));
+        node.start().expect("the server starts")
+    }
+
+    /// The server that all cases use.
+    pub(crate) fn node(self) -> &'static Node {
+        static NODES: [OnceLock<Node>; 2] = [OnceLock::new(), OnceLock::new()];
+        NODES[self as usize].get_or_init(|| Self::start(self.commands()))
+    }
+}
+
+/// A proxy in front of a cluster, which all cases use.
+pub(crate) fn proxy_of_cluster() -> &'static RoutingProxy {
+    static SERVERS: OnceLock<(Cluster, RoutingProxy)> = OnceLock::new();
+    let start = || {
+        let cluster = Cluster::builder(Server::Valkey91).replicas(0).start().expect("the cluster starts");
+        let proxy = RoutingProxy::before(&cluster).expect("a proxy");
+        (cluster, proxy)
+    };
+    &SERVERS.get_or_init(start).1
+}
+
 /// A primary, and a replica that follows it.
 pub(crate) struct Pair {
     pub(crate) primary: Node,
@@ -85,9 +116,9 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn shared() -> &'static Self {
-        static PAIR: LazyLock<Pair> = LazyLock::new(|| Pair::start(Server::Valkey91));
-        &PAIR
+    pub(crate) fn shared(server: Server) -> &'static Self {
+        static PAIRS: PerServer<Pair> = PerServer::new(Pair::start);
+        PAIRS.of(server)
     }
 
     pub(crate) fn start(server: Server) -> Self {
@@ -148,16 +179,16 @@ pub(crate) enum Voters {
 }
 
 impl Voters {
-    pub(crate) fn urls(self) -> Vec<String> {
-        static FIVE: LazyLock<Masters> = LazyLock::new(|| start_masters(Server::Valkey91));
-        static THREE: LazyLock<Masters> = LazyLock::new(|| {
-            let masters = start_masters(Server::Redis70);
+    pub(crate) fn urls(self, server: Server) -> Vec<String> {
+        static FIVE: PerServer<Masters> = PerServer::new(start_masters);
+        static THREE: PerServer<Masters> = PerServer::new(|server| {
+            let masters = start_masters(server);
             masters.nodes()[3..].iter().for_each(Node::kill);
             masters
         });
         match self {
-            Self::FiveOfFive => FIVE.urls(),
-            Self::ThreeOfFive => THREE.urls(),
+            Self::FiveOfFive => FIVE.of(server).urls(),
+            Self::ThreeOfFive => THREE.of(server).urls(),
         }
     }
 }
@@ -265,6 +296,16 @@ impl Drop for Servers {
             self.resume();
         }
     }
+}
+
+/// Name and version of the software, as the server itself tells them in `INFO`.
+pub(crate) fn software(node: &Node) -> (String, String) {
+    let info = ask(node, &["INFO", "server"]).text().expect("a text").into_owned();
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+    // Servers that are not Redis name themselves, and have a line for the version of Redis as well.
+    let name = field("server_name:").unwrap_or_else(|| "redis".to_owned());
+    let version = field(&format!("{name}_version:")).expect("a version");
+    (name, version)
 }
 
 /// Sends one command to one node, which must not refuse it.

@@ -6,6 +6,7 @@ use cluster_testenv::Server;
 use futures_util::future::join_all;
 
 use crate::fixture::{Kind, Manager, ServerFixture, Settings};
+use crate::servers::SUPPORTED;
 
 /// Result of independent writers on one lock: the time, the scripts, and the grants of each writer.
 struct ManyWriters {
@@ -93,6 +94,8 @@ async fn release_wakes_who_is_next(f: &ServerFixture) {
 
 mod release_wakes_who_is_next {
     crate::fixture::on_one!(release_wakes_who_is_next, on_redis_7_0, TwoKey, Redis70, alone.await);
+    crate::fixture::on_one!(later release_wakes_who_is_next, on_redis_8_2, TwoKey, Redis82, alone.await);
+    crate::fixture::on_one!(later release_wakes_who_is_next, on_valkey_8_1, TwoKey, Valkey81, alone.await);
     crate::fixture::on_one!(release_wakes_who_is_next, on_valkey_9_1, TwoKey, Valkey91, alone.await);
 }
 
@@ -100,7 +103,7 @@ mod release_wakes_who_is_next {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement, to be compared with other builds"]
 async fn many_writers_are_measured() {
-    for server in [Server::Redis70, Server::Valkey91] {
+    for server in SUPPORTED {
         for count in [60, 100] {
             let f = ServerFixture::alone(Kind::TwoKey, server).await;
             ManyWriters::run(&f, &managers(&f, count).await, Duration::from_secs(4)).await.tell(server);

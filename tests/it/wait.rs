@@ -16,6 +16,14 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Time that is far less than any renewal adds.
 const MORE: Duration = Duration::from_millis(100);
 
+/// Runs a case on a runtime with some threads of its own. The case must not hang. It is boxed, so that the thousands of
+/// tests share this code.
+pub(crate) fn run(within: Duration, threads: usize, case: Pin<Box<dyn Future<Output = ()> + '_>>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    let bounded = async { tokio::time::timeout(within, case).await.expect("the case ends within its bound") };
+    runtime.expect("a runtime starts").block_on(bounded);
+}
+
 /// Runs a case, which must not hang.
 pub(crate) async fn bounded(case: impl Future<Output = ()>) {
     tokio::time::timeout(BOUND * 2, case).await.expect("the case ends within its bound");

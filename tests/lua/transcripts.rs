@@ -16,24 +16,25 @@ use crate::published;
 use harness::{Answer, Limit, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
 pub(crate) use harness::{MANAGER, Side};
 
-#[test]
-fn hash_on_redis_7_0() {
-    play("hash", Scheme::Hash, Kind::Redis70, HASH_SCENARIOS);
+macro_rules! on_server {
+    ($($(#[$later:meta])? $name:ident: $transcripts:literal $scheme:ident $server:ident, $count:ident;)+) => {$(
+        #[test]
+        $(#[$later])?
+        fn $name() {
+            play($transcripts, Scheme::$scheme, Kind::$server, $count);
+        }
+    )+};
 }
 
-#[test]
-fn hash_on_valkey_9_1() {
-    play("hash", Scheme::Hash, Kind::Valkey91, HASH_SCENARIOS);
-}
-
-#[test]
-fn two_key_on_redis_7_0() {
-    play("two-key", Scheme::TwoKey, Kind::Redis70, TWO_KEY_SCENARIOS);
-}
-
-#[test]
-fn two_key_on_valkey_9_1() {
-    play("two-key", Scheme::TwoKey, Kind::Valkey91, TWO_KEY_SCENARIOS);
+on_server! {
+    #[ignore = "runs in `.ci/all`"] hash_on_redis_7_0: "hash" Hash Redis70, HASH_SCENARIOS;
+    hash_on_redis_8_2: "hash" Hash Redis82, HASH_SCENARIOS;
+    #[ignore = "runs in `.ci/all`"] hash_on_valkey_8_1: "hash" Hash Valkey81, HASH_SCENARIOS;
+    hash_on_valkey_9_1: "hash" Hash Valkey91, HASH_SCENARIOS;
+    two_key_on_redis_7_0: "two-key" TwoKey Redis70, TWO_KEY_SCENARIOS;
+    #[ignore = "runs in `.ci/all`"] two_key_on_redis_8_2: "two-key" TwoKey Redis82, TWO_KEY_SCENARIOS;
+    two_key_on_valkey_8_1: "two-key" TwoKey Valkey81, TWO_KEY_SCENARIOS;
+    #[ignore = "runs in `.ci/all`"] two_key_on_valkey_9_1: "two-key" TwoKey Valkey91, TWO_KEY_SCENARIOS;
 }
 
 /// Number of scenarios of each scheme.

@@ -18,7 +18,7 @@ OPTIONS
   --level LEVEL      primary (a cluster of 3 primaries with a replica each), replicated (the same), quorum (5 masters);
                      if not given primary
   --replicas N       replicas that acknowledge at the level replicated: 1 or all; if not given 1
-  --server SERVER    redis (7.0) or valkey (9.1); if not given redis
+  --server SERVER    redis-7.0, redis-8.2, valkey-8.1 or valkey-9.1; redis is 7.0 and valkey is 9.1; if not given redis
   --minutes M        if not given 1; or --seconds S
   --seed N           of the faults' order and of the workers; if not given 1
   --faults LIST      names with commas between, `all`, `left` (what the level claims to survive), `right` (what it does not);

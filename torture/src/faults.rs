@@ -64,13 +64,13 @@ const fn right(name: &'static str, happen: fn(&Scene<'_>, &mut Rng) -> Result<()
 }
 
 /// Returns all faults for a level.
-pub(crate) fn of(level: Level, server: Server) -> Vec<Fault> {
+pub(crate) fn of(level: Level, server: Server) -> Result<Vec<Fault>> {
     let own = match level {
-        Level::Primary => cluster::at_primary(server),
-        Level::Replicated => cluster::at_replicated(server),
+        Level::Primary => cluster::at_primary(server)?,
+        Level::Replicated => cluster::at_replicated(server)?,
         Level::Quorum => masters::all(),
     };
-    [own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec(), clocks::ALL.to_vec()].concat()
+    Ok([own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec(), clocks::ALL.to_vec()].concat())
 }
 
 /// Returns the faults that the command line names. Each item has one fault, or several faults that happen at the same
@@ -88,23 +88,23 @@ pub(crate) fn chosen(args: &Args) -> Result<Vec<Vec<Fault>>> {
 
 fn some(args: &Args, word: &str) -> Result<Vec<Fault>> {
     match word {
-        "all" => Ok(of(args.level, args.server)),
-        "left" => Ok(of(args.level, args.server).into_iter().filter(|fault| fault.column == Column::Left).collect()),
-        "right" => Ok(of(args.level, args.server).into_iter().filter(|fault| fault.column == Column::Right).collect()),
+        "all" => of(args.level, args.server),
+        "left" => Ok(of(args.level, args.server)?.into_iter().filter(|fault| fault.column == Column::Left).collect()),
+        "right" => Ok(of(args.level, args.server)?.into_iter().filter(|fault| fault.column == Column::Right).collect()),
         name => Ok(vec![one(args, name)?]),
     }
 }
 
 fn one(args: &Args, name: &str) -> Result<Fault> {
-    let found = of(args.level, args.server).into_iter().find(|fault| fault.name == name);
+    let found = of(args.level, args.server)?.into_iter().find(|fault| fault.name == name);
     found.ok_or_else(|| format!("at the level {} no fault is called {name:?}; see --list", args.level.name()).into())
 }
 
 /// Formats one line for each fault.
-pub(crate) fn list(args: &Args) -> String {
+pub(crate) fn list(args: &Args) -> Result<String> {
     let line = |fault: Fault| {
         let column = if fault.column == Column::Left { "survived" } else { "not survived" };
         format!("{:<18} {column:<13} {}\n", fault.name, fault.about)
     };
-    of(args.level, args.server).into_iter().map(line).collect()
+    Ok(of(args.level, args.server)?.into_iter().map(line).collect())
 }

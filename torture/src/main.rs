@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     };
     match args.asks {
         Asks::Help => println!("{HELP}"),
-        Asks::List => print!("{}", faults::list(&args)),
+        Asks::List => return end(faults::list(&args).map(|list| print!("{list}")).map(|()| true)),
         Asks::Run => return end(run::run(&args)),
     }
     ExitCode::SUCCESS

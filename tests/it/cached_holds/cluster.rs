@@ -13,10 +13,10 @@ use super::cache_hold;
 use super::faults::{LEASE, RENEWAL, SOON, caching_for, writer_is_in_within};
 use crate::either::{AnyGuard, take};
 use crate::fixture::{Manager, Settings, on_one_replica};
-use crate::router::field::{Field, name_of, on_both_servers};
+use crate::router::field::{Field, name_of, on_own_servers};
 use crate::wait::until;
 
-on_both_servers![
+on_own_servers![
     slot_that_is_half_moved_costs_a_renewal,
     hold_is_given_up_where_its_slot_has_been,
     writer_is_in_soon_after_a_failover,

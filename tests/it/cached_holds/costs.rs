@@ -8,10 +8,10 @@ use redis_rwlock::{Mode, Topology};
 
 use super::{cache_hold, caching};
 use crate::fixture::{Fixture, Settings};
-use crate::router::field::on_both_servers;
+use crate::router::field::on_own_servers;
 use crate::wait::until;
 
-on_both_servers![try_asks_and_recalls_at_once, max_cached_holds_stay_cached_though_they_are_used_in_turn];
+on_own_servers![try_asks_and_recalls_at_once, max_cached_holds_stay_cached_though_they_are_used_in_turn];
 
 fn scripts_of(node: &Node) -> usize {
     node.proxy().requests_seen(Matcher::new(|request| request.is_script()))

@@ -13,7 +13,7 @@ use super::{cache_hold, caching};
 use crate::callers::runtimes::{Elsewhere, Then};
 use crate::either::take;
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
-use crate::router::field::on_both_servers;
+use crate::router::field::on_own_servers;
 use crate::wait::{BOUND, soon, until};
 use crate::waiting::{HEARTBEAT, MACHINE};
 
@@ -33,7 +33,7 @@ proxied_on_every_hash![
 
 hash_on_every_server![hold_of_a_runtime_that_ends_or_is_blocked_is_given_up];
 
-on_both_servers![
+on_own_servers![
     silent_link_costs_no_more_than_its_next_ping,
     no_guard_enters_a_second_after_the_last_answer,
     killed_subscription_ends_cached_holds,

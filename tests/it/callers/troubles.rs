@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Client, Node, Server};
 use redis_rwlock::{Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, WriteGuard};
 
-use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, Settings, alone_on_every_server};
+use crate::fixture::{Manager, RENEWED, ServerFixture, Settings, alone_on_every_server};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, stays_pending, until};
+use crate::wait::{soon, stays_pending, until};
 
 alone_on_every_server![full_memory_refuses_grants_and_nothing_else, paused_clients_are_waited_for];
 
@@ -207,46 +207,17 @@ async fn hash(url: String, settings: Settings) -> Result<Manager, Error> {
     Ok(std::sync::Arc::new(builder.connect().await?))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn full_house_lets_nobody_in_on_redis_7_0() {
-    bounded(full_house_lets_nobody_in(hash, Server::Redis70)).await;
+mod full_house_lets_nobody_in {
+    use super::{full_house_lets_nobody_in, hash};
+
+    crate::fixture::on_each_server!(|server| full_house_lets_nobody_in(hash, server));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn full_house_lets_nobody_in_on_valkey_9_1() {
-    bounded(full_house_lets_nobody_in(hash, Server::Valkey91)).await;
-}
-
-/// Each case on the four fixtures of one node.
+/// Each case on one node with either scheme, alone with it.
 macro_rules! alone_on_every_node {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            use super::{Kind, Server, ServerFixture, bounded};
-
-            async fn on(kind: Kind, server: Server) {
-                let f = ServerFixture::alone(kind, server).await;
-                bounded(super::$case(&f)).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn two_key_on_redis_7_0() {
-                on(Kind::TwoKey, Server::Redis70).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn two_key_on_valkey_9_1() {
-                on(Kind::TwoKey, Server::Valkey91).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn hash_on_redis_7_0() {
-                on(Kind::HashNode, Server::Redis70).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn hash_on_valkey_9_1() {
-                on(Kind::HashNode, Server::Valkey91).await;
-            }
+            crate::fixture::on_nodes!($case, alone .await);
         }
     )+};
 }

@@ -9,7 +9,7 @@ use tokio::task::block_in_place;
 
 use super::{Field, on_a_pair};
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::router::field::on_both_servers;
+use crate::router::field::on_own_servers;
 use crate::servers::{ask, wait_until_followed_by};
 use crate::wait::{BOUND, soon, until};
 
@@ -18,7 +18,7 @@ on_a_pair![
     replica_that_is_gone_stays_required,
     grant_is_not_sent_before_the_replicas_are_known,
 ];
-on_both_servers![
+on_own_servers![
     replica_that_a_cluster_names_is_required_until_it_is_forgotten,
     no_grant_counts_where_a_cluster_has_no_replica_left,
     old_primary_is_required_behind_sentinels,

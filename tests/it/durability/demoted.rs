@@ -7,13 +7,13 @@ use redis_rwlock::{Error, HoldState, Refusal, Topology};
 use tokio::task::block_in_place;
 
 use super::{Field, LONG_WAIT, on_a_pair, settings};
-use crate::router::field::{self, name_of, on_both_servers};
+use crate::router::field::{self, name_of, on_own_servers};
 use crate::scripts::hash::ACQUIRE;
 use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
 
 on_a_pair![grant_that_waits_for_a_replica_does_not_count, grant_that_is_still_to_wait_does_not_count];
-on_both_servers![grant_counts_when_replicas_of_the_new_primary_have_it];
+on_own_servers![grant_counts_when_replicas_of_the_new_primary_have_it];
 
 /// Parts the replica from the primary: it gets no more writes. Later it takes the primary's place.
 fn part(f: &Field) {

@@ -5,11 +5,11 @@ use redis_rwlock::{Error, HoldState};
 
 use super::{LEASE, SHORT_WAIT, settings};
 use crate::fixture::Settings;
-use crate::router::field::{Field, name_of, on_both_servers};
+use crate::router::field::{Field, name_of, on_own_servers};
 use crate::servers::ask;
 use crate::wait::until_renewed;
 
-on_both_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
+on_own_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
 
 /// Returns true if a node has a key, also of a slot that is not its own.
 fn has(node: &Node, key: &str) -> bool {

@@ -8,10 +8,10 @@ use tokio::task::block_in_place;
 
 use super::settings;
 use crate::fixture::{Fixture, Settings};
-use crate::router::field::on_both_servers;
+use crate::router::field::on_own_servers;
 use crate::wait::{BOUND, soon, until};
 
-on_both_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
+on_own_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
 
 /// Time that a primary waits for its replicas.
 const TIMEOUT: Duration = Duration::from_secs(1);

@@ -8,11 +8,11 @@ use redis_rwlock::{Durability, HoldState, Topology};
 use tokio::task::block_in_place;
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings};
-use crate::router::field::on_both_servers;
+use crate::router::field::on_own_servers;
 use crate::wait::{BOUND, soon, until};
 use crate::wire::Script;
 
-on_both_servers![grants_count_at_the_answer_and_nothing_waits_for_replicas, notified_grant_counts_when_it_is_answered];
+on_own_servers![grants_count_at_the_answer_and_nothing_waits_for_replicas, notified_grant_counts_when_it_is_answered];
 
 fn of_the_server() -> Settings {
     Settings { durability: Durability::Server, ..Settings::default() }

@@ -4,7 +4,7 @@
 use cluster_testenv::{Client, Reply, Server};
 
 use crate::scripts::{hash, two_key};
-use crate::servers::Pair;
+use crate::servers::{Pair, SUPPORTED};
 
 const NEVER_LATE: &str = "9000000000000";
 const LEASE_MS: &str = "60000";
@@ -101,11 +101,6 @@ fn every_answer_that_gives_a_hold_has_written(server: Server) {
 }
 
 #[test]
-fn every_answer_that_gives_a_hold_has_written_on_redis_7_0() {
-    every_answer_that_gives_a_hold_has_written(Server::Redis70);
-}
-
-#[test]
-fn every_answer_that_gives_a_hold_has_written_on_valkey_9_1() {
-    every_answer_that_gives_a_hold_has_written(Server::Valkey91);
+fn every_answer_that_gives_a_hold_has_written_on_each_server() {
+    SUPPORTED.into_iter().for_each(every_answer_that_gives_a_hold_has_written);
 }

@@ -7,13 +7,13 @@ use cluster_testenv::{Node, Sentinels, Server};
 use redis_rwlock::{Error, HoldState, Refusal, Topology};
 use tokio::task::JoinSet;
 
-use super::field::on_both_servers;
+use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-on_both_servers![
+on_own_servers![
     not_now_is_waited_out_or_told_in_time,
     read_only_server_is_a_refusal,
     reply_of_somebody_else_is_never_believed,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use cluster_testenv::{Matcher, Server};
 use tokio::task::JoinSet;
 
-use super::field::{Field, Load, Witness, name_of, on_both_servers};
+use super::field::{Field, Load, Witness, name_of, on_own_servers};
 use crate::fixture::Settings;
 
-on_both_servers![others_go_on_while_one_node_is_silent_and_cut, connections_are_killed_under_load_again_and_again];
+on_own_servers![others_go_on_while_one_node_is_silent_and_cut, connections_are_killed_under_load_again_and_again];
 
 const TASKS: usize = 256;
 const ROUNDS: usize = 4;

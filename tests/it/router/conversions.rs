@@ -6,13 +6,13 @@ use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Error, HoldState, LossReason, Topology};
 use tokio::task::block_in_place;
 
-use super::field::on_both_servers;
+use super::field::on_own_servers;
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::scripts::{hash, two_key};
 use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
 
-on_both_servers![
+on_own_servers![
     upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands,
     upgrade_whose_reply_never_comes_is_found_again_or_given_back,
     downgrade_that_nobody_answers_ends_the_guard,

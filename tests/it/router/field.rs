@@ -16,23 +16,15 @@ use crate::wait::until;
 /// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
 
-/// Each case on a cluster of each kind of server.
-macro_rules! on_both_servers {
+/// Each case with servers of its own, as `fn(Server)`.
+macro_rules! on_own_servers {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn on_redis_7_0() {
-                $crate::wait::bounded(super::$case(cluster_testenv::Server::Redis70)).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn on_valkey_9_1() {
-                $crate::wait::bounded(super::$case(cluster_testenv::Server::Valkey91)).await;
-            }
+            $crate::fixture::on_each_server!(super::$case);
         }
     )+};
 }
-pub(crate) use on_both_servers;
+pub(crate) use on_own_servers;
 
 /// A cluster, and locks on its nodes.
 pub(crate) struct Field {

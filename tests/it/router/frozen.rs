@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use redis_rwlock::{HoldState, HoldWatch, Topology, WriteGuard};
 use tokio::task::block_in_place;
 
-use super::field::{Field, name_of, on_both_servers};
+use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::servers::ask;
+use crate::servers::{SUPPORTED, ask};
 use crate::wait::{BOUND, soon, until};
 
-on_both_servers![
+on_own_servers![
     grant_that_comes_when_it_is_no_longer_true_is_not_believed,
     frozen_primary_is_left_for_the_one_that_took_its_place,
     woken_primary_is_not_believed,
@@ -174,7 +174,7 @@ async fn woken_primary_is_not_believed(server: Server) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "takes minutes; three rounds of it run always"]
 async fn fifty_woken_primaries_are_not_believed() {
-    for server in [Server::Redis70, Server::Valkey91] {
+    for server in SUPPORTED {
         let began = Instant::now();
         let answered_ok = wake_old_primaries(server, REPETITIONS).await;
         println!("{server}: {answered_ok} of {REPETITIONS} answered OK when they woke, in {:?}", began.elapsed());

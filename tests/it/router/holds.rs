@@ -7,12 +7,12 @@ use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{HoldState, LossReason, WriteGuard};
 use tokio::task::JoinSet;
 
-use super::field::{Field, name_of, on_both_servers};
+use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::Settings;
 use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
 
-on_both_servers![
+on_own_servers![
     losses_on_a_killed_primary_are_told_before_its_leases_end,
     losses_on_a_paused_primary_are_told_before_its_leases_end,
     failover_shorter_than_a_lease_loses_nothing,

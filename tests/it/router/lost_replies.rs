@@ -7,13 +7,13 @@ use cluster_testenv::{Fault, HeldReply, Matcher, Node, Proxy, Server};
 use redis_rwlock::{HoldState, LossReason, Mode, Topology};
 use tokio::task::block_in_place;
 
-use super::field::on_both_servers;
+use super::field::on_own_servers;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::scripts::hash::{ACQUIRE, LEAVE, RENEW};
 use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
 
-on_both_servers![
+on_own_servers![
     acquisition_finds_its_own_hold,
     renewal_is_repeated_and_no_loss_is_told,
     release_is_repeated_and_frees_nobody_elses_hold,

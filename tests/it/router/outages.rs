@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Cluster, Node, Sentinels, Server};
 use redis_rwlock::{Error, HoldState, LossReason, Topology};
 
-use super::field::{Field, name_of, on_both_servers};
+use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, alone_on_every_server};
 use crate::wait::{soon, until};
 
-on_both_servers![
+on_own_servers![
     shard_that_is_gone_is_unreachable_and_the_others_work,
     cluster_without_a_majority_is_unreachable_until_it_is_well,
     cluster_that_is_gone_is_unreachable_and_found_again,

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use cluster_testenv::{Node, Server};
-use redis_rwlock::{Error, LossReason, Mode, Topology};
+use redis_rwlock::{Error, LossReason, Mode};
 use tokio::task::JoinHandle;
 
 use crate::either::take;
-use crate::fixture::{Fixture, ServerFixture, Settings, alone_on_every_server, proxied_on_every_server};
-use crate::wait::{bounded, soon, until};
+use crate::fixture::{ServerFixture, Settings, alone_on_every_server, proxied_on_every_server};
+use crate::wait::{soon, until};
 use crate::wire::{Script, is_applied};
 
 proxied_on_every_server![
@@ -93,13 +92,14 @@ async fn hold_that_is_gone_with_its_connection_is_lost(f: &ServerFixture) {
     }
 }
 
-async fn hold_on_a_server_that_was_restarted_empty_is_lost(fixture: &Fixture, node: &Node) {
+async fn hold_on_a_server_that_was_restarted_empty_is_lost(f: &ServerFixture) {
+    let node = f.servers.primaries()[0];
     for mode in MODES {
-        let (manager, name) = (fixture.manager_with(settings()).await, fixture.name());
+        let (manager, name) = (f.manager_with(settings()).await, f.name());
         let guard = take(&manager, &name, mode).await;
         node.kill();
         node.restart().expect("empty");
-        let heir = take(&fixture.manager().await, &name, Mode::Write).await;
+        let heir = take(&f.manager().await, &name, Mode::Write).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         is_lost(tokio::spawn(guard.release()), "restarted empty").await;
         heir.release_unharmed().await;
@@ -107,31 +107,5 @@ async fn hold_on_a_server_that_was_restarted_empty_is_lost(fixture: &Fixture, no
 }
 
 mod hold_on_a_server_that_was_restarted_empty_is_lost {
-    use super::hold_on_a_server_that_was_restarted_empty_is_lost as case;
-    use super::{Fixture, Node, Server, Topology, bounded};
-
-    async fn on(server: Server, fixture: fn(Topology) -> Fixture) {
-        let node = Node::start(server).expect("the server starts");
-        bounded(case(&fixture(Topology::node(node.url())), &node)).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn hash_on_redis_7_0() {
-        on(Server::Redis70, Fixture::hash).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn hash_on_valkey_9_1() {
-        on(Server::Valkey91, Fixture::hash).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn two_key_on_redis_7_0() {
-        on(Server::Redis70, Fixture::two_key).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn two_key_on_valkey_9_1() {
-        on(Server::Valkey91, Fixture::two_key).await;
-    }
+    crate::fixture::on_nodes!(hold_on_a_server_that_was_restarted_empty_is_lost, alone.await);
 }

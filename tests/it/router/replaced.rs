@@ -6,12 +6,12 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Node, Server};
 use redis_rwlock::{HoldState, Topology};
 
-use super::field::{Field, name_of, on_both_servers};
+use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::servers::ask;
 use crate::wait::{soon, stays_pending};
 
-on_both_servers![idle_manager_finds_the_replicas_of_all_that_it_knew, healthy_cluster_is_not_asked_for_its_map];
+on_own_servers![idle_manager_finds_the_replicas_of_all_that_it_knew, healthy_cluster_is_not_asked_for_its_map];
 
 /// Time limit of a case: the replacement of each of six nodes takes some seconds.
 const BOUND: Duration = Duration::from_secs(240);
@@ -88,18 +88,7 @@ async fn rolling_replacement_at_new_addresses_loses_nothing(server: Server) {
 }
 
 mod rolling_replacement_at_new_addresses_loses_nothing {
-    use super::rolling_replacement_at_new_addresses_loses_nothing as case;
-    use super::{BOUND, Server};
+    use super::{BOUND, rolling_replacement_at_new_addresses_loses_nothing as case};
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn on_redis_7_0() {
-        let case = case(Server::Redis70);
-        tokio::time::timeout(BOUND, case).await.expect("the case ends within its bound");
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn on_valkey_9_1() {
-        let case = case(Server::Valkey91);
-        tokio::time::timeout(BOUND, case).await.expect("the case ends within its bound");
-    }
+    crate::fixture::on_each_server!(within BOUND, case);
 }

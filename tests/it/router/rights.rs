@@ -3,12 +3,12 @@
 use cluster_testenv::{Node, Server};
 use redis_rwlock::{Error, HoldState, LossReason, Refusal, Topology};
 
-use super::field::on_both_servers;
+use super::field::on_own_servers;
 use crate::fixture::{Fixture, Manager};
 use crate::servers::ask;
 use crate::wait::until;
 
-on_both_servers![
+on_own_servers![
     grant_that_broke_off_is_taken_back_and_names_the_command,
     conversion_that_broke_off_leaves_no_hold_that_stands,
 ];

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Node, Proxy, Server};
 use redis_rwlock::{HoldState, Topology};
 
-use super::field::on_both_servers;
+use super::field::on_own_servers;
 use crate::fixture::{Fixture, Settings, on_one_replica};
 use crate::servers::{ask, wait_until_followed};
 use crate::wait::{Stalls, soon, start, until, until_renewed};
 
-on_both_servers![
+on_own_servers![
     everything_moves_to_the_new_primary,
     everything_moves_where_a_replica_has_to_know,
     replica_that_stands_still_is_left_too,

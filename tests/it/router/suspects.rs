@@ -10,12 +10,12 @@ use cluster_testenv::{Matcher, Server};
 use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, Topology};
 use tokio::task::JoinSet;
 
-use super::field::{Field, Load, name_of, on_both_servers};
+use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, RENEWED, Settings};
 use crate::servers::ask;
 use crate::wait::{bounded, soon, until};
 
-on_both_servers![
+on_own_servers![
     others_are_asked_about_a_silent_node_and_no_more_often_than_needed,
     slot_without_an_owner_is_asked_for_together,
     holds_and_waiters_follow_to_the_new_primary,

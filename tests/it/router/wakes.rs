@@ -8,12 +8,12 @@ use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Topology, WriteGuard};
 use tokio::task::JoinHandle;
 
-use super::field::on_both_servers;
+use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::wait::{BOUND, soon, until};
 
-on_both_servers![
+on_own_servers![
     killed_subscription_is_made_again,
     unsolicited_unsubscription_is_seen_through,
     waiter_without_wake_ups_asks_again,

@@ -6,7 +6,7 @@ use cluster_testenv::{Node, Server};
 use redis_rwlock::{Error, Refusal, Topology};
 
 use crate::fixture::{Fixture, Settings};
-use crate::servers::ask;
+use crate::servers::{Missing, ask};
 use crate::wait::{soon, until};
 
 /// Time within which a waiter learns of a release by a notification. Without one it asks once a second.
@@ -15,9 +15,7 @@ const NOTIFIED: Duration = Duration::from_millis(700);
 const SHARDED: [&str; 3] = ["SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE"];
 
 fn without(commands: &[&str]) -> Node {
-    let builder = Node::builder(Server::Redis70).password("s3cret");
-    let node = commands.iter().fold(builder, |builder, command| builder.without_command(command));
-    let node = node.start().expect("it starts");
+    let node = Missing::start(commands);
     for command in commands {
         let refused = node.command(&[command, "3"]).expect("answered");
         assert!(refused.error().is_some_and(|error| error.contains("unknown command")), "{refused:?}");

@@ -71,10 +71,6 @@ fn topology(servers: &Sentinels) -> Topology {
     Topology::sentinel(servers.primary_name(), servers.urls())
 }
 
-async fn bounded(case: impl Future<Output = ()>) {
-    tokio::time::timeout(CASE, case).await.expect("the case ends within its bound");
-}
-
 /// Does work that blocks, while the managers' tasks go on.
 fn meanwhile<T>(work: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(work)
@@ -126,21 +122,19 @@ async fn holds_survive(server: Server, what: Fate) {
 }
 
 macro_rules! survives {
-    ($($name:ident: $server:ident, $fate:ident;)+) => {$(
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $name() {
-            bounded(holds_survive(Server::$server, Fate::$fate)).await;
+    ($($name:ident: $fate:ident;)+) => {$(
+        mod $name {
+            use super::{CASE, Fate, holds_survive};
+
+            crate::fixture::on_each_server!(within CASE, |server| holds_survive(server, Fate::$fate));
         }
     )+};
 }
 
 survives! {
-    holds_survive_an_ordered_failover_on_redis_7_0: Redis70, Replaced;
-    holds_survive_an_ordered_failover_on_valkey_9_1: Valkey91, Replaced;
-    holds_survive_a_killed_primary_on_redis_7_0: Redis70, Killed;
-    holds_survive_a_killed_primary_on_valkey_9_1: Valkey91, Killed;
-    holds_survive_a_frozen_primary_on_redis_7_0: Redis70, Paused;
-    holds_survive_a_frozen_primary_on_valkey_9_1: Valkey91, Paused;
+    holds_survive_an_ordered_failover: Replaced;
+    holds_survive_a_killed_primary: Killed;
+    holds_survive_a_frozen_primary: Paused;
 }
 
 /// A frozen primary wakes and answers. Managers do not believe it: another server has its role, and that one's answer
@@ -190,14 +184,10 @@ async fn woken_primary_changes_nothing(server: Server) {
     tokio::join!(freezes_and_wakes, hash, two_key);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn woken_primary_changes_nothing_on_redis_7_0() {
-    bounded(woken_primary_changes_nothing(Server::Redis70)).await;
-}
+mod woken_primary_changes_nothing {
+    use super::{CASE, woken_primary_changes_nothing};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn woken_primary_changes_nothing_on_valkey_9_1() {
-    bounded(woken_primary_changes_nothing(Server::Valkey91)).await;
+    crate::fixture::on_each_server!(within CASE, woken_primary_changes_nothing);
 }
 
 fn hash(topology: &Topology) -> Builder<RedisManager> {

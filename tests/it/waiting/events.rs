@@ -12,7 +12,9 @@ use crate::wait::{soon, until};
 
 mod wait_is_told_from_its_beginning_to_its_end {
     use super::on_one;
-    on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_redis_7_0, HashNode, Redis70, alone.await);
+    on_one!(later wait_is_told_from_its_beginning_to_its_end, hash_on_redis_7_0, HashNode, Redis70, alone.await);
+    on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_redis_8_2, HashNode, Redis82, alone.await);
+    on_one!(later wait_is_told_from_its_beginning_to_its_end, hash_on_valkey_8_1, HashNode, Valkey81, alone.await);
     on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_valkey_9_1, HashNode, Valkey91, alone.await);
 }
 hash_on_every_server![hand_off_within_a_process_is_reported];

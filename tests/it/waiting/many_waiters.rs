@@ -11,6 +11,7 @@ use redis_rwlock::Mode;
 use super::process::{Process, holds, waits, writers_during};
 use crate::either::take;
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings};
+use crate::servers::SUPPORTED;
 
 const PROCESSES: usize = 10;
 const TASKS: usize = 20;
@@ -135,21 +136,17 @@ async fn many_waiters_in_memory_are_served_in_phases() {
     drop(many_waiters(&Fixture::memory(), SHORT_RUN / 5).await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_waiters_are_served_in_phases_on_a_redis_7_0_cluster() {
-    many_waiters_on(Kind::HashCluster, Server::Redis70, SHORT_RUN).await;
-}
+mod many_waiters_on_a_cluster_are_served_in_phases {
+    use super::{Kind, SHORT_RUN, many_waiters_on};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_waiters_are_served_in_phases_on_a_valkey_9_1_cluster() {
-    many_waiters_on(Kind::HashCluster, Server::Valkey91, SHORT_RUN).await;
+    crate::fixture::on_each_server!(|server| many_waiters_on(Kind::HashCluster, server, SHORT_RUN));
 }
 
 /// `cargo test --test it -- --ignored crowd_of_a_minute --nocapture` runs it, in two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes two minutes; a few seconds of it run always"]
 async fn many_waiters_of_a_minute_are_served_in_phases() {
-    for server in [Server::Redis70, Server::Valkey91] {
+    for server in SUPPORTED {
         many_waiters_on(Kind::HashCluster, server, LONG_RUN).await;
     }
 }

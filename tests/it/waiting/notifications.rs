@@ -9,11 +9,11 @@ use redis_rwlock::{HoldState, RedisManager, RwLockManager};
 
 use super::{HEARTBEAT, MACHINE};
 use crate::fixture::Manager;
-use crate::router::field::{calls_of, on_both_servers};
+use crate::router::field::{calls_of, on_own_servers};
 use crate::servers::ask;
 use crate::wait::{soon, stays_pending, until};
 
-on_both_servers![
+on_own_servers![
     waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification,
     waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat,
     notification_that_is_repeated_lets_nobody_in,

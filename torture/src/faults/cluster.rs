@@ -56,25 +56,32 @@ const MOVING: Duration = Duration::from_secs(15);
 /// timeout. After that timeout, the old primary would serve no client.
 const CUT_OFF: (u64, u64) = (1000, 2000);
 
-/// Fault during a migration. Replicas of Valkey know which slots are migrating.
+/// Fault during a migration. Only replicas of some servers know which slots are migrating.
 const HALF_WAY: Fault = right(
     "migrate-failover",
     migrate_failover,
     "a replica takes over in agreement with its primary, when the keys of a slot are at another one already",
 );
 
-pub(super) fn at_primary(server: Server) -> Vec<Fault> {
-    [SURVIVED, LOST_WRITES, NOT_SURVIVED, &[half_way(server)]].concat()
+pub(super) fn at_primary(server: Server) -> Result<Vec<Fault>> {
+    Ok([SURVIVED, LOST_WRITES, NOT_SURVIVED, &[half_way(server)?]].concat())
 }
 
-pub(super) fn at_replicated(server: Server) -> Vec<Fault> {
+pub(super) fn at_replicated(server: Server) -> Result<Vec<Fault>> {
     let now_survived = LOST_WRITES.iter().map(|fault| Fault { column: Column::Left, ..*fault }).collect();
-    [SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec(), vec![half_way(server)]].concat()
+    Ok([SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec(), vec![half_way(server)?]].concat())
 }
 
-fn half_way(server: Server) -> Fault {
-    let column = if server == Server::Valkey91 { Column::Left } else { Column::Right };
-    Fault { column, ..HALF_WAY }
+/// Asks a server of this kind, which is started for the question.
+fn half_way(server: Server) -> Result<Fault> {
+    let survived = replicas_know_migrations(&Node::start(server)?)?;
+    Ok(Fault { column: if survived { Column::Left } else { Column::Right }, ..HALF_WAY })
+}
+
+/// Returns true if a primary tells its replicas which slots are migrating. It then waits for them, for as long as the
+/// argument `TIMEOUT` of CLUSTER SETSLOT says.
+fn replicas_know_migrations(node: &Node) -> Result<bool> {
+    Ok(node.has_argument("cluster|setslot", "TIMEOUT")?)
 }
 
 /// Returns the primary of most locks that tasks hold for a long time.
@@ -140,7 +147,7 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let move_keys = || SlotMigration::begin(cluster, slot, to).and_then(|migration| migration.move_keys()).ok();
     wait_for(format!("the keys of slot {slot} moving"), MOVING, move_keys)?;
     let successor = scene.field.with_votes(|cluster| cluster.failover(from))?;
-    if from.server() == Server::Valkey91 {
+    if replicas_know_migrations(from)? {
         sleep(LEASE / 2);
         move_slot(cluster, slot, to, rng)?;
         return move_slot(cluster, slot, successor, rng);
@@ -178,19 +185,22 @@ fn forget_slot(to: &Node, slot: u16) -> Result<()> {
 fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<()> {
     let began = Instant::now();
     loop {
-        let moved = if cluster.primary_of_slot(slot).port() == to.port() {
-            Ok(())
-        } else if to.server() == Server::Valkey91 && rng.bool() {
-            cluster.migrate_slot_atomically(slot, to)
-        } else {
-            cluster.migrate_slot(slot, to)
-        };
-        match moved.and_then(|()| cluster.wait_ok()) {
+        match move_slot_once(cluster, slot, to, rng).and_then(|()| cluster.wait_ok()) {
             Ok(()) => return Ok(()),
             Err(error) if began.elapsed() > MOVING => return Err(error.into()),
             Err(_) => {}
         }
         sleep(Duration::from_millis(100));
+    }
+}
+
+fn move_slot_once(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> cluster_testenv::Result<()> {
+    if cluster.primary_of_slot(slot).port() == to.port() {
+        Ok(())
+    } else if cluster.can_migrate_atomically()? && rng.bool() {
+        cluster.migrate_slot_atomically(slot, to)
+    } else {
+        cluster.migrate_slot(slot, to)
     }
 }
 
