@@ -6,6 +6,7 @@
 //!
 //! The rules for numbers hold in both forms: a text becomes a number by `tonumber` or by arithmetic before it is compared
 //! or given to `math.min` or `math.max`, and a number becomes a text by `%d` or `%.0f`. Lua 5.4 refuses or prints others.
+#![allow(dead_code)] // some files that include this use only a part of it
 
 /// Takes the place of the `#!` line.
 const PRELUDE: &str = "local unpack = table.unpack or unpack";

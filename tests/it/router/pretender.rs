@@ -105,7 +105,7 @@ impl Shared {
                     continue;
                 }
                 (&server).write_all(&request)?;
-                if request.windows(10).any(|part| part == b"SSUBSCRIBE") {
+                if request.split(|byte| *byte == b'\n').nth(2) == Some(b"SSUBSCRIBE\r") {
                     (&server).write_all(requests.buffer())?;
                     return self.serve_subscriber(&client, &server);
                 }
@@ -158,7 +158,7 @@ fn read_value(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
         let line = &bytes[start..];
         let length = || String::from_utf8_lossy(&line[1..]).trim().parse::<i64>().map_err(io::Error::other);
         match line[0] {
-            b'*' => left += length()?.max(0),
+            b'*' | b'~' => left += length()?.max(0),
             b'%' => left += length()?.max(0) * 2,
             b'$' => {
                 let length = length()?;
