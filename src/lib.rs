@@ -109,6 +109,7 @@ mod store;
 mod testing;
 
 pub use base::attempt::BoxFuture;
+pub use base::credentials::Credentials;
 pub use base::durability::Durability;
 pub use base::duration_text::{DurationText, InvalidDuration};
 pub use base::error::{Error, LossReason, Refusal, Result, Source};

@@ -19,7 +19,7 @@ use crate::base::error::Refusal;
 use crate::net::address::address_of;
 use crate::net::fault::{self, Fault};
 use crate::net::node::ask_once;
-use crate::net::secrets::{Peer, Secrets};
+use crate::net::secrets::Secrets;
 
 pub(super) struct Sentinels {
     primary: String,
@@ -81,7 +81,7 @@ impl Sentinels {
     }
 
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
-        let info = self.secrets.renewed(info, Peer::Sentinel).await;
+        let info = self.secrets.sentinel_login(info).await;
         match self.question(&info, SentinelLogin::None).await {
             // The first question is sent without a login. A Sentinel that needs a password refuses this question, so
             // the second question is sent with a login.

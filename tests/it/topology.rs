@@ -8,6 +8,7 @@ use redis_rwlock::{Build, Builder, Error, RwLockManager};
 use crate::wait::soon;
 
 mod announced;
+mod credentials;
 mod rotated;
 mod sentinels;
 #[cfg(feature = "tls")]

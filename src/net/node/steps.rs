@@ -127,7 +127,7 @@ impl Steps {
         if settings.db() != 0 {
             fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
         }
-        Ok((Connection(wire), hello, answers_to_questions))
+        Ok((Connection::new(wire), hello, answers_to_questions))
     }
 
     /// Runs one step. If the step takes longer than its time limit, the fault names the step.
