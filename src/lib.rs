@@ -33,6 +33,7 @@
 //! | `tls` | yes | `rediss://` URLs |
 //! | `serde` | no | `Config` from files or environment variables; `Serialize` for lock views and health reports |
 //! | `metrics` | no | metrics of locks and requests, through the crate `metrics` |
+//! | `streaming-credentials` | no | `Topology::streaming_credentials`, for providers of the crate `redis` |
 //!
 //! The package `redis-rwlock-cli` contains `redis-rwlock`, a command-line program for Unix.
 //!

@@ -5,6 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "streaming-credentials")]
+use redis::StreamingCredentialsProvider;
+
 /// User and secret for a login, as a provider returns them to [`Topology::credentials`](crate::Topology::credentials).
 ///
 /// `Debug` shows the user, and not the secret.
@@ -89,6 +92,8 @@ impl<F: AsyncFn() -> ProviderAnswer + Send + Sync> CredentialsFunction for F {
 #[derive(Clone)]
 pub(crate) enum Provider {
     Function(Arc<dyn CredentialsFunction>),
+    #[cfg(feature = "streaming-credentials")]
+    Stream(Arc<dyn StreamingCredentialsProvider>),
 }
 
 impl Provider {
@@ -101,6 +106,10 @@ impl PartialEq for Provider {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Function(one), Self::Function(other)) => Arc::ptr_eq(one, other),
+            #[cfg(feature = "streaming-credentials")]
+            (Self::Stream(one), Self::Stream(other)) => Arc::ptr_eq(one, other),
+            #[cfg(feature = "streaming-credentials")]
+            (Self::Function(_), Self::Stream(_)) | (Self::Stream(_), Self::Function(_)) => false,
         }
     }
 }

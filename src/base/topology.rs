@@ -2,6 +2,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
+#[cfg(feature = "streaming-credentials")]
+use std::sync::Arc;
+
+#[cfg(feature = "streaming-credentials")]
+use redis::StreamingCredentialsProvider;
 
 use crate::base::credentials::{Credentials, Provider};
 use crate::base::error::{Error, Result};
@@ -192,12 +197,14 @@ impl Topology {
     /// asks the provider once more. After that, the log has one `warn` line, and the connection keeps its old rights.
     ///
     /// There is one call of the provider at a time, for all connections of the manager. It runs on a thread of its own
-    /// within a tokio runtime, so it may use async clients, and it may block. A call that takes longer than 10 seconds
-    /// is dropped. A new connection waits one [response timeout](crate::Builder::response_timeout) for a call. Then it
-    /// uses the last credentials, and so it does if the provider fails, panics or returns an empty secret. The log has
-    /// one `warn` line about that, which contains the error of the provider, so this error must not contain the secret.
-    /// Before the first credentials, a connection waits for up to two response timeouts, and then fails. Attempts and
-    /// errors are the same as for a server that does not answer.
+    /// within a tokio runtime of this crate, so it may use async clients, and it may block. Tasks that it spawns must not
+    /// block. A call that takes longer than 10 seconds is dropped.
+    ///
+    /// A new connection waits one [response timeout](crate::Builder::response_timeout) for a call, and then uses the last
+    /// credentials. It also uses them if the provider fails, panics or returns an empty secret. The log has one `warn`
+    /// line about that, with the error of the provider, so this error must not contain the secret. Before the first
+    /// credentials, a connection waits for up to two response timeouts, and then fails. The manager tries again until
+    /// [`unreachable_after`](crate::Builder::unreachable_after), as if the server did not answer.
     ///
     /// The credentials are for the servers that store locks. The manager logs in to Sentinels with the users and
     /// passwords of their URLs.
@@ -235,6 +242,48 @@ impl Topology {
         provider: impl AsyncFn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
     ) -> Self {
         self.access.provider = Some(Provider::function(provider));
+        self
+    }
+
+    /// Sets a provider that exists for the `redis` crate, such as its provider for Microsoft Entra ID. The cargo feature
+    /// `streaming-credentials` adds this method. The version of `redis` must be the one that this crate uses.
+    ///
+    /// The manager subscribes to the provider when it opens its first connection. Each new connection uses the latest
+    /// item of the stream, and the manager sends each new item on its open connections at once. An error in the stream
+    /// is reported once in the log, and the last item stays in use. If the stream ends, the manager subscribes again
+    /// after a second. After a refused login, a new connection waits up to two response timeouts for a newer item.
+    ///
+    /// In all else, this method does the same as [`credentials`](Topology::credentials), and `build` fails in the same
+    /// cases. The later call of one of the two methods counts. A thread of its own waits for the items, until the
+    /// manager is dropped.
+    ///
+    /// ```
+    /// use std::pin::Pin;
+    /// use std::sync::Arc;
+    /// use futures_util::{Stream, StreamExt, stream};
+    /// use redis::{BasicAuth, RedisResult, StreamingCredentialsProvider};
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// /// Stands for a provider of another crate.
+    /// struct Tokens;
+    ///
+    /// impl StreamingCredentialsProvider for Tokens {
+    ///     fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+    ///         let token = BasicAuth::new("locks".to_owned(), "token".to_owned());
+    ///         stream::iter([Ok(token)]).chain(stream::pending()).boxed()
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let topology = Topology::node("rediss://locks.example.com:6379").streaming_credentials(Arc::new(Tokens));
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "streaming-credentials")]
+    #[must_use]
+    pub fn streaming_credentials(mut self, provider: Arc<dyn StreamingCredentialsProvider>) -> Self {
+        self.access.provider = Some(Provider::Stream(provider));
         self
     }
 

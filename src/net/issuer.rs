@@ -5,6 +5,8 @@
 //! each call. So a provider that blocks delays no renewal, and a provider that panics ends no task. The calls are
 //! limited in time, and a dial waits for them even shorter. After that, the dial uses the last valid credentials.
 //!
+//! A provider of the `redis` crate returns a stream instead. A thread for blocking work waits for its items.
+//!
 //! The task and its call end when the manager is dropped. Only a provider that blocks its thread keeps this thread until
 //! it returns.
 
@@ -25,6 +27,9 @@ use crate::base::process;
 
 /// Limit for the time of one call of the provider.
 const MAX_CALL: Duration = Duration::from_secs(10);
+/// Pause before the next subscription, if the stream of a provider has ended.
+#[cfg(feature = "streaming-credentials")]
+const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
 /// Limit for the validity of credentials. A longer validity is never used up.
 const MAX_VALIDITY: Duration = Duration::from_secs(365 * 86_400);
 /// Least time between the beginnings of two calls. Dials in this time share one answer.
@@ -82,6 +87,12 @@ impl IssuerState {
         self.newest.clone().filter(|issued| issued.number > number)
     }
 
+    /// Returns true if the issuer has credentials, or knows why there are none.
+    #[cfg(feature = "streaming-credentials")]
+    fn has_item(&self) -> bool {
+        self.newest.is_some() || self.failure.is_some()
+    }
+
     /// Returns the number of the call whose answer a dial needs: the call that runs or has just begun, or the next one.
     fn call_for_dial(&self, now: Instant) -> u64 {
         let is_recent = self.begun_at.is_some_and(|at| now.duration_since(at) < MIN_PAUSE) && self.failure.is_none();
@@ -107,7 +118,11 @@ impl Issuer {
             (state.call_for_dial(now), deadline)
         };
         self.want(call);
-        let is_answered = self.until(deadline, |state| state.ended >= call).await;
+        let is_answered = match &self.shared.provider {
+            Provider::Function(_) => self.until(deadline, |state| state.ended >= call).await,
+            #[cfg(feature = "streaming-credentials")]
+            Provider::Stream(_) => self.until(deadline, IssuerState::has_item).await,
+        };
         let newest = self.shared.state.borrow().newest.clone();
         match newest {
             Some(issued) => {
@@ -163,9 +178,9 @@ impl Issuer {
     }
 
     /// Waits until the condition holds, or until the deadline. Returns true if the condition holds.
-    async fn until(&self, deadline: Instant, condition: impl Fn(&IssuerState) -> bool) -> bool {
+    async fn until(&self, deadline: Instant, condition: impl FnMut(&IssuerState) -> bool + Send) -> bool {
         let mut state = self.shared.state.subscribe();
-        let waiting = async { state.wait_for(|state| condition(state)).await.is_ok() };
+        let waiting = async { state.wait_for(condition).await.is_ok() };
         tokio::time::timeout_at(deadline, waiting).await.unwrap_or(false)
     }
 
@@ -206,11 +221,18 @@ impl Changes {
 }
 
 impl IssuerShared {
-    /// Asks the provider when a caller wants it, and before the end of the validity.
     async fn run(self: Arc<Self>, runtime: Handle) {
+        match &self.provider {
+            Provider::Function(function) => self.ask(function, &runtime).await,
+            #[cfg(feature = "streaming-credentials")]
+            Provider::Stream(provider) => self.follow(provider, &runtime).await,
+        }
+    }
+
+    /// Asks the provider when a caller wants it, and before the end of the validity.
+    async fn ask(&self, function: &Arc<dyn CredentialsFunction>, runtime: &Handle) {
         // A call of an earlier task has no answer any more.
         self.state.send_modify(|state| state.ended = state.begun);
-        let Provider::Function(function) = &self.provider;
         let mut wanted = self.state.subscribe();
         let (mut refresh_at, mut validity) = (None, None);
         loop {
@@ -224,7 +246,7 @@ impl IssuerShared {
                 state.begun += 1;
                 state.begun_at = Some(Instant::now());
             });
-            let answer = call(Arc::clone(function), runtime.clone()).await;
+            let answer = call(Arc::clone(function), runtime).await;
             let part = if answer.is_ok() { FRESH_PART } else { RETRY_PART };
             validity = answer.as_ref().map_or(validity, Credentials::validity);
             refresh_at =
@@ -233,7 +255,20 @@ impl IssuerShared {
         }
     }
 
-    /// Stores the answer to a call, and logs what an operator has to know of it.
+    /// Takes the items of the provider's stream, and subscribes again if the stream ends.
+    #[cfg(feature = "streaming-credentials")]
+    async fn follow(&self, provider: &Arc<dyn redis::StreamingCredentialsProvider>, runtime: &Handle) {
+        loop {
+            let mut items = subscribe(Arc::clone(provider), runtime);
+            while let Some(item) = items.recv().await {
+                self.take(item);
+            }
+            self.take(Err("the stream of the provider of the credentials has ended".to_owned()));
+            tokio::time::sleep(SUBSCRIBE_PAUSE).await;
+        }
+    }
+
+    /// Stores the answer to a call, or an item of the stream, and logs what an operator has to know of it.
     fn take(&self, answer: Result<Credentials, String>) {
         let mut changed = None;
         let failure = answer.as_ref().err().cloned();
@@ -283,7 +318,7 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Calls the provider on a thread for blocking work. Ends early if this future is dropped.
-async fn call(function: Arc<dyn CredentialsFunction>, runtime: Handle) -> Result<Credentials, String> {
+async fn call(function: Arc<dyn CredentialsFunction>, runtime: &Handle) -> Result<Credentials, String> {
     let (mut tell, told) = oneshot::channel();
     let driver = runtime.clone();
     drop(runtime.spawn_blocking(move || {
@@ -298,6 +333,37 @@ async fn call(function: Arc<dyn CredentialsFunction>, runtime: Handle) -> Result
         drop(answer.map(|answer| tell.send(answer.map_or_else(|_| Err(no_answer(MAX_CALL)), check))));
     }));
     told.await.unwrap_or_else(|_| Err("the provider of the credentials has panicked".to_owned()))
+}
+
+/// Subscribes to a provider of the `redis` crate. A thread for blocking work waits for the items, until the stream ends or
+/// the receiver is dropped.
+#[cfg(feature = "streaming-credentials")]
+fn subscribe(
+    provider: Arc<dyn redis::StreamingCredentialsProvider>,
+    runtime: &Handle,
+) -> tokio::sync::mpsc::Receiver<Result<Credentials, String>> {
+    use futures_util::StreamExt;
+
+    let (items, received) = tokio::sync::mpsc::channel(1);
+    let driver = runtime.clone();
+    drop(runtime.spawn_blocking(move || {
+        driver.block_on(async {
+            let mut stream = provider.subscribe();
+            loop {
+                let item = tokio::select! {
+                    biased;
+                    () = items.closed() => return,
+                    item = stream.next() => item,
+                };
+                let Some(item) = item else { return };
+                let answer = item.map(|auth| Credentials::new(auth.username(), auth.password()));
+                if items.send(check(answer.map_err(Into::into))).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }));
+    received
 }
 
 fn no_answer(limit: Duration) -> String {

@@ -4,6 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+#[cfg(feature = "streaming-credentials")]
+use redis::StreamingCredentialsProvider;
+
 use super::sealed::FromDeployment;
 use super::{Builder, Deployment, RwLockManager, Sealed};
 use crate::base::clock::Clock;
@@ -209,6 +212,16 @@ impl Builder<QuorumManager> {
     ) -> Self {
         if let Deployment::Masters(masters) = &mut self.deployment {
             masters.access.provider = Some(Provider::function(provider));
+        }
+        self
+    }
+
+    /// Sets a provider that exists for the `redis` crate, for all masters, as
+    /// [`Topology::streaming_credentials`](crate::Topology::streaming_credentials) does.
+    #[cfg(feature = "streaming-credentials")]
+    pub fn streaming_credentials(mut self, provider: Arc<dyn StreamingCredentialsProvider>) -> Self {
+        if let Deployment::Masters(masters) = &mut self.deployment {
+            masters.access.provider = Some(Provider::Stream(provider));
         }
         self
     }

@@ -538,3 +538,88 @@ fn second_source_of_credentials_is_refused_when_the_manager_is_built() {
     }
     assert_eq!(tokens.calls(), 0, "the provider is asked when a connection is made");
 }
+
+/// Providers that exist for the `redis` crate.
+mod streams {
+    use std::pin::Pin;
+
+    use futures_util::stream::{self, BoxStream};
+    use futures_util::{Stream, StreamExt};
+    use redis::{BasicAuth, ErrorKind, RedisError, RedisResult, StreamingCredentialsProvider};
+    use tokio::sync::watch;
+
+    use super::*;
+
+    /// Item of the stream. `None` ends each stream.
+    type Item = Option<Result<(&'static str, &'static str), &'static str>>;
+
+    /// Service whose streams begin with its newest item, if it has one.
+    struct Service(watch::Sender<Option<Item>>);
+
+    impl StreamingCredentialsProvider for Service {
+        fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+            let mut items = self.0.subscribe();
+            items.mark_changed();
+            let next = async |mut items: watch::Receiver<Option<Item>>| loop {
+                items.changed().await.ok()?;
+                let item = *items.borrow_and_update();
+                let Some(item) = item else { continue };
+                let answer = match item? {
+                    Ok((user, secret)) => Ok(BasicAuth::new(user.to_owned(), secret.to_owned())),
+                    Err(error) => Err(RedisError::from((ErrorKind::AuthenticationFailed, error))),
+                };
+                return Some((answer, items));
+            };
+            let stream: BoxStream<'static, RedisResult<BasicAuth>> = stream::unfold(items, next).boxed();
+            stream
+        }
+    }
+
+    #[tokio::test]
+    async fn each_item_of_a_stream_is_sent_at_once() {
+        let recorder = Recorder::at(Level::WARN);
+        let kept = || recorder.lines().iter().filter(|line| line.contains(KEPT)).count();
+        let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+        add_user(&[&node], "locks", "s3cret");
+        let service = Arc::new(Service(watch::Sender::new(None)));
+        let provider: Arc<dyn StreamingCredentialsProvider> = Arc::clone(&service) as _;
+        let topology = Topology::node(node.url()).streaming_credentials(provider);
+        let builder = || patient(RedisManager::builder(topology.clone())).background_on(Handle::current());
+        let impatient = builder().unreachable_after(Duration::from_millis(300)).connect();
+        let error = soon("the error", impatient).await.map(drop).expect_err("no item");
+        assert!(shown(&error).contains("has not answered within"), "{}", shown(&error));
+        bounded(async {
+            service.0.send_replace(Some(Some(Ok(("locks", "s3cret")))));
+            let manager = builder().connect().await.expect("connects");
+            let guard = manager.write("held").await.expect("granted");
+            let count = |name: &str| users_of(&node).iter().filter(|user| *user == name).count();
+            let (before, made) = (count("locks"), node.proxy().connections_made());
+            for (old, new) in [("locks", "heir"), ("heir", "other")] {
+                add_user(&[&node], new, "s3cret");
+                service.0.send_replace(Some(Some(Ok((new, "s3cret")))));
+                until("the login of each connection", async || count(new) == before).await;
+                drop(ask(&node, &["ACL", "DELUSER", old]));
+            }
+            works(&manager, "cfg").await;
+            assert_eq!(node.proxy().connections_made(), made, "each connection stays");
+
+            // An error and the end of the stream are told once, and the last item stays in use.
+            for item in [Some(Err("the service is down")), None] {
+                service.0.send_replace(Some(item));
+                until("the failure is told", async || kept() == 1).await;
+                cut(&[&node], "other");
+                works(&manager, "cfg").await;
+            }
+            add_user(&[&node], "last", "s3cret");
+            service.0.send_replace(Some(Some(Ok(("last", "s3cret")))));
+            until("the login after another subscription", async || count("other") == 0 && count("last") > 0).await;
+            assert_eq!((guard.state(), kept()), (HoldState::Held, 1), "{:?}", recorder.lines());
+            guard.release().await.expect("ours to the end");
+        })
+        .await;
+        drop(topology);
+        until("the end of all tasks", async || Arc::strong_count(&service) == 1 && service.0.receiver_count() == 0)
+            .await;
+        assert!(!format!("{:?}", recorder.lines()).contains("s3cret"));
+    }
+}
