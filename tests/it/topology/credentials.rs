@@ -50,6 +50,15 @@ enum Mood {
     Hangs,
 }
 
+/// Ends the calls that block when the case ends, also when it fails. Otherwise its runtime would wait for their threads.
+struct Unblocks(Tokens);
+
+impl Drop for Unblocks {
+    fn drop(&mut self) {
+        self.0.be(Mood::Issues);
+    }
+}
+
 /// Call that is under way.
 struct Call<'a>(&'a TokensState);
 
@@ -367,6 +376,7 @@ async fn failing_provider_delays_a_dial_and_the_last_credentials_count() {
     let kept = || recorder.lines().iter().filter(|line| line.contains(KEPT)).count();
     let (node, tokens) = server_and_tokens(Credentials::new("locks", "s3cret"));
     bounded(async {
+        let _unblocks = Unblocks(tokens.clone());
         let manager = builder(&node, &tokens).connect().await.expect("connects");
         let guard = manager.write("held").await.expect("granted");
         // A call that hangs lasts longer than the case, so it comes last.
