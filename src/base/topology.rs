@@ -190,7 +190,8 @@ impl Topology {
     ///
     /// * when it opens a connection (connections that it opens within 100 ms share one answer),
     /// * after 0.8 of the [validity](Credentials::valid_for), if the credentials have one,
-    /// * and once more when a server has refused the credentials, because they may have changed just now.
+    /// * and once more when a server has refused the credentials, because they may have changed just now. If the answer is
+    ///   another one, the connection uses it, and so on for at most five logins.
     ///
     /// If the credentials have changed, the manager also sends them on its open connections (`AUTH`). These connections
     /// stay open, and requests on them go on. If a server refuses new credentials on an open connection, the manager

@@ -33,6 +33,9 @@ use crate::net::secrets::Login;
 
 /// Limit for the addresses of one name whose servers are greeted in one dial.
 const MAX_GREETED: usize = 8;
+/// Limit for the logins of one dial. After each refused login, the dial uses newer credentials, if the provider has some.
+/// One is not enough, because credentials may change again during a slow dial.
+const MAX_LOGINS: usize = 5;
 /// Time after a departure. If the node leaves no server during this time, the pauses begin with the shortest again.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);
 
@@ -138,15 +141,15 @@ impl Connections {
     /// Connects, and asks the server for its role and its clock. If no address leads to a primary, returns a connection
     /// to a replica instead.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
-        let login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
-        let refused = match self.dial_with(&login, sharing).await {
-            Err(refused) if is_unauthenticated(&refused) => refused,
-            dialed => return dialed,
-        };
-        match self.newer(&login).await {
-            Some(newer) => self.dial_with(&newer, sharing).await,
-            None => Err(refused),
+        let mut login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
+        for _ in 1..MAX_LOGINS {
+            let refused = match self.dial_with(&login, sharing).await {
+                Err(refused) if is_unauthenticated(&refused) => refused,
+                dialed => return dialed,
+            };
+            login = self.newer(&login).await.ok_or(refused)?;
         }
+        self.dial_with(&login, sharing).await
     }
 
     /// Returns a login with newer credentials, after a server has refused `refused`.
@@ -185,15 +188,15 @@ impl Connections {
     /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
     /// has this address. Otherwise uses any address of the name.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
-        let login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
-        let refused = match self.dial_link_with(&login, &on_loss, &on_push).await {
-            Err(refused) if is_unauthenticated(&refused) => refused,
-            dialed => return dialed,
-        };
-        match self.newer(&login).await {
-            Some(newer) => self.dial_link_with(&newer, &on_loss, &on_push).await,
-            None => Err(refused),
+        let mut login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
+        for _ in 1..MAX_LOGINS {
+            let refused = match self.dial_link_with(&login, &on_loss, &on_push).await {
+                Err(refused) if is_unauthenticated(&refused) => refused,
+                dialed => return dialed,
+            };
+            login = self.newer(&login).await.ok_or(refused)?;
         }
+        self.dial_link_with(&login, &on_loss, &on_push).await
     }
 
     async fn dial_link_with(&self, login: &Login, on_loss: &OnLoss, on_push: &OnPush) -> Result<Connection, DialFault> {

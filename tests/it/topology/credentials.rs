@@ -21,6 +21,9 @@ use crate::wait::{bounded, soon, until, until_renewed};
 const KEPT: &str = "a secret cannot be read again";
 /// Log line about credentials that a server refuses on an open connection.
 const REFUSED: &str = "refuses new credentials";
+/// Lease of the holds that rotations must not end. It bears that several connections in a row are cut before they bring
+/// a renewal on a busy machine.
+const LEASE: Duration = Duration::from_secs(4);
 /// Rights of each user of the cases.
 const RIGHTS: [&str; 4] = ["on", "~*", "&*", "+@all"];
 
@@ -196,7 +199,7 @@ impl Place<'_> {
         add_user(&self.nodes, "locks-0", "s3cret-0");
         let tokens = Tokens::new(Credentials::new("locks-0", "s3cret-0").valid_for(pace.rotation));
         let topology = || self.topology.clone().credentials(tokens.provider());
-        let builder = || patient(RedisManager::builder(topology())).lease(Duration::from_millis(1500));
+        let builder = || patient(RedisManager::builder(topology())).lease(LEASE);
         let manager = builder().connect().await.expect("connects");
         let other = builder().connect().await.expect("connects");
         let operator = RedisManager::connect(self.topology.clone()).await.expect("connects");
