@@ -33,6 +33,7 @@
 //! | `tls` | yes | `rediss://` URLs |
 //! | `serde` | no | `Config` from files or environment variables; `Serialize` for lock views and health reports |
 //! | `metrics` | no | metrics of locks and requests, through the crate `metrics` |
+//! | `streaming-credentials` | no | `Topology::streaming_credentials`, for providers of the crate `redis` |
 //!
 //! The package `redis-rwlock-cli` contains `redis-rwlock`, a command-line program for Unix.
 //!
@@ -111,6 +112,7 @@ mod store;
 mod testing;
 
 pub use base::attempt::BoxFuture;
+pub use base::credentials::Credentials;
 pub use base::durability::{Durability, Replicas};
 pub use base::duration_text::{DurationText, InvalidDuration};
 pub use base::error::{Error, LossReason, Refusal, Result, Source};

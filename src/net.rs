@@ -20,6 +20,7 @@ mod encode;
 mod fake;
 mod fault;
 mod fleet;
+mod issuer;
 mod members;
 mod node;
 mod outages;

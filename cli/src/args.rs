@@ -97,6 +97,9 @@ pub(crate) enum Command {
     /// whole group. When the command has ended, the other processes of the group get SIGTERM, and SIGKILL after the
     /// grace. Then the program releases the lock.
     ///
+    /// The command does not get the variables whose URLs contain a password, because other users may be able to read
+    /// its environment. The program names these variables on standard error.
+    ///
     /// If no server confirms the lock, the server may grant it to others after a deadline. The group gets SIGTERM when
     /// only the grace is left before this deadline, and SIGKILL before the deadline itself. If a server reports that
     /// the lock is lost, for example after force-release, the group gets SIGKILL at once.

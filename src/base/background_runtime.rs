@@ -5,7 +5,8 @@
 //! share one background runtime. The first background task starts its thread. `fork` copies no thread, so the copy of a
 //! process starts a background runtime of its own.
 //!
-//! Only two kinds of user code run on this thread: subscribers of `tracing`, and wakers. If such code blocks, all
+//! Only three kinds of user code run on this thread: subscribers of `tracing`, wakers, and tasks that a provider of
+//! credentials spawns (the provider itself runs on a thread for blocking work). If such code blocks, all
 //! background work stops. If such code panics, only the call that ran it ends, because
 //! [`catch_panic`](crate::base::panics::catch_panic) catches the panic.
 //!

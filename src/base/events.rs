@@ -102,9 +102,23 @@ pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
     tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");
 }
 
-/// Reports that a file with a password or certificates is unusable. The last valid version stays in use.
+/// Reports that a file with a password or certificates is unusable, or that the provider of credentials fails. The last
+/// valid version stays in use.
 pub(crate) fn secret_kept(error: &str) {
     tracing::warn!(target: NODE, error, "a secret cannot be read again, so its last valid version stays in use");
+}
+
+/// Reports that the provider of credentials has returned another user or another secret.
+pub(crate) fn credentials_changed(user: &str) {
+    tracing::debug!(target: NODE, user, "the provider has returned new credentials");
+}
+
+/// Reports that a server refuses new credentials on an open connection. The connection keeps its old rights.
+pub(crate) fn credentials_refused(node: &str, words: &str) {
+    tracing::warn!(
+        target: NODE, node, error = words,
+        "{node} refuses new credentials on an open connection, which keeps its old rights"
+    );
 }
 
 /// Reports that a node refuses subscriptions. The waiters of its locks then receive no notifications, and ask the

@@ -2,7 +2,13 @@
 
 use std::fmt;
 use std::path::PathBuf;
+#[cfg(feature = "streaming-credentials")]
+use std::sync::Arc;
 
+#[cfg(feature = "streaming-credentials")]
+use redis::StreamingCredentialsProvider;
+
+use crate::base::credentials::{Credentials, Provider};
 use crate::base::error::{Error, Result};
 pub use remap::AddressSource;
 pub(crate) use remap::Remap;
@@ -51,14 +57,7 @@ pub(crate) struct Access {
     pub(crate) primary_credentials: Option<Credentials>,
     pub(crate) remap: Option<Remap>,
     pub(crate) password_file: Option<PathBuf>,
-}
-
-/// User and password that are not part of a URL.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    /// Name of the user. An empty name means the server's default user.
-    pub(crate) user: String,
-    pub(crate) password: String,
+    pub(crate) provider: Option<Provider>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -69,6 +68,19 @@ pub(crate) enum Kind {
     Cluster(Vec<String>),
     Sentinel { primary: String, urls: Vec<String> },
     Proxy(String),
+}
+
+impl Access {
+    /// Refuses a provider of credentials beside a password file.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Self { provider: Some(_), password_file: Some(_), .. } => Err(Error::InvalidOption {
+                option: "credentials",
+                reason: "there is a `password_file` as well: leave one of them out".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl From<Kind> for Topology {
@@ -160,7 +172,7 @@ impl Topology {
     /// ```
     #[must_use]
     pub fn primary_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.access.primary_credentials = Some(Credentials { user: user.into(), password: password.into() });
+        self.access.primary_credentials = Some(Credentials::new(user, password));
         self
     }
 
@@ -197,6 +209,111 @@ impl Topology {
     #[must_use]
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.access.password_file = Some(path.into());
+        self
+    }
+
+    /// Sets a provider: a function that returns the user and the password or token for logins. This is for credentials
+    /// that change while the service runs, such as the tokens of a cloud service. It works with every topology.
+    ///
+    /// The manager asks the provider
+    ///
+    /// * when it opens a connection (connections that it opens within 100 ms share one answer),
+    /// * after 0.8 of the [validity](Credentials::valid_for), if the credentials have one,
+    /// * and once more when a server has refused the credentials, because they may have changed just now. If the answer is
+    ///   another one, the connection uses it, and so on for at most five logins.
+    ///
+    /// If the credentials have changed, the manager also sends them on its open connections (`AUTH`). These connections
+    /// stay open, and requests on them go on. If a server refuses new credentials on an open connection, the manager
+    /// asks the provider once more. After that, the log has one `warn` line, and the connection keeps its old rights.
+    ///
+    /// There is one call of the provider at a time, for all connections of the manager. It runs on a thread of its own
+    /// within a tokio runtime of this crate, so it may use async clients, and it may block. Tasks that it spawns must not
+    /// block. A call that takes longer than 10 seconds is dropped.
+    ///
+    /// A new connection waits one [response timeout](crate::Builder::response_timeout) for a call, and then uses the last
+    /// credentials. It also uses them if the provider fails, panics or returns an empty secret. The log has one `warn`
+    /// line about that, with the error of the provider, so this error must not contain the secret. Before the first
+    /// credentials, a connection waits for up to two response timeouts, and then fails. The manager tries again until
+    /// [`unreachable_after`](crate::Builder::unreachable_after), as if the server did not answer.
+    ///
+    /// The credentials are for the servers that store locks. The manager logs in to Sentinels with the users and
+    /// passwords of their URLs.
+    ///
+    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if there is also a
+    /// [`password_file`](Topology::password_file) or [`primary_credentials`](Topology::primary_credentials), or if a URL
+    /// of a server has a user or a password. `Debug`, errors of this crate and the log never contain the secret.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use redis_rwlock::{Credentials, RedisManager, Topology};
+    ///
+    /// /// Client of the service that issues tokens.
+    /// struct Tokens;
+    ///
+    /// impl Tokens {
+    ///     async fn issue(&self) -> std::io::Result<String> {
+    ///         Ok("token".to_owned())
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let tokens = Tokens;
+    /// let topology = Topology::node("rediss://locks.example.com:6379").credentials(async move || {
+    ///     let token = tokens.issue().await?;
+    ///     Ok(Credentials::new("locks", token).valid_for(Duration::from_secs(15 * 60)))
+    /// });
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn credentials(
+        mut self,
+        provider: impl AsyncFn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
+    ) -> Self {
+        self.access.provider = Some(Provider::function(provider));
+        self
+    }
+
+    /// Sets a provider that exists for the `redis` crate, such as its provider for Microsoft Entra ID. The cargo feature
+    /// `streaming-credentials` adds this method. The version of `redis` must be the one that this crate uses.
+    ///
+    /// The manager subscribes to the provider when it opens its first connection. Each new connection uses the latest
+    /// item of the stream, and the manager sends each new item on its open connections at once. An error in the stream
+    /// is reported once in the log, and the last item stays in use. If the stream ends, the manager subscribes again
+    /// after a second. After a refused login, a new connection waits up to two response timeouts for a newer item.
+    ///
+    /// In all else, this method does the same as [`credentials`](Topology::credentials), and `build` fails in the same
+    /// cases. The later call of one of the two methods counts. A thread of its own waits for the items, until the
+    /// manager is dropped.
+    ///
+    /// ```
+    /// use std::pin::Pin;
+    /// use std::sync::Arc;
+    /// use futures_util::{Stream, StreamExt, stream};
+    /// use redis::{BasicAuth, RedisResult, StreamingCredentialsProvider};
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// /// Stands for a provider of another crate.
+    /// struct Tokens;
+    ///
+    /// impl StreamingCredentialsProvider for Tokens {
+    ///     fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+    ///         let token = BasicAuth::new("locks".to_owned(), "token".to_owned());
+    ///         stream::iter([Ok(token)]).chain(stream::pending()).boxed()
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let topology = Topology::node("rediss://locks.example.com:6379").streaming_credentials(Arc::new(Tokens));
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "streaming-credentials")]
+    #[must_use]
+    pub fn streaming_credentials(mut self, provider: Arc<dyn StreamingCredentialsProvider>) -> Self {
+        self.access.provider = Some(Provider::Stream(provider));
         self
     }
 
@@ -276,12 +393,15 @@ impl Topology {
                 "remap",
                 "a single node or a proxy announces no addresses: put the address to connect to into the URL",
             ),
-            (_, Access { password_file: Some(_), primary_credentials: Some(Credentials { password, .. }), .. })
-                if !password.is_empty() =>
+            (_, Access { password_file: Some(_), primary_credentials: Some(credentials), .. })
+                if !credentials.secret().is_empty() =>
             {
                 refused("password_file", "`primary_credentials` also has a password: leave that password empty")
             }
-            (_, access) => Ok(access),
+            (_, Access { provider: Some(_), primary_credentials: Some(_), .. }) => {
+                refused("credentials", "there are `primary_credentials` as well: leave one of them out")
+            }
+            (_, access) => access.check().map(|()| access),
         }
     }
 
@@ -387,6 +507,9 @@ impl fmt::Debug for Topology {
         }
         if let Some(path) = &self.access.password_file {
             shown.field(&format_args!("password_file: {path:?}"));
+        }
+        if self.access.provider.is_some() {
+            shown.field(&format_args!("credentials: given"));
         }
         if self.access.remap.is_some() {
             shown.field(&format_args!("remap: given"));

@@ -866,7 +866,7 @@ impl Deployment {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use redis_rwlock::{Durability, TimestampClients, QuorumManager, RedisManager, Reentry};
+/// # use redis_rwlock::{Credentials, Durability, TimestampClients, QuorumManager, RedisManager, Reentry};
 /// # fn main() -> redis_rwlock::Result<()> {
 /// let builder = RedisManager::builder("redis://127.0.0.1:6379")
 ///     .lease(Duration::from_secs(10))
@@ -897,7 +897,10 @@ impl Deployment {
 /// # std::fs::write(&path, "secret").expect("written");
 /// let quorum = QuorumManager::builder(masters).restarts_are_delayed().password_file(&path).build()?;
 /// # std::fs::remove_file(&path).expect("removed");
-/// # drop((manager, adopting, quorum));
+/// // Or a service returns user and password.
+/// let token = async || Ok(Credentials::new("locks", "token"));
+/// let with_tokens = QuorumManager::builder(masters).credentials(token).build()?;
+/// # drop((manager, adopting, quorum, with_tokens));
 /// # Ok(())
 /// # }
 /// ```

@@ -3,8 +3,9 @@
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
+use crate::base::credentials::Credentials;
 use crate::base::error::{Error, Result};
-use crate::base::topology::{Credentials, Tls};
+use crate::base::topology::Tls;
 use crate::net::tls::Connector;
 
 /// Parses all URLs of a topology. Refuses an empty list.
@@ -130,7 +131,8 @@ fn invalid_url() -> Error {
 
 /// Replaces the user and the password of `info` by `credentials`. Without credentials, returns `info` unchanged.
 pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Credentials>) -> ConnectionInfo {
-    let Some(Credentials { user, password }) = credentials else { return info };
+    let Some(credentials) = credentials else { return info };
+    let (user, password) = (credentials.user(), credentials.secret());
     let before = info.redis_settings();
     // All settings except the database begin empty. Otherwise the user of the credentials could get the password of the
     // URL, which belongs to another user.

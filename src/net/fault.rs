@@ -136,6 +136,15 @@ impl Fault {
         matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
     }
 
+    /// Returns the error of the server or of the operating system that caused the fault.
+    pub(super) fn into_source(self) -> Option<Source> {
+        match self.into_failure() {
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
+            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
+            Failure::Unreplicated { .. } => None,
+        }
+    }
+
     /// Converts a fault that ends the attempts of the router.
     pub(super) fn into_failure(self) -> Failure {
         match self {

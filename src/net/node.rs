@@ -23,12 +23,12 @@ use crate::base::attempt::{Answered, NodeId, Route, ServerContact};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
 use crate::base::durability::Durability;
-use crate::base::error::Result;
+use crate::base::error::{Refusal, Result};
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::topology::AddressSource;
 #[cfg(all(test, feature = "_testing"))]
-use crate::base::topology::Tls;
+use crate::base::topology::{Access, Tls};
 use crate::net::conditions::Conditions;
 #[cfg(all(test, feature = "_testing"))]
 use crate::net::conditions::ConditionsOf;
@@ -70,6 +70,7 @@ mod names;
 mod outage;
 mod probe;
 mod push_handler;
+mod relogin;
 mod replicas;
 mod replicated;
 mod steps;
@@ -87,6 +88,10 @@ const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 /// Limit for the texts of a script that are sent for one call. A server that refuses the first form of the script gets the
 /// second. One more is for a runtime that connects meanwhile, after which the node gets the first form again.
 const MAX_TEXTS: usize = 3;
+
+/// Least age of a connection whose login can have ended. On a younger connection, a server that requires a login has
+/// another reason, and a new connection would not help.
+const MIN_LOGIN: Duration = Duration::from_secs(1);
 
 /// Settings that all nodes of a manager share.
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +165,9 @@ impl Reports {
             outages: Arc::default(),
             conditions: Arc::new(conditions),
             source: AddressSource::User,
-            secrets: Arc::new(Secrets::new(&Tls::new(), None).expect("no files")),
+            secrets: Arc::new(
+                Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process).expect("no files"),
+            ),
             replica_names: ReplicaNames::Nobody,
         }
     }
@@ -589,7 +596,8 @@ impl Connections {
             if fault.is_of_no_primary() && self.limits.role.is_one_server() {
                 self.leave(live);
             }
-        })?;
+        });
+        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
         if !is_reply_to(&value, call.echo()) {
             // The connection assigns replies to the wrong requests, so it is given up. The server may still execute
             // this request.
@@ -609,6 +617,20 @@ impl Connections {
             self.note_time_if_due(server, sent);
         }
         Ok(Answered { sent, server, node: self.id, value })
+    }
+
+    /// Gives up a connection whose login has ended, if a provider can return other credentials. The next connection asks
+    /// the provider, so the call can be sent again.
+    fn without_login(&self, live: &Arc<OpenConnection>, sent: Moment, fault: Fault) -> Fault {
+        match fault {
+            Fault::Refused { refusal: Refusal::Unauthenticated, message }
+                if self.secrets.has_provider() && sent.since(live.opened) >= MIN_LOGIN =>
+            {
+                self.give_up(live);
+                Fault::Again(Arc::new(Answer(message)))
+            }
+            fault => fault,
+        }
     }
 
     /// Returns the present moment. Also returns the server time after which the server must refuse a call that is sent

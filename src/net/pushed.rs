@@ -1,5 +1,7 @@
 //! Pushes of a server about channels.
 
+use std::sync::Arc;
+
 use redis::{PushKind, Value};
 
 /// Push about a channel.
@@ -12,7 +14,7 @@ pub(super) enum Pushed<'a> {
 
 /// Handler of pushes. The task that reads the connection calls the handler for each push, in the order in which the
 /// server sent them.
-pub(super) type OnPush = Box<dyn Fn(Pushed<'_>) + Send + Sync>;
+pub(super) type OnPush = Arc<dyn Fn(Pushed<'_>) + Send + Sync>;
 
 impl<'a> Pushed<'a> {
     /// Reads a push. Returns `None` if the push is not about a channel.

@@ -9,7 +9,6 @@
 //! Source: the redirection rules of the Redis cluster specification.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,7 +26,7 @@ use crate::base::health::{NodeHealth, Traffic};
 use crate::base::lease::{self, ClockSample, Moment};
 use crate::base::options::Options;
 use crate::base::recalls::Recalls;
-use crate::base::topology::{AddressSource, Kind, Tls, Topology};
+use crate::base::topology::{Access, AddressSource, Kind, Tls, Topology};
 use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
@@ -66,7 +65,8 @@ impl Router {
     /// Creates a router to the servers of a topology. The router connects when it is first used.
     pub(crate) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
         let clock = Clock::System;
-        let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
+        let access = topology.access()?;
+        let secrets = Arc::new(Secrets::new(topology.certificates(), access, background_runtime)?);
         let tls = &secrets.certificates();
         let conditions = |infos: &[ConnectionInfo]| {
             let place =
@@ -88,8 +88,9 @@ impl Router {
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
-                // All members of a cluster use the credentials of the first URL, so only this URL is checked.
+                // All members of a cluster use the password of the first URL, so only this URL is checked for one.
                 secrets.check(&infos[..1])?;
+                secrets.check_provider(&infos)?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
                 Recheck::install(
@@ -138,11 +139,11 @@ impl Router {
     pub(crate) fn voters(
         urls: &[String],
         tls: &Tls,
-        password_file: Option<&Path>,
+        access: &Access,
         options: &Options,
         background_runtime: &BackgroundRuntime,
     ) -> Result<Vec<Self>> {
-        let secrets = Arc::new(Secrets::new(tls, password_file)?);
+        let secrets = Arc::new(Secrets::new(tls, access, background_runtime)?);
         let tls = &secrets.certificates();
         let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
         secrets.check(&infos)?;

@@ -17,10 +17,15 @@ use parking_lot::Mutex;
 use redis::{ConnectionInfo, RedisConnectionInfo};
 use tokio::sync::Semaphore;
 
+use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::error::{Error, Result};
 use crate::base::events;
 use crate::base::panics::catch_panic;
-use crate::base::topology::{Tls, Topology};
+use crate::base::topology::{Access, Tls};
+use crate::net::address::with_credentials;
+use crate::net::fault::Answer;
+use crate::net::issuer::{Issued, Issuer};
+use crate::net::node::DialFault;
 use crate::net::tls::Connector;
 
 /// Limit for the time that a connection waits until one of its secrets is read. The time limits of the steps of a
@@ -30,7 +35,15 @@ const MAX_READ: Duration = Duration::from_secs(1);
 /// Passwords and certificates of one manager.
 pub(crate) struct Secrets {
     password: Option<Kept<PathBuf, String>>,
+    issuer: Option<Arc<Issuer>>,
     tls: Kept<Tls, Certificates>,
+}
+
+/// Settings for one login.
+pub(super) struct Login {
+    pub(super) info: ConnectionInfo,
+    /// Issuer of the credentials in these settings, and their number. `None` if no provider has returned them.
+    pub(super) issuer: Option<(Arc<Issuer>, u64)>,
 }
 
 /// Certificates that were read last.
@@ -64,32 +77,36 @@ struct Kept<Place, Secret> {
     is_told: AtomicBool,
 }
 
-/// Kind of server to which a connection leads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Peer {
-    /// Server that stores locks.
-    Server,
-    /// Sentinel. If its URL contains a password, this password is used instead of the one in the file.
-    Sentinel,
-}
-
 impl Secrets {
-    /// Reads all secret files of a topology for the first time.
-    pub(crate) fn of(topology: &Topology) -> Result<Self> {
-        Self::new(topology.certificates(), topology.access()?.password_file.as_deref())
-    }
-
-    /// Reads the files of these certificates and of this password for the first time.
-    pub(super) fn new(tls: &Tls, password_file: Option<&Path>) -> Result<Self> {
-        let password = match password_file {
-            Some(path) => Some(Kept::new(path.to_owned(), read_password(path)?)),
+    /// Reads the files of the certificates and of the password for the first time. The provider of credentials is not
+    /// asked yet.
+    pub(super) fn new(tls: &Tls, access: &Access, background_runtime: &BackgroundRuntime) -> Result<Self> {
+        access.check()?;
+        let password = match &access.password_file {
+            Some(path) => Some(Kept::new(path.clone(), read_password(path)?)),
             None => None,
         };
-        Ok(Self { password, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
+        let issuer = access.provider.as_ref().map(|provider| Arc::new(Issuer::new(provider, background_runtime)));
+        Ok(Self { password, issuer, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
+    }
+
+    /// Refuses a second user or password. If there is a provider, the URLs of the servers must contain neither of them.
+    pub(super) fn check_provider(&self, infos: &[ConnectionInfo]) -> Result<()> {
+        let has_login = |info: &ConnectionInfo| {
+            info.redis_settings().password().is_some() || info.redis_settings().username().is_some()
+        };
+        if self.issuer.is_some() && infos.iter().any(has_login) {
+            return Err(Error::InvalidOption {
+                option: "credentials",
+                reason: "the URL has a user or a password as well: leave one of them out".to_owned(),
+            });
+        }
+        Ok(())
     }
 
     /// Refuses a second password. If there is a password file, the URLs of the servers must not contain a password.
     pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
+        self.check_provider(infos)?;
         if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
             return Err(Error::InvalidOption {
                 option: "password_file",
@@ -113,27 +130,59 @@ impl Secrets {
         }
     }
 
-    /// Reads the files again. Returns the login settings of `info` with the last valid password.
-    pub(super) async fn renewed(&self, info: &ConnectionInfo, peer: Peer) -> ConnectionInfo {
+    /// Returns the settings for a login to a server that stores locks. Reads the files again, and asks the provider for
+    /// at most `limit`. Fails if the provider has never returned credentials.
+    pub(super) async fn login(&self, info: &ConnectionInfo, limit: Duration) -> Result<Login, DialFault> {
+        self.read_files().await;
+        match &self.issuer {
+            Some(issuer) => match issuer.for_dial(limit).await {
+                Ok(issued) => Ok(Login::of(info, issuer, &issued)),
+                Err(reason) => Err(DialFault::NotSent(Some(Arc::new(Answer(reason))))),
+            },
+            None => Ok(Login { info: self.with_password(info.clone()), issuer: None }),
+        }
+    }
+
+    /// Returns settings with newer credentials, after a server has refused the credentials of `refused`. Returns `None`
+    /// if no provider has newer ones within twice the limit.
+    pub(super) async fn login_after_refusal(&self, refused: &Login, limit: Duration) -> Option<Login> {
+        let (issuer, number) = refused.issuer.as_ref()?;
+        let issued = issuer.after_refusal(*number, limit).await?;
+        Some(Login::of(&refused.info, issuer, &issued))
+    }
+
+    /// Reads the files again. Returns the settings for a login to a Sentinel. If its URL contains a password, this
+    /// password is used instead of the one in the file. The credentials of a provider are not for Sentinels.
+    pub(super) async fn sentinel_login(&self, info: &ConnectionInfo) -> ConnectionInfo {
+        self.read_files().await;
+        if info.redis_settings().password().is_some() { info.clone() } else { self.with_password(info.clone()) }
+    }
+
+    /// Returns true if the credentials come from a provider, so that later credentials may differ.
+    pub(super) fn has_provider(&self) -> bool {
+        self.issuer.is_some()
+    }
+
+    async fn read_files(&self) {
         if let Some(password) = &self.password {
             password.read_again(|path| read_password(path)).await;
         }
         if self.tls.from.has_files() {
             self.tls.read_again(|tls| Certificates::read(tls)?.usable()).await;
         }
-        self.with_password(info.clone(), peer)
     }
 
-    fn with_password(&self, info: ConnectionInfo, peer: Peer) -> ConnectionInfo {
-        let settings = info.redis_settings();
-        match &self.password {
-            Some(_) if peer == Peer::Sentinel && settings.password().is_some() => info,
-            Some(password) => {
-                let settings: RedisConnectionInfo = settings.clone().set_password(&*password.read.lock());
-                info.set_redis_settings(settings)
-            }
-            None => info,
-        }
+    fn with_password(&self, info: ConnectionInfo) -> ConnectionInfo {
+        let Some(password) = &self.password else { return info };
+        let settings: RedisConnectionInfo = info.redis_settings().clone().set_password(&*password.read.lock());
+        info.set_redis_settings(settings)
+    }
+}
+
+impl Login {
+    fn of(info: &ConnectionInfo, issuer: &Arc<Issuer>, issued: &Issued) -> Self {
+        let info = with_credentials(info.clone(), Some(&issued.credentials));
+        Self { info, issuer: Some((Arc::clone(issuer), issued.number)) }
     }
 }
 

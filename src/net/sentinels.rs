@@ -22,7 +22,7 @@ use crate::base::lease::Moment;
 use crate::net::address::address_of;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::node::{ask_once, info_text};
-use crate::net::secrets::{Peer, Secrets};
+use crate::net::secrets::Secrets;
 
 /// Time after an unanswered question for replicas in which no other question for them is sent. Otherwise silent Sentinels
 /// would delay the grants of each second by a response timeout.
@@ -174,7 +174,7 @@ impl Sentinels {
     }
 
     async fn ask(&self, info: &ConnectionInfo, question: Question) -> Result<Named, Fault> {
-        let info = self.secrets.renewed(info, Peer::Sentinel).await;
+        let info = self.secrets.sentinel_login(info).await;
         match self.ask_as(&info, SentinelLogin::None, question).await {
             // The first question is sent without a login. A Sentinel that needs a password refuses this question, so
             // the second question is sent with a login.

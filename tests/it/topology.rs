@@ -8,6 +8,7 @@ use redis_rwlock::{Build, Builder, Error, RwLockManager};
 use crate::wait::soon;
 
 mod announced;
+mod credentials;
 mod proxy;
 mod resp2;
 mod rotated;

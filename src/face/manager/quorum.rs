@@ -4,14 +4,18 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+#[cfg(feature = "streaming-credentials")]
+use redis::StreamingCredentialsProvider;
+
 use super::sealed::FromDeployment;
 use super::{Builder, Deployment, RwLockManager, Sealed};
 use crate::base::clock::Clock;
+use crate::base::credentials::{Credentials, Provider};
 use crate::base::error::{Error, Result};
 use crate::base::key::Key;
 use crate::base::lease;
 use crate::base::options::Options;
-use crate::base::topology::{Tls, all_without_secrets};
+use crate::base::topology::{Access, Tls, all_without_secrets};
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::net::Router;
@@ -89,7 +93,7 @@ manager!(QuorumManager);
 pub(super) struct Masters {
     urls: Vec<String>,
     tls: Tls,
-    password_file: Option<PathBuf>,
+    access: Access,
     restarts: Restarts,
 }
 
@@ -147,7 +151,7 @@ impl QuorumManager {
         Builder::new(Deployment::Masters(Masters {
             urls,
             tls: Tls::new(),
-            password_file: None,
+            access: Access::default(),
             restarts: Restarts::Checked,
         }))
     }
@@ -182,7 +186,42 @@ impl Builder<QuorumManager> {
     /// ```
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
         if let Deployment::Masters(masters) = &mut self.deployment {
-            masters.password_file = Some(path.into());
+            masters.access.password_file = Some(path.into());
+        }
+        self
+    }
+
+    /// Sets a provider of the user and the password or token for all masters, as
+    /// [`Topology::credentials`](crate::Topology::credentials) does. There is one call at a time for all masters.
+    /// Defaults to the users and passwords in the URLs. `build` fails with [`InvalidOption`](Error::InvalidOption) if the
+    /// URLs have any, or if there is a password file as well.
+    ///
+    /// ```
+    /// use redis_rwlock::{Credentials, QuorumManager};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let masters = ["redis://10.0.0.1:6379", "redis://10.0.1.1:6379", "redis://10.0.2.1:6379"];
+    /// let token = async || Ok(Credentials::new("locks", "token")); // usually the answer of a service
+    /// let manager = QuorumManager::builder(masters).credentials(token).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn credentials(
+        mut self,
+        provider: impl AsyncFn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
+    ) -> Self {
+        if let Deployment::Masters(masters) = &mut self.deployment {
+            masters.access.provider = Some(Provider::function(provider));
+        }
+        self
+    }
+
+    /// Sets a provider that exists for the `redis` crate, for all masters, as
+    /// [`Topology::streaming_credentials`](crate::Topology::streaming_credentials) does.
+    #[cfg(feature = "streaming-credentials")]
+    pub fn streaming_credentials(mut self, provider: Arc<dyn StreamingCredentialsProvider>) -> Self {
+        if let Deployment::Masters(masters) = &mut self.deployment {
+            masters.access.provider = Some(Provider::Stream(provider));
         }
         self
     }
@@ -210,13 +249,7 @@ impl FromDeployment for QuorumManager {
             "a quorum has no recalls, so its holders do not learn of waiters: use `RedisManager`, or keep a guard",
         )?;
         let background_runtime = options.background_runtime(Clock::System);
-        let routers = Router::voters(
-            &masters.urls,
-            &masters.tls,
-            masters.password_file.as_deref(),
-            &options,
-            &background_runtime,
-        )?;
+        let routers = Router::voters(&masters.urls, &masters.tls, &masters.access, &options, &background_runtime)?;
         let scheme = |router| Arc::new(two_key::scheme(Arc::new(router))) as Arc<dyn MasterScheme>;
         let schemes = routers.into_iter().map(scheme).collect();
         let margins = Margins {

@@ -2,6 +2,7 @@
 
 use redis::{Cmd, RedisError, Value};
 
+use super::relogin::Relogin;
 use super::wire::{AllAndLast, Of, Wire};
 use crate::base::digits::Digits;
 use crate::base::lease::ServerTime;
@@ -9,7 +10,11 @@ use crate::net::encode::{head, part};
 use crate::net::script::Dialect;
 use crate::net::{Call, Expiry};
 
-pub(in crate::net) struct Connection(pub(super) Wire);
+pub(in crate::net) struct Connection {
+    wire: Wire,
+    /// Task that sends new credentials, if a provider returns them.
+    _relogin: Option<Relogin>,
+}
 
 /// Request to a server.
 #[derive(Clone, Copy)]
@@ -39,17 +44,26 @@ pub(in crate::net) struct Wording {
 }
 
 impl Connection {
+    pub(super) fn new(wire: Wire) -> Self {
+        Self { wire, _relogin: None }
+    }
+
+    /// Adds the task that sends new credentials on this connection.
+    pub(super) fn with_relogin(self, start: impl FnOnce(&Wire) -> Option<Relogin>) -> Self {
+        Self { _relogin: start(&self.wire), ..self }
+    }
+
     pub(in crate::net) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
         match request {
-            Request::Map(_) => self.0.ask_for_map(|bytes| request.encode(bytes)).await,
-            _ => self.0.ask(|bytes| request.encode(bytes)).await,
+            Request::Map(_) => self.wire.ask_for_map(|bytes| request.encode(bytes)).await,
+            _ => self.wire.ask(|bytes| request.encode(bytes)).await,
         }
     }
 
     /// Sends requests with one write. Returns one answer for each request, in order.
     pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
-        self.0.ask_all(Of::Questions, requests.len(), encode).await
+        self.wire.ask_all(Of::Questions, requests.len(), encode).await
     }
 
     /// Sends commands that subscribe or unsubscribe, with one write. Returns a confirmation or a refusal for each
@@ -58,7 +72,7 @@ impl Connection {
         let encode = |bytes: &mut Vec<u8>| {
             commands.iter().for_each(|command| Request::Command(command).encode(bytes));
         };
-        self.0.ask_all(Of::Subscriptions, commands.len(), encode).await
+        self.wire.ask_all(Of::Subscriptions, commands.len(), encode).await
     }
 
     /// Sends requests and one last request with one write, because two writes would wake the server and its replicas
@@ -68,7 +82,7 @@ impl Connection {
             requests.iter().for_each(|request| request.encode(bytes));
             Request::Command(last).encode(bytes);
         };
-        self.0.ask_all_then(requests.len(), encode)
+        self.wire.ask_all_then(requests.len(), encode)
     }
 }
 

@@ -94,6 +94,8 @@ pub(super) struct OpenConnection {
     pub(super) clock_sample: Mutex<ClockSample>,
     /// True when the server has closed the connection or the runtime has ended. No request is sent after that.
     pub(super) is_closed: Arc<AtomicBool>,
+    /// Time at which the greeting was sent.
+    pub(super) opened: Moment,
     /// Time at which the last answer came, in nanoseconds of the local clock.
     answered: AtomicU64,
     pub(super) space: InFlightLimit,
@@ -131,6 +133,7 @@ impl OpenConnection {
             connection,
             clock_sample: Mutex::new(clock_sample),
             is_closed: closed,
+            opened: clock_sample.sent,
             answered: AtomicU64::new(clock_sample.sent.as_nanos()),
             space: InFlightLimit::new(response_timeout),
             is_apart: sharing == Sharing::Apart,

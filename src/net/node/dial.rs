@@ -14,24 +14,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{ConnectionAddr, ConnectionInfo, Value};
+use redis::{ConnectionAddr, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::dialects::publishing_question;
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable};
 use super::push_handler::PushHandler;
+use super::relogin::Relogin;
 use super::steps::unsupported_address;
 use super::wire::Stream;
 use super::{Node, OnLoss, Role};
 use crate::base::backoff::Backoff;
+use crate::base::error::Refusal;
 use crate::base::lease::{ClockSample, Moment};
 use crate::net::fault::{self, Fault};
 use crate::net::pushed::OnPush;
-use crate::net::secrets::Peer;
+use crate::net::secrets::Login;
 
 /// Limit for the addresses of one name whose servers are greeted in one dial.
 const MAX_GREETED: usize = 8;
+/// Limit for the logins of one dial. After each refused login, the dial uses newer credentials, if the provider has some.
+/// One is not enough, because credentials may change again during a slow dial.
+const MAX_LOGINS: usize = 5;
 /// Time after a departure. If the node leaves no server during this time, the pauses begin with the shortest again.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);
 
@@ -137,7 +142,23 @@ impl Connections {
     /// Connects, and asks the server for its role and its clock. If no address leads to a primary, returns a connection
     /// to a replica instead.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
-        let info = self.secrets.renewed(&self.info, Peer::Server).await;
+        let mut login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
+        for _ in 1..MAX_LOGINS {
+            let refused = match self.dial_with(&login, sharing).await {
+                Err(refused) if is_unauthenticated(&refused) => refused,
+                dialed => return dialed,
+            };
+            login = self.newer(&login).await.ok_or(refused)?;
+        }
+        self.dial_with(&login, sharing).await
+    }
+
+    /// Returns a login with newer credentials, after a server has refused `refused`.
+    async fn newer(&self, refused: &Login) -> Option<Login> {
+        self.secrets.login_after_refusal(refused, self.limits.response_timeout).await
+    }
+
+    async fn dial_with(&self, login: &Login, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
         let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
         loop {
             let is_closed = Arc::<AtomicBool>::default();
@@ -148,7 +169,7 @@ impl Connections {
             };
             let (peer, others) = (reached.peer, reached.others);
             let push_handler = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone());
-            match self.greet(&info, reached, push_handler, &is_closed, sharing).await {
+            match self.greet(login, reached, push_handler, &is_closed, sharing).await {
                 Ok((live, DialledPeer::Wanted)) => {
                     if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
                         self.note_primary(peer, &is_closed);
@@ -168,15 +189,26 @@ impl Connections {
     /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
     /// has this address. Otherwise uses any address of the name.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
-        let info = self.secrets.renewed(&self.info, Peer::Server).await;
+        let mut login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
+        for _ in 1..MAX_LOGINS {
+            let refused = match self.dial_link_with(&login, &on_loss, &on_push).await {
+                Err(refused) if is_unauthenticated(&refused) => refused,
+                dialed => return dialed,
+            };
+            login = self.newer(&login).await.ok_or(refused)?;
+        }
+        self.dial_link_with(&login, &on_loss, &on_push).await
+    }
+
+    async fn dial_link_with(&self, login: &Login, on_loss: &OnLoss, on_push: &OnPush) -> Result<Connection, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
-        self.register(&is_closed, Some(Arc::clone(&on_loss)));
+        self.register(&is_closed, Some(Arc::clone(on_loss)));
         let reached = self.reach(Choice::Primary).await?;
-        let push_handler = PushHandler::new(is_closed, Some(on_loss)).with_on_push(on_push);
+        let push_handler = PushHandler::new(is_closed, Some(Arc::clone(on_loss))).with_on_push(Arc::clone(on_push));
         // The link needs the answer, and may be dialled before any other connection.
         let publishing = publishing_question();
         let (connection, _, answers) =
-            self.log_in(&info, reached, push_handler, &[Request::Command(&publishing)]).await?;
+            self.log_in(login, reached, push_handler, &[Request::Command(&publishing)]).await?;
         answers.first().iter().for_each(|answer| self.dialects.note_publishing(answer));
         Ok(connection)
     }
@@ -207,21 +239,29 @@ impl Connections {
     /// server's answer to `HELLO`.
     async fn log_in(
         &self,
-        info: &ConnectionInfo,
+        login: &Login,
         reached: Reached,
         push_handler: PushHandler,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
+        let (info, response_timeout) = (&login.info, self.limits.response_timeout);
         let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
-        let check = |hello| check_server(hello, self.limits.role);
+        let (check, subscribes) = (|hello| check_server(hello, self.limits.role), push_handler.is_subscribing());
         let logged_in = self.steps.log_in(stream, info.redis_settings(), push_handler, questions, check).await?;
-        self.speaks_resp2.store(speaks_resp2(&logged_in.1), Ordering::Relaxed);
-        Ok(logged_in)
+        let (connection, hello, answers) = logged_in;
+        self.speaks_resp2.store(speaks_resp2(&hello), Ordering::Relaxed);
+        // In RESP2, a connection that has subscribed takes no `AUTH`. If the server ends it, the next one logs in anew.
+        let takes_auth = !subscribes || !speaks_resp2(&hello);
+        let relogin = |wire: &_| {
+            let relogin = takes_auth.then(|| Relogin::start(wire, login, &self.address, response_timeout));
+            relogin.flatten()
+        };
+        Ok((connection.with_relogin(relogin), hello, answers))
     }
 
     async fn greet(
         &self,
-        info: &ConnectionInfo,
+        login: &Login,
         reached: Reached,
         push_handler: PushHandler,
         is_closed: &Arc<AtomicBool>,
@@ -235,7 +275,7 @@ impl Connections {
             questions.push(Request::Command(&of_server));
         }
         let sent = self.clock.now();
-        let (connection, hello, mut answers) = self.log_in(info, reached, push_handler, &questions).await?;
+        let (connection, hello, mut answers) = self.log_in(login, reached, push_handler, &questions).await?;
         if self.limits.role == Role::Voter
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
@@ -268,6 +308,10 @@ impl Node {
             self.connections.leave_now();
         }
     }
+}
+
+fn is_unauthenticated(fault: &DialFault) -> bool {
+    matches!(fault, DialFault::Refused(Refusal::Unauthenticated, _))
 }
 
 /// Kind of the server that was greeted.

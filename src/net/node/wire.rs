@@ -259,9 +259,11 @@ impl Wire {
     /// Sends the request that `encode` appends, and waits for its answer. The request is sent when the future is polled
     /// for the first time. If the future is dropped after that, no caller gets the answer.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
-        let (sender, answer) = oneshot::channel();
-        self.shared.send(encode, [Requester::One(sender)])?;
-        answer.await.map(|answer| answer.value).map_err(|_| self.shared.why())
+        self.shared.ask(encode).await
+    }
+
+    pub(super) fn sender(&self) -> WireSender {
+        WireSender(Arc::clone(&self.shared))
     }
 
     /// Asks for the slot map of a cluster, which may be larger than other answers.
@@ -299,6 +301,16 @@ impl Wire {
     }
 }
 
+/// Sends requests on a wire without keeping it open.
+pub(super) struct WireSender(Arc<WireShared>);
+
+impl WireSender {
+    /// Sends one request, as [`Wire::ask`] does.
+    pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
+        self.0.ask(encode).await
+    }
+}
+
 /// Answers to the first questions on a wire.
 pub(super) struct Opening {
     shared: Arc<WireShared>,
@@ -327,6 +339,12 @@ impl Requester {
 }
 
 impl WireShared {
+    async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
+        let (sender, answer) = oneshot::channel();
+        self.send(encode, [Requester::One(sender)])?;
+        answer.await.map(|answer| answer.value).map_err(|_| self.why())
+    }
+
     fn send<const N: usize>(
         &self,
         encode: impl FnOnce(&mut Vec<u8>),

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::channel::{LinkId, Purpose};
 use super::{Origin, PushShared, Subscriptions};
+use crate::base::error::Refusal;
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::recalls::Liveness;
@@ -66,6 +67,8 @@ pub(super) enum Lost {
     NotMade(#[from] DialFault),
     #[error("no answer in time")]
     NoAnswer,
+    #[error("the login has ended: {0}")]
+    NoLogin(String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +120,7 @@ impl LinkRun {
                 // A waiter marks a silent node as suspect as well. This is done here too, because there may be few
                 // waiters or none.
                 Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
-                Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
+                Lost::Closed | Lost::Surprise | Lost::NoLogin(_) => self.shared.slot_owners.look(),
             }
             if began.elapsed() >= MAX_REDIAL {
                 pause = Duration::ZERO;
@@ -185,6 +188,9 @@ impl LinkRun {
             match fault::reply(pong) {
                 // A ping has no key, so no server redirects it. This reply must belong to an earlier command.
                 Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
+                Err(Fault::Refused { refusal: Refusal::Unauthenticated, message }) => {
+                    return Err(Lost::NoLogin(message));
+                }
                 // A server that refuses the ping has answered as well. In RESP2 the answer is a list.
                 Ok(Value::SimpleString(_) | Value::Array(_)) | Err(_) => fresh.on_answer(sent),
                 Ok(_) => return Err(Lost::Surprise),
@@ -248,7 +254,7 @@ impl LinkRun {
         let on_loss = move || for_loss.upgrade().into_iter().for_each(|shared| shared.lose(origin));
         let on_push =
             move |pushed: Pushed<'_>| for_push.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
-        Ok(self.node.dial_link(Arc::new(on_loss), Box::new(on_push)).await?)
+        Ok(self.node.dial_link(Arc::new(on_loss), Arc::new(on_push)).await?)
     }
 
     fn next_batch(&self, deadlines: &mut LinkDeadlines) -> Result<Vec<Command>, Lost> {
@@ -327,6 +333,9 @@ impl LinkRun {
         for (verb, channel, error) in refusals {
             let details = error.details().unwrap_or_default().to_owned();
             match (verb, fault::reply(Value::ServerError(error))) {
+                (_, Err(Fault::Refused { refusal: Refusal::Unauthenticated, message })) => {
+                    return Err(Lost::NoLogin(message));
+                }
                 (Verb::Subscribe, Err(fault)) => self.on_refusal(channel, fault, &details)?,
                 // A refused unsubscription means that the slot has moved. The server has then ended the subscription
                 // itself.

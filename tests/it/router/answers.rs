@@ -1,22 +1,24 @@
 //! Answers that are none: "not now", "not me", and replies that belong to another caller.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Sentinels, Server};
-use redis_rwlock::{Error, HoldState, Refusal, Topology};
+use redis_rwlock::{Credentials, Error, HoldState, Refusal, Topology};
 use tokio::task::JoinSet;
 
 use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{soon, until, until_renewed};
 
 on_own_servers![
     not_now_is_waited_out_or_told_in_time,
     read_only_server_is_a_refusal,
     reply_of_somebody_else_is_never_believed,
+    connection_whose_login_has_ended_is_replaced,
     error_of_somebody_else_is_one_callers_refusal,
     hold_follows_the_primary_that_sentinels_name,
 ];
@@ -158,4 +160,37 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     assert!(fixture.manager().await.try_write(&name).await.expect("answered").is_none());
     held.release().await.expect("ours to the end");
     fixture.becomes_free(&name).await;
+}
+
+/// A service may end the login of a connection and leave the connection open. Then a provider of credentials is asked
+/// once more.
+async fn connection_whose_login_has_ended_is_replaced(server: Server) {
+    const NO_LOGIN: &str = "NOAUTH Authentication required.";
+    let node = Node::start(server).expect("the server starts");
+    let pretender = Pretender::before(node.addr());
+    let calls = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&calls);
+    let topology = Topology::node(pretender.url()).credentials(async move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        Ok(Credentials::new("default", "any"))
+    });
+    let manager = Fixture::hash(topology).manager_with(Settings::lease(Duration::from_secs(4))).await;
+    manager.write("cfg").await.expect("granted").release().await.expect("released");
+    // On a connection that has just logged in, the answer has another cause.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (made, asked) = (pretender.connections(), calls.load(Ordering::SeqCst));
+    pretender.refuses_once(NO_LOGIN);
+    let guard = soon("the grant", manager.write("held").into_future()).await.expect("granted");
+    assert!(pretender.connections() > made && calls.load(Ordering::SeqCst) > asked);
+
+    // The same for the connection of the background. The renewals go on as soon as the server accepts logins.
+    let made = pretender.connections();
+    pretender.refuses(NO_LOGIN);
+    until("another connection", async || pretender.connections() > made).await;
+    let error = soon("the answer", manager.write("cfg").into_future()).await.expect_err("no connection helps");
+    assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    pretender.tells_the_truth();
+    until_renewed("a renewal", || guard.remaining()).await;
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("ours to the end");
 }

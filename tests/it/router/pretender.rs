@@ -15,6 +15,8 @@ enum Says {
     Truth,
     /// Answers every script with these bytes, and the server does not run it.
     Instead(Vec<u8>),
+    /// Answers one script with these bytes, and the server does not run it.
+    Once(Vec<u8>),
     /// Answers one script with these bytes and then with the truth: all later replies on the connection are one late.
     Before(Vec<u8>),
 }
@@ -61,6 +63,11 @@ impl Pretender {
     /// Answers every script with an error, until another order.
     pub(super) fn refuses(&self, error: &str) {
         self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
+    }
+
+    /// Answers the next script with an error.
+    pub(super) fn refuses_once(&self, error: &str) {
+        self.say(Says::Once(format!("-{error}\r\n").into_bytes()));
     }
 
     /// Puts a reply in front of the next script's.
@@ -131,17 +138,17 @@ impl Shared {
     /// Returns true if the script has its answer.
     fn pretend(&self, mut client: &TcpStream) -> io::Result<bool> {
         let mut says = self.says.lock();
-        let (reply, is_all) = match &*says {
+        let (reply, has_its_answer) = match &*says {
             Says::Truth => return Ok(false),
-            Says::Instead(reply) => (reply.clone(), true),
+            Says::Instead(reply) | Says::Once(reply) => (reply.clone(), true),
             Says::Before(reply) => (reply.clone(), false),
         };
-        if !is_all {
+        if !matches!(*says, Says::Instead(_)) {
             *says = Says::Truth;
         }
         drop(says);
         client.write_all(&reply)?;
-        Ok(is_all)
+        Ok(has_its_answer)
     }
 }
 

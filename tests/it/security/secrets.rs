@@ -1,11 +1,14 @@
 //! Secrecy of passwords: no message, no `Debug` and no event shows one, whatever goes wrong.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Server};
+use parking_lot::Mutex;
 use redis_rwlock::{
-    Build, Builder, Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager,
+    Build, Builder, Credentials, Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, Topology,
+    TwoKeyManager,
 };
 
 use crate::record::Recorder;
@@ -146,6 +149,48 @@ async fn no_redirect_tells_a_password() {
     let error = soon("the refusal", manager.write("cfg0").into_future()).await.expect_err("it may not connect");
     assert_unauthenticated(std::slice::from_ref(&error));
     shown.add_error(&error);
+    shown.add(&manager);
+    shown.assert_clean(&recorder);
+}
+
+/// Secrets of a provider are as secret as those of a URL.
+#[tokio::test]
+async fn no_change_of_credentials_tells_a_secret() {
+    let recorder = Recorder::start();
+    let mut shown = Shown(String::new());
+    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    node.acl_set_user("locks", &["on", &format!(">{RIGHT}"), "~*", "&*", "+@all"]).expect("made");
+    let with_secret = |secret| Some(Credentials::new("locks", secret).valid_for(Duration::from_millis(200)));
+    let issued = Arc::new(Mutex::new(with_secret(WRONG)));
+    let topology = |address: &dyn std::fmt::Display| {
+        let issued = Arc::clone(&issued);
+        let answer = async move || issued.lock().clone().ok_or_else(|| "the service is down".into());
+        Topology::node(format!("redis://{address}")).credentials(answer)
+    };
+    let address = node.proxy().addr();
+    shown.add(&with_secret(WRONG));
+    assert_unauthenticated(&fails(&topology(&address), PATIENT, &mut shown).await);
+    fails(&topology(&"127.0.0.1:1"), IMPATIENT, &mut shown).await;
+    *issued.lock() = None;
+    fails(&topology(&address), IMPATIENT, &mut shown).await;
+
+    // First the provider fails, and then the server refuses new credentials, on open connections and on new ones.
+    *issued.lock() = with_secret(RIGHT);
+    let manager = with(PATIENT, RedisManager::builder(topology(&address))).connect().await.expect("connected");
+    let guard = manager.write("held").await.expect("granted");
+    *issued.lock() = None;
+    let told = |what: &str| recorder.lines().iter().any(|line| line.contains(what));
+    until("the failure is told", async || told("the service is down")).await;
+    *issued.lock() = with_secret(CHANGED);
+    until("the refusal is told", async || told("refuses new credentials")).await;
+    assert_eq!(guard.state(), HoldState::Held);
+    node.proxy().cut();
+    let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not connect");
+    assert_unauthenticated(std::slice::from_ref(&error));
+    shown.add_error(&error);
+    shown.add(&manager.health().await);
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
+    shown.add(&guard);
     shown.add(&manager);
     shown.assert_clean(&recorder);
 }

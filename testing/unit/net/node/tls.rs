@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::base::error::Refusal;
-use crate::base::topology::Tls;
+use crate::base::topology::{Access, Tls};
 use crate::net::Script;
 use crate::net::address::parse_one;
 use crate::net::fake::{self, Fake, Pace};
@@ -18,7 +18,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 static SCRIPT: Script = Script::new("return 1");
 
 fn secrets(tls: &Tls) -> Arc<Secrets> {
-    Arc::new(Secrets::new(tls, None).expect("no files"))
+    Arc::new(Secrets::new(tls, &Access::default(), &BackgroundRuntime::Process).expect("no files"))
 }
 
 fn node(addr: SocketAddr, tls: &Tls) -> Node {

@@ -35,7 +35,7 @@ impl Ends {
     fn handler_of_link(&self) -> PushHandler {
         let all = Arc::clone(&self.pushed);
         let on_push = move |pushed: Pushed<'_>| all.lock().push(format!("{pushed:?}"));
-        self.push_handler().with_on_push(Box::new(on_push))
+        self.push_handler().with_on_push(Arc::new(on_push))
     }
 
     fn pushed(&self) -> Vec<String> {
@@ -522,7 +522,7 @@ async fn push_is_no_answer_to_a_request_that_is_sent_for_it() {
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
     };
-    let (dialed, mut server) = connected_by(ends.push_handler().with_on_push(Box::new(on_push))).await;
+    let (dialed, mut server) = connected_by(ends.push_handler().with_on_push(Arc::new(on_push))).await;
     *wire.lock() = Some(dialed);
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
     assert_eq!(server.receive().await, ["SSUBSCRIBE", "a"]);
