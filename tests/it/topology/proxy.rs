@@ -1,5 +1,6 @@
 //! A proxy in front of a cluster: one address, and each request goes to the server of its key.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, RoutingProxy, Server};
@@ -29,13 +30,13 @@ async fn locks_of_all_slots_are_had_through_a_proxy() {
     for name in NAMES {
         let held = manager.write(name).await.expect("granted");
         assert!(direct.try_read(name).await.expect("asked").is_none(), "it is the same lock");
-        let (asking, began) = (direct.clone(), Instant::now());
+        let (asking, began) = (Arc::clone(&direct), Instant::now());
         let waiting = tokio::spawn(async move { asking.write(name).await });
         until("it waits", async || behind.view(name).await.waiters.len() == 1).await;
         held.release().await.expect("ours");
         let granted = soon("its grant", waiting).await.expect("no panic").expect("granted");
         // The other way round, no notification comes: the waiter asks once a second.
-        let (asking, released) = (manager.clone(), began.elapsed());
+        let (asking, released) = (Arc::clone(&manager), began.elapsed());
         let waiting = tokio::spawn(async move { asking.read(name).await });
         until("it waits", async || behind.view(name).await.waiters.len() == 1).await;
         granted.release().await.expect("ours");

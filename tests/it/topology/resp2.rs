@@ -1,5 +1,6 @@
 //! Servers and proxies that lack commands: `HELLO`, so that the manager speaks RESP2 with them, and sharded channels.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Server};
@@ -49,7 +50,7 @@ async fn waiter_is_notified(node: &Node, listed: &str) {
     for _ in 0..3 {
         let name = fixture.name();
         let held = holder.write(&name).await.expect("granted");
-        let (asking, wanted) = (waiter.clone(), name.clone());
+        let (asking, wanted) = (Arc::clone(&waiter), name.clone());
         let waiting = tokio::spawn(async move { asking.write(&wanted).await });
         until("it waits", async || fixture.view(&name).await.waiters.len() == 1).await;
         let channel = format!("{}*", fixture.hash_key(&name));
