@@ -49,12 +49,8 @@ impl Cluster {
     ///
     /// When no running node knows the owner.
     pub fn migrate_slot_atomically(&self, slot: u16, to: &Node) -> Result<()> {
-        let from = self.primary_of_slot(slot);
-        if !from.has_command(MIGRATE_SLOTS)? {
-            return Err(Error::Unsupported(format!("{} cannot migrate slots atomically", from.server())));
-        }
+        let from = self.begin_atomic_migration(slot, to)?;
         let (range, to) = (slot.to_string(), to.cluster_id()?);
-        from.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?.into_result()?;
         let mut state = String::new();
         let done = wait_for("", BOUND, || {
             state = newest_migration(from, &format!("{range}-{range}"))?;
@@ -66,6 +62,28 @@ impl Cluster {
             return Ok(());
         }
         Err(Error::NotInTime { what: format!("the migration of slot {slot} (state {state:?})"), bound: BOUND })
+    }
+}
+
+impl Cluster {
+    /// Begins what [`Cluster::migrate_slot_atomically`] does, and returns the owner of the slot without waiting for the
+    /// end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] if the owner does not have the command, [`Error::Refused`] if it migrates the slot already.
+    ///
+    /// # Panics
+    ///
+    /// When no running node knows the owner.
+    pub fn begin_atomic_migration(&self, slot: u16, to: &Node) -> Result<&Node> {
+        let from = self.primary_of_slot(slot);
+        if !from.has_command(MIGRATE_SLOTS)? {
+            return Err(Error::Unsupported(format!("{} cannot migrate slots atomically", from.server())));
+        }
+        let (range, to) = (slot.to_string(), to.cluster_id()?);
+        from.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?.into_result()?;
+        Ok(from)
     }
 }
 

@@ -63,13 +63,36 @@ const HALF_WAY: Fault = right(
     "a replica takes over in agreement with its primary, when the keys of a slot are at another one already",
 );
 
+/// Faults of servers that move a slot with all its keys at once.
+const AT_ONCE: &[Fault] = &[
+    left(
+        "atomic-failover",
+        Mixes::No,
+        atomic_failover,
+        "a replica takes over from the source or the target of an atomic slot migration, in agreement with it",
+    ),
+    left(
+        "atomic-retries",
+        Mixes::No,
+        atomic_retries,
+        "an atomic slot migration is tried again and again, while the target stands still or the operator cancels it",
+    ),
+];
+
 pub(super) fn at_primary(server: Server) -> Result<Vec<Fault>> {
-    Ok([SURVIVED, LOST_WRITES, NOT_SURVIVED, &[half_way(server)?]].concat())
+    Ok([SURVIVED, LOST_WRITES, NOT_SURVIVED, &[half_way(server)?], at_once(server)?].concat())
 }
 
 pub(super) fn at_replicated(server: Server) -> Result<Vec<Fault>> {
     let now_survived = LOST_WRITES.iter().map(|fault| Fault { column: Column::Left, ..*fault }).collect();
-    Ok([SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec(), vec![half_way(server)?]].concat())
+    Ok([SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec(), vec![half_way(server)?], at_once(server)?.to_vec()]
+        .concat())
+}
+
+/// Asks a server of this kind, which is started for the question.
+fn at_once(server: Server) -> Result<&'static [Fault]> {
+    let can = Node::start(server)?.has_command("cluster|migrateslots")?;
+    Ok(if can { AT_ONCE } else { &[] })
 }
 
 /// Asks a server of this kind, which is started for the question.
@@ -160,6 +183,51 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     to.command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id])?.into_result()?;
     sleep(LEASE / 2);
     forget_slot(to, slot)
+}
+
+fn atomic_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+    let cluster = scene.field.cluster()?;
+    let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
+    let (from, to) = ends(cluster, slot, rng);
+    begin_move(cluster, slot, to)?;
+    sleep(millis(rng, 0, 30));
+    let deposed = if rng.bool() { from } else { to };
+    let successor = scene.field.with_votes(|cluster| cluster.failover(deposed))?;
+    sleep(LEASE / 2);
+    // The failover has ended the migration, or came after its end.
+    let home = if deposed.port() == from.port() { successor } else { from };
+    move_slot(cluster, slot, home, rng)
+}
+
+fn atomic_retries(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+    let cluster = scene.field.cluster()?;
+    let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
+    let (from, to) = ends(cluster, slot, rng);
+    for _ in 0..rng.u32(2..5) {
+        if cluster.primary_of_slot(slot).port() != from.port() {
+            break;
+        }
+        begin_move(cluster, slot, to)?;
+        sleep(millis(rng, 0, 15));
+        if rng.bool() {
+            to.pause();
+            sleep(millis(rng, 100, 900));
+            to.resume();
+        }
+        // The answer does not matter: the migration may be over.
+        drop(from.command(&["CLUSTER", "CANCELSLOTMIGRATIONS"])?);
+        sleep(millis(rng, 0, 300));
+    }
+    for to in [to, from] {
+        move_slot(cluster, slot, to, rng)?;
+    }
+    Ok(())
+}
+
+/// Begins an atomic migration. A migration that was begun before may have to end first.
+fn begin_move(cluster: &Cluster, slot: u16, to: &Node) -> Result<()> {
+    let begin = || cluster.begin_atomic_migration(slot, to).ok().map(drop);
+    Ok(wait_for(format!("the migration of slot {slot} beginning"), MOVING, begin)?)
 }
 
 /// Returns the owner of a slot, and another primary.
