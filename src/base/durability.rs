@@ -87,7 +87,7 @@ pub enum Replicas {
     /// on one node a new manager). After a failover the Sentinels name the old primary as a replica.
     ///
     /// The manager asks for the replicas at most once a second, while it sends grants. So a replica that attaches is
-    /// required after a second at most. The manager fixes the number before it sends a grant. The server's user needs
+    /// required for grants that are sent a second later. The manager fixes the number before it sends a grant. The server's user needs
     /// the right `+info`, in a cluster also `+cluster|myid` and `+cluster|replicas`, and the user of the Sentinels
     /// needs `+sentinel|replicas`.
     All,

@@ -137,7 +137,7 @@ impl Topology {
     /// - [`locks`](crate::RwLockManager::locks) fails with [`Refused`](Error::Refused);
     /// - [`health`](crate::RwLockManager::health) shows the proxy, and not the servers behind it.
     ///
-    /// Clocks of the servers behind the proxy may differ by [`max_clock_skew`](crate::Builder#method.max_clock_skew), as
+    /// Clocks of the servers behind the proxy, and that of a proxy which answers `TIME` itself, may differ by [`max_clock_skew`](crate::Builder#method.max_clock_skew), as
     /// with a cluster. `docs/OPERATIONS.md` has a table of what a proxy can and cannot do.
     ///
     /// ```

@@ -50,7 +50,8 @@ impl Fault {
     }
 
     fn of_words(error: &ServerError) -> Self {
-        let details = error.details().unwrap_or_default();
+        // A server that does not know a command repeats its arguments, which may be a password.
+        let details = error.details().unwrap_or_default().split(", with args").next().unwrap_or_default();
         // The details are `<slot> <host>:<port>`. If the host is empty, the caller fills it in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let refused = |refusal| Self::Refused { refusal, message: format!("{} {details}", error.code()) };
@@ -115,6 +116,19 @@ impl Fault {
         match server_error(&error) {
             Some(fault) => fault,
             None => Self::NotSent(Some(cause_of(error))),
+        }
+    }
+
+    /// Returns the fault of a call through a proxy. The proxy may have sent the call before it answered with an error of
+    /// its own, such as `upstream failure`. Only an error that a server sends before it runs a script proves that nothing
+    /// ran.
+    pub(super) fn through_proxy(self, arrives_until: Moment) -> Self {
+        const BEFORE: [&str; 6] = ["unknown command", "script", "Script", "Lua", "ompil", "no upstream host"];
+        match self {
+            Self::Refused { refusal: Refusal::Other, message } if !BEFORE.iter().any(|part| message.contains(part)) => {
+                Self::Unknown { arrives_until, source: Some(Arc::new(Answer(message))) }
+            }
+            fault => fault,
         }
     }
 
@@ -324,6 +338,28 @@ mod tests {
             _ => false,
         };
         assert!(named(redis) && named(redis_7_0) && named(valkey));
+    }
+
+    #[test]
+    fn error_of_a_proxy_itself_proves_nothing() {
+        let through = |line| fault(line).through_proxy(Moment::from_nanos(7));
+        for line in ["upstream failure", "ERR Connection timed out"] {
+            assert!(
+                matches!(through(line), Fault::Unknown { arrives_until, .. } if arrives_until.as_nanos() == 7),
+                "{line}"
+            );
+        }
+        for line in ["ERR unknown command 'EVALSHA'", "ERR Error compiling script (new function)", "no upstream host"] {
+            assert!(matches!(through(line), Fault::Refused { refusal: Refusal::Other, .. }), "{line}");
+        }
+        assert!(matches!(through("OOM x"), Fault::Refused { refusal: Refusal::OutOfMemory, .. }));
+    }
+
+    #[test]
+    fn arguments_that_a_server_repeats_are_left_out() {
+        let line = "ERR unknown command 'AUTH', with args beginning with: 'locks' 's3cret' ";
+        let Fault::Refused { message, .. } = fault(line) else { panic!("it is a refusal") };
+        assert_eq!(message, "ERR unknown command 'AUTH'");
     }
 
     #[test]

@@ -454,7 +454,8 @@ impl Node {
         let live = self.connections.live().await?;
         let sent = self.clock.now();
         let reply = pin!(live.connection.ask(question));
-        fault::reply(self.connections.in_time(&live, sent, reply).await?)
+        let answer = fault::reply(self.connections.in_time(&live, sent, reply).await?);
+        answer.map_err(|fault| self.connections.without_login(&live, sent, fault))
     }
 
     /// Succeeds as soon as the server has answered and this library can work with the server.
@@ -590,7 +591,11 @@ impl Connections {
         sent: Moment,
         value: Value,
     ) -> Result<Answered<Value>, Fault> {
-        let value = fault::reply(value).map_err(|fault| self.on_script_fault(fault, call.script, wording));
+        let value = fault::reply(value).map_err(|fault| match self.limits.role {
+            Role::Proxy => fault.through_proxy(self.arrives_until(sent)),
+            Role::Standalone | Role::Voter | Role::ClusterMember => fault,
+        });
+        let value = value.map_err(|fault| self.on_script_fault(fault, call.script, wording));
         let value = value.inspect_err(|fault| {
             self.note_refusal(fault);
             if fault.is_of_no_primary() && self.limits.role.is_one_server() {
@@ -603,7 +608,7 @@ impl Connections {
             // this request.
             self.give_up(live);
             return Err(Fault::Unknown {
-                arrives_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
+                arrives_until: self.arrives_until(sent),
                 source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
             });
         }
@@ -619,9 +624,14 @@ impl Connections {
         Ok(Answered { sent, server, node: self.id, value })
     }
 
+    /// Returns the moment until which a call that was sent at `sent` may still run.
+    fn arrives_until(&self, sent: Moment) -> Moment {
+        sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew))
+    }
+
     /// Gives up a connection whose login has ended, if a provider can return other credentials. The next connection asks
     /// the provider, so the call can be sent again.
-    fn without_login(&self, live: &Arc<OpenConnection>, sent: Moment, fault: Fault) -> Fault {
+    pub(super) fn without_login(&self, live: &Arc<OpenConnection>, sent: Moment, fault: Fault) -> Fault {
         match fault {
             Fault::Refused { refusal: Refusal::Unauthenticated, message }
                 if self.secrets.has_provider() && sent.since(live.opened) >= MIN_LOGIN =>
@@ -650,7 +660,8 @@ impl Connections {
         let sent = self.clock.now();
         let time = redis::cmd("TIME");
         let reply = pin!(live.connection.ask(Request::Command(&time)));
-        let value = fault::reply(self.in_time(live, sent, reply).await?)?;
+        let value = fault::reply(self.in_time(live, sent, reply).await?);
+        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(ClockSample { sent, server })
     }

@@ -104,7 +104,7 @@ impl Sentinels {
     }
 
     /// Returns the replicas that most Sentinels name. If too few Sentinels answer, returns those of the last answer.
-    /// Fails if a Sentinel refuses the question, or if there is no answer yet.
+    /// Fails if there is no answer yet.
     pub(super) async fn replicas(&self) -> Result<NamedReplicas, Fault> {
         let old = self.replicas.lock().clone().map(|addresses| NamedReplicas { addresses, is_new: false });
         let unanswered = *self.unanswered.lock();
@@ -122,7 +122,6 @@ impl Sentinels {
                 *self.replicas.lock() = Some(addresses.clone());
                 return Ok(NamedReplicas { addresses, is_new: true });
             }
-            Ok(Err(refused @ Fault::Refused { .. })) => return Err(refused),
             Ok(Err(fault)) => fault,
             Ok(Ok(_)) | Err(_) => {
                 Fault::NotSent(Some(Arc::new(Answer("most Sentinels have not named the replicas".to_owned()))))

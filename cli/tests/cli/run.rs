@@ -47,6 +47,7 @@ fn command_gets_no_variable_with_a_password() {
     let variables = [
         ("RWLOCK_NODE", &*with_password, false),
         ("RWLOCK_CLUSTER", "redis://a:1,redis://user:p@ss:w@b:2", false),
+        ("RWLOCK_PROXY", "redis://:s3cret@a:1", false),
         ("RWLOCK_SENTINEL_URLS", "redis://user@a:1", true),
         ("RWLOCK_LEASE", "10s", true),
     ];
@@ -60,6 +61,32 @@ fn command_gets_no_variable_with_a_password() {
     for (variable, _, is_passed_on) in variables {
         assert_eq!(said.out.contains(variable), is_passed_on, "{variable}: {said:?}");
         assert_eq!(said.err.contains(variable), !is_passed_on, "{variable}: {said:?}");
+    }
+}
+
+/// All users of the machine can read command lines.
+#[test]
+fn no_command_line_has_a_password() {
+    let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
+    let (folder, name) = (Folder::new(), new_name());
+    std::fs::write(folder.path("password"), "s3cret").expect("written");
+    let without = server.url().replace(":s3cret@", "");
+    let script = "tr '\\0' ' ' </proc/$$/cmdline; tr '\\0' ' ' </proc/$PPID/cmdline";
+    let by_variable = {
+        let mut command = program(&["run", &name, "--", "sh", "-c", script]);
+        command.env("RWLOCK_NODE", server.url());
+        command
+    };
+    let by_file = {
+        let mut command = Command::new(PROGRAM);
+        command.args(["run", "--url", &without, "--password-file"]).arg(folder.path("password"));
+        command.args([&*name, "--", "sh", "-c", script]);
+        command
+    };
+    for command in [by_variable, by_file] {
+        let said = said(command);
+        assert!(said.code == Some(0) && said.out.contains(PROGRAM), "{said:?}");
+        assert!(!said.out.contains("s3cret") && !said.err.contains("s3cret"), "{said:?}");
     }
 }
 

@@ -99,6 +99,11 @@ impl<'de> Deserialize<'de> for ReplicasField {
                 text.parse().map_err(|()| E::invalid_value(serde::de::Unexpected::Str(text), &self))
             }
 
+            // Formats without unsigned numbers, such as TOML.
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> std::result::Result<Self::Value, E> {
+                self.visit_str(&number.to_string())
+            }
+
             fn visit_u64<E: serde::de::Error>(self, number: u64) -> std::result::Result<Self::Value, E> {
                 self.visit_str(&number.to_string())
             }

@@ -279,7 +279,9 @@ impl Connections {
         if self.limits.role == Role::Voter
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
-            let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
+            // Counted from the answer: a moment that is too late delays a vote, and one that is too early could allow it.
+            let up_since =
+                self.clock.now().as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
             // Several servers may have been greeted at this address. The latest of their starts counts, because
             // connections to an older server bring no answers any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);

@@ -27,7 +27,8 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
         return None;
     };
     let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse::<u64>().ok();
-    Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
+    // Envoy answers with all microseconds since 1970 in the second part.
+    Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)?.checked_add(number(micros)? % 1_000_000)?))
 }
 
 /// Returns the answer to `HELLO` of a server that does not know this command, made from its answers to `INFO server` and
@@ -94,7 +95,8 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     };
     let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
     // Without `HELLO`, the user may lack the right for the questions that replace it.
-    let is_told = |name: &str| !field(name).is_empty() || !speaks_resp2(&hello);
+    // A master of a quorum must tell, since a proxy in its place would be one server more or less.
+    let is_told = |name: &str| !field(name).is_empty() || !speaks_resp2(&hello) || role == Role::Voter;
     // A proxy may answer instead of the server, and leave out fields that it does not know.
     let or_unnamed = |text: String| if text.is_empty() { "(unnamed)".to_owned() } else { text };
     let (server, version) = (or_unnamed(field("server")), or_unnamed(field("version")));
@@ -151,6 +153,15 @@ mod tests {
             Err(Fault::Refused { message, .. }) => message,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn time_of_a_proxy_that_repeats_the_seconds_is_read() {
+        let time = |parts: [&str; 2]| Value::Array(parts.map(|part| Value::BulkString(part.into())).to_vec());
+        let expected = Some(ServerTime::from_micros(1_700_000_000_123_456));
+        assert_eq!(parse_time(&time(["1700000000", "123456"])), expected);
+        assert_eq!(parse_time(&time(["1700000000", "1700000000123456"])), expected);
+        assert_eq!(parse_time(&time(["18446744073709", "999999"])), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::task::AbortHandle;
 
 use super::connection::Request;
 use super::wire::{Wire, WireSender};
+use crate::base::backoff::Backoff;
 use crate::base::events;
 use crate::base::panics::catch_panic;
 use crate::base::process;
@@ -51,16 +52,23 @@ impl OpenLogin {
     async fn follow(mut self) {
         let mut changes = self.issuer.changes();
         // Credentials may have changed since the login, so the number is compared instead of waiting for a change.
-        let mut was_refused = false;
+        let (mut was_refused, mut backoff) = (false, Backoff::new());
         while let Some(issued) = changes.newer_than(self.number).await {
             self.number = issued.number;
             match self.log_in(&issued).await {
-                Sent::Accepted => was_refused = false,
+                Sent::Accepted => {
+                    was_refused = false;
+                    backoff.reset();
+                }
                 Sent::Unanswered => {}
+                // A provider may return other credentials at each call, and the server none of them.
+                Sent::Refused(message) if was_refused => {
+                    self.tell_refusal(&message);
+                    backoff.wait().await;
+                }
                 Sent::Refused(message) => {
                     // The provider may have changed its mind since. Newer credentials are sent in the next round.
-                    let newer = self.issuer.after_refusal(self.number, self.response_timeout).await;
-                    if newer.is_none() || was_refused {
+                    if self.issuer.after_refusal(self.number, self.response_timeout).await.is_none() {
                         self.tell_refusal(&message);
                     }
                     was_refused = true;
@@ -72,7 +80,7 @@ impl OpenLogin {
 
     async fn log_in(&self, issued: &Issued) -> Sent {
         let credentials = &issued.credentials;
-        let user = if credentials.user().is_empty() { "default" } else { credentials.user() };
+        let user = Some(credentials.user()).filter(|user| !user.is_empty());
         let mut auth = redis::cmd("AUTH");
         auth.arg(user).arg(credentials.secret());
         let asking = self.wire.ask(|bytes| Request::Command(&auth).encode(bytes));

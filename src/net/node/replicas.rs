@@ -25,7 +25,7 @@ use super::connection::Request;
 use super::connections::{Connections, OpenConnection};
 use super::greeting::{info_field, info_text};
 use crate::base::durability::Replicas;
-use crate::base::error::Refusal;
+use crate::base::error::{NotPrimary, Refusal};
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
@@ -52,6 +52,8 @@ pub(super) struct RequiredReplicas {
     newest: Mutex<Option<ReplicaCount>>,
     /// Node id of the primary in its cluster, as of the newest look.
     cluster_id: Mutex<Option<String>>,
+    /// Lock that a connection holds while it looks, so that the others can use the result.
+    looking: tokio::sync::Mutex<()>,
 }
 
 /// Result of a look.
@@ -65,7 +67,13 @@ pub(super) struct ReplicaCount {
 
 impl RequiredReplicas {
     pub(super) fn new(replicas: Replicas, names: ReplicaNames) -> Self {
-        Self { replicas, names, newest: Mutex::new(None), cluster_id: Mutex::new(None) }
+        Self {
+            replicas,
+            names,
+            newest: Mutex::new(None),
+            cluster_id: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Returns the number of replicas that must acknowledge a pipeline that is sent at `now`. Returns `None` if this
@@ -77,6 +85,21 @@ impl RequiredReplicas {
                 self.newest.lock().filter(|count| now.since(count.asked) <= MAX_LOOK_AGE).map(|count| count.required)
             }
         }
+    }
+
+    /// Looks, or waits for the look of another connection. That connection may be dead, so the wait is no longer than one
+    /// response timeout.
+    pub(super) async fn look_or_wait(
+        &self,
+        connections: &Arc<Connections>,
+        live: &Arc<OpenConnection>,
+    ) -> Result<(), Fault> {
+        let turn = tokio::time::timeout(connections.limits.response_timeout, self.looking.lock()).await;
+        if self.number_at(connections.clock.now()).is_none() {
+            self.look(connections, live).await?;
+        }
+        drop(turn);
+        Ok(())
     }
 
     /// Asks the primary for its replicas, and the servers that name them. Changes nothing on any server, so the future
@@ -180,7 +203,8 @@ async fn ask_all(
     let requests: Vec<_> = questions.iter().map(|question| Request::Command(question)).collect();
     let sent = connections.clock.now();
     let replies = pin!(live.connection.ask_all(&requests));
-    Ok(connections.in_time(live, sent, replies).await?.into_iter().map(fault::reply).collect())
+    let answers = connections.in_time(live, sent, replies).await?.into_iter().map(fault::reply);
+    Ok(answers.map(|answer| answer.map_err(|fault| connections.without_login(live, sent, fault))).collect())
 }
 
 /// Reads the IP addresses of the replicas that are in sync from an answer to `INFO`. A replica that is still copying
@@ -194,7 +218,8 @@ fn read_attached(connections: &Connections, live: &OpenConnection, info: &Value)
         Some(_) => {
             connections.leave(live);
             let message = "READONLY the server has become a replica".to_owned();
-            return Err(Fault::Refused { refusal: Refusal::ReadOnly, message });
+            // The address may soon lead to a primary, so callers try again.
+            return Err(Fault::WrongServer(Arc::new(NotPrimary(message))));
         }
         None => return Err(unreadable("INFO")),
     }

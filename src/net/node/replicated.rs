@@ -103,6 +103,9 @@ impl ReplicatedConnections {
     }
 }
 
+/// Limit for the looks before one pipeline.
+const MAX_LOOKS: usize = 2;
+
 /// Batch: calls of one caller, which are sent together.
 pub(super) struct ReplicatedCalls {
     pub(super) calls: Vec<Call>,
@@ -215,14 +218,16 @@ impl ReplicatedPool {
     /// number of replicas that must acknowledge them. Asks the server if one of these is not known well enough. Fails
     /// before anything is sent that changes the server.
     async fn prepare(&self, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime, u64), Fault> {
-        let (sent, not_after) = self.connections.not_after(live).await?;
-        if let Some(required) = self.required.number_at(sent) {
-            return Ok((sent, not_after, required));
+        // A look takes round trips, so the time limit of the calls begins anew after it. A slow look may be too old then,
+        // and the next one is quicker.
+        for _ in 0..=MAX_LOOKS {
+            let (sent, not_after) = self.connections.not_after(live).await?;
+            if let Some(required) = self.required.number_at(sent) {
+                return Ok((sent, not_after, required));
+            }
+            Box::pin(self.required.look_or_wait(&self.connections, live)).await?;
         }
-        let required = Box::pin(self.required.look(&self.connections, live)).await?.required;
-        // The look has taken a round trip, so the time limit of the calls begins anew.
-        let (sent, not_after) = self.connections.not_after(live).await?;
-        Ok((sent, not_after, required))
+        Err(Fault::NotSent(Some(Arc::new(Answer("the answers about replicas take longer than a second".to_owned())))))
     }
 
     /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
@@ -233,7 +238,9 @@ impl ReplicatedPool {
             Err(fault) => {
                 let fault = not_sent(fault);
                 jobs.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
-                return matches!(fault, DialFault::Refused(..)) && live.is_open();
+                // The login of the connection may have ended.
+                let has_login = !matches!(fault, DialFault::Refused(Refusal::Unauthenticated, _));
+                return matches!(fault, DialFault::Refused(..)) && has_login && live.is_open();
             }
         };
         // The questions of `prepare` may have taken long. A caller that has stopped waiting since then assumes

@@ -123,7 +123,7 @@ impl Steps {
         // The answer to `HELLO` is read before the other answers. A server that accepts no more clients sends its
         // reason in this place, and then closes the connection.
         let mut hello = self.take(Step::Greeting, opening.first()).await?;
-        let is_unknown = is_unknown(&hello);
+        let is_unknown = is_unknown(&hello, settings);
         if !is_unknown {
             check(hello.clone()).map_err(not_sent)?;
         }
@@ -269,9 +269,16 @@ fn after_login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
     commands
 }
 
-/// Returns true if the server refused `HELLO`, and not the user or the client.
-fn is_unknown(hello: &Value) -> bool {
-    matches!(fault::reply(hello.clone()), Err(Fault::Refused { refusal: Refusal::Other, .. }))
+/// Returns true if the server refused `HELLO`, and not the user or the client. A server that knows `HELLO` with a wrong
+/// password answers `WRONGPASS`. A proxy may want `AUTH` before it looks at the name of the command.
+fn is_unknown(hello: &Value, settings: &RedisConnectionInfo) -> bool {
+    match fault::reply(hello.clone()) {
+        Err(Fault::Refused { refusal: Refusal::Other, .. }) => true,
+        Err(Fault::Refused { refusal: Refusal::Unauthenticated, message }) => {
+            settings.password().is_some() && message.starts_with("NOAUTH")
+        }
+        _ => false,
+    }
 }
 
 fn no_address() -> io::Error {

@@ -145,12 +145,12 @@ fn variables_of_others_stop_nobody() {
         assert_eq!(set(name).expect(name), from_vars(&[("L_NODE", "a")]).expect("readable"));
     }
     // Each field must be a known name: an unknown one would be ignored.
-    for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
+    for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", ""), ("L_PROXY", "")]) {
         assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), VariableOwner::Config, "{name}");
     }
     // The other level excludes the replicas of the list.
     assert_eq!(names::owner_of("DURABILITY"), VariableOwner::Config);
-    assert_eq!(ENVIRONMENT.len() + 3, names::FIELDS.len());
+    assert_eq!(ENVIRONMENT.len() + 4, names::FIELDS.len());
 }
 
 #[test]
