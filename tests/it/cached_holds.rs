@@ -35,7 +35,7 @@ with_cached_holds![
     try_is_granted_a_lock_that_is_cached_unused,
     try_is_refused_by_a_guard_and_disturbs_nobody,
     try_is_refused_where_no_holder_replies,
-    second_try_in_a_process_is_refused_in_time,
+    second_try_in_a_process_is_refused_at_once,
     short_wait_is_granted_a_lock_that_is_cached_unused,
     short_wait_beside_a_guard_ends_and_leaves_nothing,
     other_side_in_the_same_process_is_not_kept_waiting,
@@ -161,18 +161,14 @@ async fn try_is_refused_where_no_holder_replies(f: &Fixture) {
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
 
-/// Allowance for a busy machine.
-const MAX_LATE: Duration = Duration::from_secs(1);
-
 /// The first try releases the process's cached hold and gets the lock. The second try finds the new hold at the server,
 /// and its own process answers the recall.
-async fn second_try_in_a_process_is_refused_in_time(f: &Fixture) {
+async fn second_try_in_a_process_is_refused_at_once(f: &Fixture) {
     let (holder, name) = (f.manager_with(caching()).await, f.name());
     cache_hold(&holder, &name, Mode::Read).await;
     let began = Instant::now();
     let (first, second) = tokio::join!(holder.try_write(&name), holder.try_write(&name));
-    // Where the background sends the release, the reply may come before the second try listens. It then asks once more.
-    assert!(began.elapsed() < RECALL_TIMEOUT * 2 + MAX_LATE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < RECALL_TIMEOUT, "nobody had to wait for a word that does not come");
     let guards: Vec<_> = [first, second].into_iter().filter_map(|guard| guard.expect("answered")).collect();
     assert_eq!(guards.len(), 1, "one is inside");
     for guard in guards {
