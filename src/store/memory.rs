@@ -33,8 +33,8 @@ use crate::base::process::Process;
 use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    MasterScheme, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, RenewalRequest, Renewed, Route, Scheme,
-    ServerContact, Subscription, View,
+    MasterScheme, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest,
+    Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 /// Number of locks below which the store does not search for idle locks.
@@ -358,6 +358,11 @@ impl Scheme for MemoryScheme {
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move { self.apply(key, |record, now| record.release(now, id)) })
+    }
+
+    fn can_send_inline(&self, _: &ReleaseRequest) -> bool {
+        // The store answers at once.
+        true
     }
 
     fn convert<'a>(
