@@ -1,7 +1,7 @@
 //! Credentials that a provider of the user returns. The issuer asks the provider, keeps the newest credentials, and
 //! tells open connections of new ones.
 //!
-//! One task per manager asks the provider, so no two calls run at the same time. A thread for blocking work carries out
+//! A manager asks its provider in a single task, so no two calls run at the same time. A thread for blocking work carries out
 //! each call. So a provider that blocks delays no renewal, and a provider that panics ends no task. The calls are
 //! limited in time, and a dial waits for them even shorter. After that, the dial uses the last valid credentials.
 //!

@@ -226,7 +226,7 @@ async fn refused_notifications_are_logged_and_counted() {
         assert!(told[0].contains(&node.addr().to_string()), "{told:#?}");
         let stats = ask(&node, &["INFO", "commandstats"]).text().expect("a text").into_owned();
         assert!(!stats.contains("cmdstat_publish:"), "{server} knows SPUBLISH: {stats}");
-        // Who may publish is not warned.
+        // Managers whose user may publish log no warning.
         let before = recorder.lines().len();
         let (one, other) = (manager(node.url()), Arc::new(manager(node.url())) as Arc<dyn RwLockManager>);
         bounded(hand_over(&one, &other)).await;
@@ -234,7 +234,7 @@ async fn refused_notifications_are_logged_and_counted() {
     }
 }
 
-/// Both schemes publish, and both are told of a refusal.
+/// Scripts of both schemes publish, so the log has a refusal of either.
 #[tokio::test]
 async fn refused_notification_of_two_keys_is_logged() {
     let node = Node::start(Server::Valkey91).expect("the server starts");

@@ -188,7 +188,7 @@ fn full<T>(lock: &mut Lock, run: impl FnOnce(&mut Lock) -> T) -> T {
 }
 
 impl Lock {
-    /// For a force of whatever is there.
+    /// Returns the arguments of a force that ends all present holds.
     fn force_args_now(&self) -> Vec<String> {
         let mut lock = self.lab.lock(self.scheme);
         lock.keys.clone_from(&self.keys);

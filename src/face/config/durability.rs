@@ -162,3 +162,20 @@ impl DurabilityVars {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::value::{Error, I64Deserializer};
+
+    use super::*;
+
+    /// TOML has signed numbers only.
+    #[test]
+    fn signed_numbers_of_replicas_are_read() {
+        let read = |number| ReplicasField::deserialize(I64Deserializer::<Error>::new(number)).map(|field| field.0);
+        assert_eq!(read(2).ok(), Some(Replicas::At(2)));
+        for number in [-1, 0, 256] {
+            assert!(read(number).is_err(), "{number}");
+        }
+    }
+}

@@ -35,7 +35,7 @@ use crate::net::secrets::Login;
 /// Limit for the addresses of one name whose servers are greeted in one dial.
 const MAX_GREETED: usize = 8;
 /// Limit for the logins of one dial. After each refused login, the dial uses newer credentials, if the provider has some.
-/// One is not enough, because credentials may change again during a slow dial.
+/// Credentials may change again during a slow dial, so a single repetition would not be enough.
 const MAX_LOGINS: usize = 5;
 /// Time after a departure. If the node leaves no server during this time, the pauses begin with the shortest again.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);

@@ -15,20 +15,11 @@ on_every_fixture![
 
 /// Where holds are kept a waiter's limit is no shorter than the time that holders have to give one up.
 fn rounds(f: &Fixture) -> usize {
-    match (f.holds_stay(), f.is_quorum()) {
-        (true, _) => 4,
-        (false, true) => 10,
-        (false, false) => 100,
-    }
+    if f.holds_stay() { 4 } else { 100 }
 }
 
-/// Time after which a caller gives up. It is long enough for a place in the queue on a quiet machine; what a busy one makes
-/// of it is covered all the same. At a quorum, each of three masters has to answer before it, on a busy machine too:
-/// without a majority, the caller would hear of that instead.
-fn limit(f: &Fixture) -> Duration {
-    Duration::from_millis(if f.is_quorum() { 250 } else { 10 })
-}
-
+/// Long enough for a place in the queue on a quiet machine; what a busy one makes of it is covered all the same.
+const LIMIT: Duration = Duration::from_millis(10);
 const GIVES_UP: &str = "gives-up";
 
 /// Nothing goes away by itself while a case looks.
@@ -51,9 +42,9 @@ async fn caller_that_gave_up_has_no_place_and_no_hold(f: &Fixture) {
     for round in 0..rounds(f) {
         let guard = holder.write(&name).await.expect("granted");
         if round % 2 == 0 {
-            gives_up(caller.write(&name).wait_timeout(limit(f)).into_future()).await;
+            gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
         } else {
-            gives_up(caller.read(&name).wait_timeout(limit(f)).into_future()).await;
+            gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
         }
         assert_nothing_of_the_caller(&holder.inspect(&name).await.expect("inspected"), round);
         guard.release().await.expect("ours to the end");
@@ -65,7 +56,7 @@ async fn sole_reader_upgrades_right_after_a_writer_gave_up(f: &Fixture) {
     let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
     for round in 0..rounds(f) {
         let reading = holder.read(&name).await.expect("granted");
-        gives_up(caller.write(&name).wait_timeout(limit(f)).into_future()).await;
+        gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
         let writing = reading.try_upgrade().await;
         let writing = writing.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
         writing.release().await.expect("ours to the end");
@@ -86,9 +77,9 @@ async fn lock_can_be_taken_right_after_a_waiter_gave_up(f: &Fixture) {
     for round in 0..rounds(f) {
         let guard = holder.write(&name).await.expect("granted");
         if round % 2 == 0 {
-            gives_up(caller.read(&name).wait_timeout(limit(f)).into_future()).await;
+            gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
         } else {
-            gives_up(caller.write(&name).wait_timeout(limit(f)).into_future()).await;
+            gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
         }
         guard.release().await.expect("ours to the end");
         let again = taken(f, &holder, &name).await.unwrap_or_else(|| panic!("round {round}: somebody has it"));

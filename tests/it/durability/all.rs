@@ -161,6 +161,21 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     answer.drop_reply();
     let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
     guard.release().await.expect("ours to the end");
+
+    // An answer that is too old when it comes does not count. The manager asks again before it sends the request.
+    tokio::time::sleep(LOOK).await;
+    let scripts = || proxy.requests_seen(Matcher::command("EVALSHA").and(name.as_str()));
+    let (answer, sent) = (proxy.hold_reply(question()), scripts());
+    let asking = tokio::spawn(manager.write(&name).into_future());
+    block_in_place(|| answer.wait_applied(BOUND)).expect("the primary has answered");
+    tokio::time::sleep(LOOK).await;
+    let asks = proxy.hold_request(question());
+    answer.release();
+    block_in_place(|| asks.wait_held(BOUND)).expect("it asks again");
+    assert_eq!(scripts(), sent, "no number is known");
+    asks.release();
+    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+    guard.release().await.expect("ours to the end");
     f.fixture.becomes_free(&name).await;
 }
 

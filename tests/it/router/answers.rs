@@ -169,12 +169,14 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
     let node = Node::start(server).expect("the server starts");
     let pretender = Pretender::before(node.addr());
     let calls = Arc::<AtomicUsize>::default();
-    let counted = Arc::clone(&calls);
-    let topology = Topology::node(pretender.url()).credentials(async move || {
-        counted.fetch_add(1, Ordering::SeqCst);
-        Ok(Credentials::new("default", "any"))
-    });
-    let manager = Fixture::hash(topology).manager_with(Settings::lease(Duration::from_secs(4))).await;
+    let topology = || {
+        let counted = Arc::clone(&calls);
+        Topology::node(pretender.url()).credentials(async move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(Credentials::new("default", "any"))
+        })
+    };
+    let manager = Fixture::hash(topology()).manager_with(Settings::lease(Duration::from_secs(4))).await;
     manager.write("cfg").await.expect("granted").release().await.expect("released");
     // On a connection that has just logged in, the answer has another cause.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -183,7 +185,29 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
     let guard = soon("the grant", manager.write("held").into_future()).await.expect("granted");
     assert!(pretender.connections() > made && calls.load(Ordering::SeqCst) > asked);
 
-    // The same for the connection of the background. The renewals go on as soon as the server accepts logins.
+    // Connections for looks are replaced as well. The first look opens one.
+    for _ in 0..2 {
+        let made = pretender.connections();
+        let view = soon("the view", manager.inspect("held")).await.expect("inspected");
+        assert_eq!(view.holders.len(), 1);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        pretender.refuses_once(NO_LOGIN);
+        soon("the view", manager.inspect("held")).await.expect("inspected");
+        assert!(pretender.connections() > made);
+    }
+
+    // After some seconds of rest, the manager asks for the time first.
+    let idle = Fixture::hash(topology()).manager_with(Settings::lease(Duration::from_secs(60))).await;
+    idle.write("cfg").await.expect("granted").release().await.expect("released");
+    pretender.refuses_time_once(NO_LOGIN);
+    until("a question for the time", async || {
+        soon("the answer", idle.write("cfg").into_future()).await.expect("granted").release().await.expect("released");
+        tokio::time::sleep(Duration::from_millis(5200)).await;
+        !pretender.awaits_time()
+    })
+    .await;
+
+    // The background replaces its connection, too. The renewals go on as soon as the server accepts logins.
     let made = pretender.connections();
     pretender.refuses(NO_LOGIN);
     until("another connection", async || pretender.connections() > made).await;

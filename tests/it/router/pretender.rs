@@ -29,6 +29,8 @@ pub(super) struct Pretender {
 struct Shared {
     server: SocketAddr,
     says: Mutex<Says>,
+    /// Answer to the next `TIME`.
+    time: Mutex<Option<Vec<u8>>>,
     /// Connections that have subscribed.
     subscribers: Mutex<Vec<TcpStream>>,
     connections: AtomicUsize,
@@ -41,6 +43,7 @@ impl Pretender {
         let shared = Arc::new(Shared {
             server,
             says: Mutex::new(Says::Truth),
+            time: Mutex::default(),
             subscribers: Mutex::default(),
             connections: AtomicUsize::new(0),
         });
@@ -63,6 +66,16 @@ impl Pretender {
     /// Answers every script with an error, until another order.
     pub(super) fn refuses(&self, error: &str) {
         self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
+    }
+
+    /// Answers the next `TIME` with an error.
+    pub(super) fn refuses_time_once(&self, error: &str) {
+        *self.shared.time.lock() = Some(format!("-{error}\r\n").into_bytes());
+    }
+
+    /// True if an answer to `TIME` is still to come.
+    pub(super) fn awaits_time(&self) -> bool {
+        self.shared.time.lock().is_some()
     }
 
     /// Answers the next script with an error.
@@ -109,6 +122,12 @@ impl Shared {
                 let request = read_value(&mut requests)?;
                 let is_script = request.windows(6).any(|part| part == b"EVALSH" || part == b"EVAL\r\n");
                 if is_script && self.pretend(&client)? {
+                    continue;
+                }
+                if request.ends_with(b"\r\nTIME\r\n")
+                    && let Some(answer) = self.time.lock().take()
+                {
+                    (&client).write_all(&answer)?;
                     continue;
                 }
                 (&server).write_all(&request)?;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Proxy, Server};
-use redis_rwlock::{HoldState, Topology};
+use redis_rwlock::{Durability, HoldState, Replicas, Topology};
 
 use super::field::on_own_servers;
 use crate::fixture::{Fixture, Settings, on_one_replica};
@@ -14,6 +14,7 @@ use crate::wait::{Stalls, soon, start, until, until_renewed};
 on_own_servers![
     everything_moves_to_the_new_primary,
     everything_moves_where_a_replica_has_to_know,
+    everything_moves_where_all_replicas_have_to_know,
     replica_that_stands_still_is_left_too,
     waiter_that_nobody_wakes_moves_too
 ];
@@ -68,6 +69,15 @@ async fn everything_moves_to_the_new_primary(server: Server) {
 /// `WAIT` also goes to the old primary, which answers with an error of its own.
 async fn everything_moves_where_a_replica_has_to_know(server: Server) {
     let (response_timeout, durability) = (Duration::from_secs(4), on_one_replica(Duration::from_secs(2)));
+    let unreachable_after = Duration::from_secs(15);
+    let lease = Settings::lease(Duration::from_secs(7));
+    everything_moves(server, Settings { response_timeout, durability, unreachable_after, ..lease }).await;
+}
+
+/// The look for replicas is the first to meet the old primary, which is a replica by then.
+async fn everything_moves_where_all_replicas_have_to_know(server: Server) {
+    let response_timeout = Duration::from_secs(4);
+    let durability = Durability::Replicated { replicas: Replicas::All, timeout: Duration::from_secs(2) };
     let unreachable_after = Duration::from_secs(15);
     let lease = Settings::lease(Duration::from_secs(7));
     everything_moves(server, Settings { response_timeout, durability, unreachable_after, ..lease }).await;

@@ -180,9 +180,9 @@ async fn no_change_of_credentials_tells_a_secret() {
     let guard = manager.write("held").await.expect("granted");
     *issued.lock() = None;
     let told = |what: &str| recorder.lines().iter().any(|line| line.contains(what));
-    until("the failure is told", async || told("the service is down")).await;
+    until("the log has the failure", async || told("the service is down")).await;
     *issued.lock() = with_secret(CHANGED);
-    until("the refusal is told", async || told("refuses new credentials")).await;
+    until("the log has the refusal", async || told("refuses new credentials")).await;
     assert_eq!(guard.state(), HoldState::Held);
     node.proxy().cut();
     let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not connect");

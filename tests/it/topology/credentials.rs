@@ -392,7 +392,7 @@ async fn failing_provider_delays_a_dial_and_the_last_credentials_count() {
                 Mood::Blocks | Mood::Hangs => works_after_a_cut(&manager, &node).await,
                 _ => until_asked(&manager, &node, &tokens).await,
             }
-            assert_eq!(kept(), n, "{mood:?} is told once: {:?}", recorder.lines());
+            assert_eq!(kept(), n, "{mood:?} is logged once: {:?}", recorder.lines());
             if mood != Mood::Hangs {
                 tokens.be(Mood::Issues);
                 until_asked(&manager, &node, &tokens).await;
@@ -616,10 +616,10 @@ mod streams {
             works(&manager, "cfg").await;
             assert_eq!(node.proxy().connections_made(), made, "each connection stays");
 
-            // An error and the end of the stream are told once, and the last item stays in use.
+            // The log has an error and the end of the stream once, and the last item stays in use.
             for item in [Some(Err("the service is down")), None] {
                 service.0.send_replace(Some(item));
-                until("the failure is told", async || kept() == 1).await;
+                until("the log has the failure", async || kept() == 1).await;
                 cut(&[&node], "other");
                 works(&manager, "cfg").await;
             }
