@@ -14,7 +14,7 @@ use crate::wait::{Stalls, soon, start, until, until_renewed};
 on_own_servers![
     everything_moves_to_the_new_primary,
     everything_moves_where_a_replica_has_to_know,
-    everything_moves_where_all_replicas_have_to_know,
+    idle_manager_moves_where_all_replicas_have_to_know,
     replica_that_stands_still_is_left_too,
     waiter_that_nobody_wakes_moves_too
 ];
@@ -74,13 +74,21 @@ async fn everything_moves_where_a_replica_has_to_know(server: Server) {
     everything_moves(server, Settings { response_timeout, durability, unreachable_after, ..lease }).await;
 }
 
-/// The look for replicas is the first to meet the old primary, which is a replica by then.
-async fn everything_moves_where_all_replicas_have_to_know(server: Server) {
-    let response_timeout = Duration::from_secs(4);
+/// The question for the replicas is the first to reach the old primary, which is a replica by then.
+async fn idle_manager_moves_where_all_replicas_have_to_know(server: Server) {
+    let (pair, response_timeout) = (Pair::start(server), Duration::from_secs(4));
     let durability = Durability::Replicated { replicas: Replicas::All, timeout: Duration::from_secs(2) };
-    let unreachable_after = Duration::from_secs(15);
-    let lease = Settings::lease(Duration::from_secs(7));
-    everything_moves(server, Settings { response_timeout, durability, unreachable_after, ..lease }).await;
+    let settings = Settings { response_timeout, durability, ..Settings::default() };
+    let (fixture, name) = (pair.fixture(), "cfg");
+    let manager = fixture.manager_with(settings).await;
+    manager.write(name).await.expect("granted").release().await.expect("ours to the end");
+    pair.fail_over().await;
+    wait_until_followed(&pair.new);
+    // The manager asks for the replicas again when its last answer is a second old.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted by the new primary");
+    assert_eq!(fixture.view(name).await.holders.len(), 1);
+    guard.release().await.expect("ours to the end");
 }
 
 /// Checks guards, waiters, releases, looks and notifications after a failover behind one address.
