@@ -481,6 +481,28 @@ async fn refused_login_on_open_connections_ends_no_hold() {
     assert!(!format!("{:?}", recorder.lines()).contains("wr0ng"), "{:?}", recorder.lines());
 }
 
+/// A service may issue another token at each call, and the server may know none of them.
+#[tokio::test]
+async fn provider_with_other_credentials_at_each_call_is_not_asked_without_end() {
+    let (node, _) = server_and_tokens(Credentials::new("locks", "s3cret"));
+    let calls = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&calls);
+    let provider = async move || {
+        Ok(match counted.fetch_add(1, Ordering::SeqCst) {
+            0 => Credentials::new("locks", "s3cret").valid_for(Duration::from_millis(250)),
+            call => Credentials::new("locks", format!("wr0ng-{call}")),
+        })
+    };
+    let topology = Topology::node(node.url()).credentials(provider);
+    let manager = patient(RedisManager::builder(topology)).background_on(Handle::current()).connect();
+    let manager = soon("the connection", manager).await.expect("connects");
+    until("a refused login", async || node.proxy().requests_seen(Matcher::command("AUTH")) > 0).await;
+    // Without a limit, each refusal would cause the next call, ten times a second.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(calls.load(Ordering::SeqCst) < 8, "{} calls", calls.load(Ordering::SeqCst));
+    works(&manager, "cfg").await;
+}
+
 #[tokio::test]
 async fn masters_of_a_quorum_share_one_provider() {
     let masters: Vec<Node> = (0..3).map(|_| Node::start(Server::Redis70).expect("the server starts")).collect();
