@@ -288,3 +288,23 @@ fn no_address() -> io::Error {
 pub(super) fn unsupported_address(address: &ConnectionAddr) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, address.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_that_does_not_know_hello_is_told_from_one_that_refuses_the_user() {
+        let of = |line: &str| redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error");
+        let (none, some) = (RedisConnectionInfo::default(), RedisConnectionInfo::default().set_password("s3cret"));
+        for line in ["ERR unknown command 'HELLO'", "NOPROTO unsupported protocol version"] {
+            assert!(is_unknown(&of(line), &none) && is_unknown(&of(line), &some), "{line}");
+        }
+        // A proxy may want `AUTH` first. Without a password, there is nothing to log in with.
+        let first = of("NOAUTH Authentication required.");
+        assert!(is_unknown(&first, &some) && !is_unknown(&first, &none));
+        for line in ["WRONGPASS invalid username-password pair", "ERR max number of clients reached", "NOPERM no"] {
+            assert!(!is_unknown(&of(line), &some), "{line}");
+        }
+    }
+}

@@ -23,6 +23,7 @@ on_own_servers![
     no_grant_counts_where_a_cluster_has_no_replica_left,
     old_primary_is_required_behind_sentinels,
     silent_sentinels_lower_no_number,
+    refusing_sentinel_beside_silent_ones_stops_no_grant,
 ];
 
 /// Time that a primary waits for its replicas.
@@ -268,5 +269,19 @@ async fn silent_sentinels_lower_no_number(server: Server) {
     assert_missing(soon("an answer", manager.write(&name).into_future()).await, 2, 1);
     // A manager that looks at the lock needs a Sentinel.
     servers.sentinels().iter().for_each(|sentinel| sentinel.restart().expect("it starts"));
+    f.becomes_free(&name).await;
+}
+
+async fn refusing_sentinel_beside_silent_ones_stops_no_grant(server: Server) {
+    let servers = Sentinels::start(server).expect("they start");
+    let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let (manager, name) = (f.manager_with(all()).await, f.name());
+    use_once(&manager, &name).await;
+    let [refusing, silent @ ..] = servers.sentinels() else { panic!("it has Sentinels") };
+    ask(refusing, &["SENTINEL", "REMOVE", servers.primary_name()]);
+    silent.iter().for_each(Node::kill);
+    tokio::time::sleep(LOOK).await;
+    use_once(&manager, &name).await;
+    silent.iter().for_each(|sentinel| sentinel.restart().expect("it starts"));
     f.becomes_free(&name).await;
 }
