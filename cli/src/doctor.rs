@@ -75,7 +75,10 @@ pub(crate) async fn doctor(replicas: Option<Asked>, settings: &Settings, output:
         survey::tell_node_timeout(&surveys, settings.span("LEASE", DEFAULT_LEASE), &mut findings);
     }
     tell_health(&health, settings, &mut findings);
-    durability::tell_levels(&surveys, asked, &mut findings);
+    // Nothing is known of the servers behind a proxy.
+    if !matches!(settings.place(), Place::Proxy(_)) {
+        durability::tell_levels(&surveys, asked, &mut findings);
+    }
     if asked == Some(Asked::All) && findings.has_no_problem() {
         durability::tell_named(settings, &mut findings).await;
     }
