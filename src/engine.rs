@@ -11,6 +11,7 @@ mod background;
 mod cache_policy;
 mod caching;
 pub(crate) mod convert;
+pub(crate) mod group;
 pub(crate) mod handles;
 mod operate;
 mod release;
@@ -189,10 +190,15 @@ impl Held {
     }
 
     /// Returns this share with another token.
-    fn with_token(self, token: FencingToken) -> Self {
-        let (engine, hold, mut share_id) = self.into_parts();
-        share_id.token = token;
-        Self::of(engine, hold, share_id)
+    fn with_token(mut self, token: FencingToken) -> Self {
+        self.set_token(token);
+        self
+    }
+
+    fn set_token(&mut self, token: FencingToken) {
+        if let Some((_, _, share_id)) = &mut self.parts {
+            share_id.token = token;
+        }
     }
 
     pub(crate) fn state(&self) -> HoldState {

@@ -9,5 +9,6 @@ pub(crate) mod acquire;
 pub mod blocking;
 #[cfg(feature = "serde")]
 pub(crate) mod config;
+pub(crate) mod group;
 pub(crate) mod guard;
 pub(crate) mod manager;

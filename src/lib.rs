@@ -126,6 +126,7 @@ pub use face::acquire::{Acquire, Acquiring};
 pub use face::blocking;
 #[cfg(feature = "serde")]
 pub use face::config::{Config, VariableOwner};
+pub use face::group::{AcquireAll, AcquiringAll, GroupGuard, GroupLock, GroupLoss, NamedLock, read, write};
 pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use face::manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
 pub use lock::end::{Ended, HoldState};

@@ -206,6 +206,16 @@ pub(crate) fn waited_in_vain(wait: &Waited<'_>) {
     tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "wait_timeout exceeded: waited {wait}");
 }
 
+/// Reports that an acquisition of several locks waits for `lock`, although its owner holds `held`, which comes later in
+/// the order of keys. Such waits can be part of a deadlock.
+pub(crate) fn waits_out_of_order(lock: &str, held: &str) {
+    tracing::warn!(
+        target: LOCK, lock, held,
+        "this acquisition of several locks waits for a lock that comes before one that its owner holds already, so it may \
+         deadlock with others; acquire all of these locks in one call of `all`"
+    );
+}
+
 /// Reports that an acquisition waits for a guard of its own owner, so it may wait for ever. With reentry, this happens
 /// only if the owner acquired the guard after the first poll of the acquisition.
 pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {

@@ -19,6 +19,9 @@ use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::face::acquire::Acquire;
+#[allow(unused_imports)] // only links in the documentation use `GroupGuard`
+use crate::face::group::GroupGuard;
+use crate::face::group::{AcquireAll, NamedLock};
 use crate::face::guard::{Guard, ReadGuard, WriteGuard};
 use crate::net::Router;
 use crate::store::memory::{MemoryConnection, MemoryScheme, Store};
@@ -222,6 +225,40 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// The errors of [`write`](RwLockManager::write). `Ok(None)` means that the lock is not available now.
     fn try_write(&self, name: &str) -> BoxFuture<'static, Result<Option<WriteGuard>>> {
         Box::pin(self.write(name).try_now())
+    }
+
+    /// Acquires several locks in one step: all of them, or none. If all are available, this takes one round trip.
+    ///
+    /// Returns an [`AcquireAll`], whose setters change the options of this acquisition. Awaiting it returns one
+    /// [`GroupGuard`] for all locks. The functions [`read`](crate::read) and [`write`](crate::write) name the locks. If
+    /// a name comes twice, the guard has the lock in the stronger mode.
+    ///
+    /// While the acquisition waits for a lock, it holds only locks that come before it in a fixed order. So such calls
+    /// cannot deadlock with each other; see [`AcquireAll`].
+    ///
+    /// # Errors
+    ///
+    /// Awaiting the acquisition fails with the errors that [`AcquireAll`] lists.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives back everything in the background; see [`AcquireAll`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager, read, write};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let guard = manager.all(&[read("a"), write("b")]).await?;
+    /// let token = guard.fencing_token("b");
+    /// # assert!(token.is_some());
+    /// guard.release().await
+    /// # }
+    /// ```
+    fn all(&self, locks: &[NamedLock]) -> AcquireAll {
+        AcquireAll::new(Arc::clone(self.engine()), locks)
     }
 
     /// Returns the holders and the waiters of the lock `name`, as the server has recorded them. Changes nothing.

@@ -185,6 +185,11 @@ impl Hold {
         self.event(|record, rules, signals| record.accept(share_id, share, since, now, rules, signals))
     }
 
+    /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
+    pub(crate) fn accept_renewed(&self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
+        self.event(|record, rules, signals| record.accept_renewed(share_id, share, since, now, rules, signals))
+    }
+
     /// Removes a guard from a hold that others share or that is cached then. Returns false if there is more to do, and
     /// changes nothing.
     #[inline]

@@ -597,6 +597,25 @@ impl HoldRecord {
         }
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }
+
+    /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
+    pub(super) fn accept_renewed(
+        &mut self,
+        share_id: ShareId,
+        share: Share,
+        since: Moment,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Accepted {
+        self.look(now, signals);
+        let is_over = matches!(self.state_of(&self.shares.get(share_id.slot), now), HoldState::Lost(_));
+        let was_renewed = self.answered >= since && self.asked >= share.lease_at(now);
+        if is_over || was_renewed {
+            return self.accept(share_id, share, since, now, rules, signals);
+        }
+        self.await_renewal(share_id, share, since, now)
+    }
 }
 
 /// Returns the time until the next renewal: a third of the lease, with a jitter of up to an eighth of that third. The

@@ -1,0 +1,436 @@
+//! Several locks in one step: the caller gets all of them, or none.
+//!
+//! The acquisition first tries all locks at once, without a place in a queue. If some are not granted, it keeps only
+//! those that come before the first missing one in the order of their keys, and gives the others back. Then it waits in
+//! the queue of the missing one, and after the grant it tries the rest again. So a waiting group holds only locks that
+//! come before the one it waits for. No cycle of such groups and of holders of one lock can form, because the order of
+//! the keys would have to grow all around the cycle.
+//!
+//! Places in several queues at once would lead to deadlocks. For example, two groups could each be the first in one of
+//! two queues, and each hold that it is granted would then wait for the other one.
+//!
+//! A hold of a waiting group ends soon unless the future of the group is polled. Otherwise a future that nobody polls
+//! would keep its locks for ever.
+//!
+//! Source: the ordered allocation of resources in J. W. Havender, "Avoiding deadlock in multitasking systems", 1968.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::Notify;
+
+use crate::base::error::{Error, Result};
+use crate::base::events;
+use crate::base::key::Key;
+use crate::base::lease::Moment;
+use crate::base::mode::Mode;
+use crate::base::options::Terms;
+use crate::base::reentry::OwnerId;
+use crate::engine::acquire::{Patience, acquire};
+use crate::engine::{Engine, Held, in_runtime};
+use crate::lock::hold::Accepted;
+use crate::lock::shares::Share;
+
+/// Time for which a member of a waiting group stays held without a poll of the group's future. It is as long as the
+/// server waits for a waiter that it has granted a lock.
+const KEPT_UNPOLLED: Duration = Duration::from_secs(3);
+/// Interval at which a waiting group extends its members.
+const EXTENDS_EVERY: Duration = Duration::from_secs(1);
+
+/// One lock of a group, and the mode in which the caller wants it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) key: Arc<Key>,
+    pub(crate) mode: Mode,
+}
+
+/// Member of a group that the process holds.
+struct Member {
+    held: Held,
+    /// Share that the guard will have. Until then, the share in the hold ends earlier.
+    share: Share,
+}
+
+/// Reason why a try did not bring a member.
+enum Missing {
+    /// Others hold the lock or wait for it.
+    Refused,
+    /// The server did not answer.
+    Silent(Error),
+}
+
+/// Result of a step that runs while the group holds members.
+enum Step<T> {
+    Done(T),
+    /// The member with this index was lost meanwhile.
+    Lost(usize),
+}
+
+/// Next step of the acquisition.
+enum Next {
+    /// Try all missing members.
+    TryAll,
+    /// Try this member again, because the server did not answer.
+    TryOne(usize),
+    /// Wait in the queue of this member.
+    WaitFor(usize),
+    /// The group holds all members.
+    HandOut,
+}
+
+/// End of an acquisition without a guard.
+enum NoGroup {
+    /// The caller wanted one try, and this member was not available.
+    Refused,
+    Failed(Error),
+}
+
+impl From<Error> for NoGroup {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Acquires all locks, which must be in the order of their keys, each of them once. Returns the shares in this order, or
+/// `None` if the caller wanted one try and a lock was not available.
+pub(crate) async fn acquire_all(
+    engine: &Arc<Engine>,
+    wanted: &[Wanted],
+    terms: Terms,
+    patience: Patience,
+) -> Result<Option<Vec<Held>>> {
+    in_runtime()?;
+    let mut group = Group::new(engine, wanted, terms, patience);
+    group.check_conflicts()?;
+    match group.run().await {
+        Ok(()) => Ok(Some(group.into_shares())),
+        Err(NoGroup::Refused) => match group.give_back_confirmed().await {
+            true => Ok(None),
+            false => Err(group.timed_out(0, false)),
+        },
+        Err(NoGroup::Failed(Error::WaitTimeout { lock, confirmed, .. })) => {
+            let waited = group.waited();
+            let confirmed = group.give_back_confirmed().await && confirmed;
+            Err(Error::WaitTimeout { lock, waited, confirmed })
+        }
+        Err(NoGroup::Failed(error)) => Err(error),
+    }
+}
+
+struct Group<'a> {
+    engine: &'a Arc<Engine>,
+    wanted: &'a [Wanted],
+    terms: Terms,
+    patience: Patience,
+    /// Owner of all members. A waiting acquisition runs in the task of the group, so this owner is the same for all.
+    owner: OwnerId,
+    began: Moment,
+    /// Members that the group holds, at the indices of `wanted`.
+    members: Vec<Option<Member>>,
+    /// Start of the server's silence about the member that the group tries again.
+    silent_since: Option<Moment>,
+    /// True if the members were not granted in one step, so that their grants may be far apart.
+    has_waited: bool,
+    has_warned: bool,
+}
+
+impl<'a> Group<'a> {
+    fn new(engine: &'a Arc<Engine>, wanted: &'a [Wanted], terms: Terms, patience: Patience) -> Self {
+        Self {
+            engine,
+            wanted,
+            terms,
+            patience,
+            owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
+            began: engine.clock.now(),
+            members: wanted.iter().map(|_| None).collect(),
+            silent_since: None,
+            has_waited: false,
+            has_warned: false,
+        }
+    }
+
+    /// Fails before anything is sent if the owner holds a lock for reading that it now wants for writing.
+    fn check_conflicts(&self) -> Result<()> {
+        if self.terms.reentry.owner().is_none() {
+            return Ok(());
+        }
+        let now = self.engine.clock.now();
+        for Wanted { key, mode } in self.wanted {
+            let held = self.engine.table.held_by(key, self.owner, now);
+            if held.is_some_and(|hold| hold.mode() == Mode::Read && *mode == Mode::Write) {
+                return Err(Error::UpgradeConflict { lock: key.shared_name() });
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(&mut self) -> Result<(), NoGroup> {
+        let mut next = Next::TryAll;
+        loop {
+            next = match next {
+                Next::TryAll => {
+                    let missing = self.missing().collect();
+                    self.try_members(missing).await?
+                }
+                Next::TryOne(index) => self.try_members(vec![index]).await?,
+                Next::WaitFor(index) => self.wait_for(index).await?,
+                Next::HandOut => match self.hand_out().await {
+                    Step::Done(()) => return Ok(()),
+                    Step::Lost(index) => self.begin_at(index),
+                },
+            };
+        }
+    }
+
+    fn missing(&self) -> impl Iterator<Item = usize> {
+        (0..self.members.len()).filter(|index| self.members[*index].is_none())
+    }
+
+    /// Returns true if the members are not renewed after the group holds all of them.
+    fn is_fixed(&self) -> bool {
+        self.terms.max_hold <= self.terms.lease
+    }
+
+    /// Notes that the grants of the members may be far apart. A fixed lease counts from the moment at which the group
+    /// holds all members, so until then the members last longer.
+    fn note_waited(&mut self) {
+        self.has_waited = true;
+        if self.is_fixed() {
+            let ends = self.engine.clock.now().after(self.engine.options().max_hold);
+            self.members.iter_mut().flatten().for_each(|member| member.share.ends = ends);
+        }
+    }
+
+    /// Tries these members at once. After that, gives back the members behind the first that is missing.
+    async fn try_members(&mut self, missing: Vec<usize>) -> Result<Next, NoGroup> {
+        let (engine, wanted) = (self.engine, self.wanted);
+        let (terms, asked_at) = (Terms { wait_timeout: None, ..self.terms }, engine.clock.now());
+        let mut tries: FuturesUnordered<_> = missing
+            .into_iter()
+            .map(|index| async move {
+                let Wanted { key, mode } = &wanted[index];
+                (index, acquire(engine, Arc::clone(key), *mode, terms, Patience::AskOnce).await)
+            })
+            .collect();
+        let mut first: Option<(usize, Missing)> = None;
+        loop {
+            let (index, outcome) = match self.beside(tries.next()).await {
+                Step::Done(Some(tried)) => tried,
+                Step::Done(None) => break,
+                Step::Lost(index) => return Ok(self.begin_at(index)),
+            };
+            let why = match outcome {
+                Ok(Some(held)) => {
+                    self.add(index, held);
+                    continue;
+                }
+                // The place that a try took is given back in the background, if nobody has confirmed that yet.
+                Ok(None) | Err(Error::WaitTimeout { .. }) => Missing::Refused,
+                Err(error @ Error::Unreachable { .. }) => Missing::Silent(error),
+                Err(error) => return Err(error.into()),
+            };
+            if first.as_ref().is_none_or(|(before, _)| index < *before) {
+                first = Some((index, why));
+            }
+        }
+        self.after_tries(first, asked_at)
+    }
+
+    fn after_tries(&mut self, first: Option<(usize, Missing)>, asked_at: Moment) -> Result<Next, NoGroup> {
+        let Some((index, why)) = first else {
+            self.silent_since = None;
+            return Ok(if self.missing().next().is_some() { Next::TryAll } else { Next::HandOut });
+        };
+        match (why, self.patience) {
+            (Missing::Silent(error), Patience::AskOnce) => Err(error.into()),
+            (Missing::Refused, Patience::AskOnce) => Err(NoGroup::Refused),
+            (Missing::Refused, Patience::Wait) => {
+                self.silent_since = None;
+                self.give_back_from(index);
+                Ok(Next::WaitFor(index))
+            }
+            (Missing::Silent(error), Patience::Wait) => {
+                self.give_back_from(index);
+                let since = *self.silent_since.get_or_insert(asked_at);
+                let is_over = self.engine.clock.now().since(since) >= self.engine.options().unreachable_after;
+                if is_over { Err(error.into()) } else { Ok(Next::TryOne(index)) }
+            }
+        }
+    }
+
+    /// Waits in the queue of one member. The group holds only members that come before it.
+    async fn wait_for(&mut self, index: usize) -> Result<Next, NoGroup> {
+        self.note_waited();
+        let left = self.terms.wait_timeout.map(|limit| limit.saturating_sub(self.waited()));
+        if left == Some(Duration::ZERO) {
+            return Err(self.timed_out(index, true).into());
+        }
+        let terms = Terms { wait_timeout: left, ..self.terms };
+        let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
+        let waits = pin!(acquire(engine, Arc::clone(key), *mode, terms, Patience::Wait));
+        match self.beside(waits).await {
+            Step::Done(Ok(Some(held))) => {
+                self.add(index, held);
+                Ok(Next::TryAll)
+            }
+            Step::Done(Ok(None)) => Ok(Next::WaitFor(index)),
+            Step::Done(Err(error)) => Err(error.into()),
+            Step::Lost(lost) => Ok(self.begin_at(lost)),
+        }
+    }
+
+    /// Adds a member that was granted.
+    fn add(&mut self, index: usize, held: Held) {
+        let (now, mut share) = (self.engine.clock.now(), held.hold().share(held.share_id()));
+        if self.is_fixed() && self.has_waited {
+            share.ends = now.after(self.engine.options().max_hold);
+        }
+        let member = Member { held, share };
+        member.extend(now);
+        self.members[index] = Some(member);
+    }
+
+    /// Gives back the members from this index on, before the group waits for the member with this index.
+    fn give_back_from(&mut self, index: usize) {
+        self.members[index..].iter_mut().for_each(|member| drop(member.take()));
+    }
+
+    /// Begins anew at a member that was lost.
+    fn begin_at(&mut self, index: usize) -> Next {
+        self.give_back_from(index);
+        self.note_waited();
+        Next::TryAll
+    }
+
+    fn held(&self) -> impl Iterator<Item = (usize, &Member)> {
+        self.members.iter().enumerate().filter_map(|(index, member)| Some((index, member.as_ref()?)))
+    }
+
+    /// Runs a future. Meanwhile extends the members that the group holds, and looks whether one of them is lost.
+    async fn beside<T>(&mut self, step: impl Future<Output = T>) -> Step<T> {
+        let mut step = pin!(step);
+        loop {
+            let now = self.engine.clock.now();
+            self.held().for_each(|(_, member)| member.extend(now));
+            // The watchers begin after the extension, because a watcher counts with the end of the share at its begin.
+            let lost = async {
+                let watches: Vec<_> = self
+                    .held()
+                    .map(|(index, member)| Box::pin(async move { (member.held.lost().await, index).1 }))
+                    .collect();
+                if watches.is_empty() { std::future::pending().await } else { select_all(watches).await.0 }
+            };
+            tokio::select! {
+                biased;
+                index = lost => return Step::Lost(index),
+                done = &mut step => return Step::Done(done),
+                () = self.engine.clock.timer(now.after(EXTENDS_EVERY)) => {}
+            }
+            self.warn_of_order();
+        }
+    }
+
+    /// Gives each share its own lease and end. A share with too little time first waits for a renewal.
+    async fn hand_out(&mut self) -> Step<()> {
+        let since = self.engine.clock.now();
+        loop {
+            match self.accept_all(since) {
+                Ok(None) => return Step::Done(()),
+                Err(index) => return Step::Lost(index),
+                Ok(Some((answer, until))) => {
+                    let clock = self.engine.clock;
+                    let answered = async {
+                        tokio::select! {
+                            () = answer.notified() => {}
+                            () = clock.timer(until) => {}
+                        }
+                    };
+                    if let Step::Lost(index) = self.beside(pin!(answered)).await {
+                        return Step::Lost(index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes all shares. Returns the answer to wait for if one of them has too little time, or the index of a member
+    /// that is over.
+    fn accept_all(&mut self, since: Moment) -> Result<Option<(Arc<Notify>, Moment)>, usize> {
+        let now = self.engine.clock.now();
+        // A fixed lease counts from the moment at which the group holds all members.
+        let renews = self.is_fixed() && self.has_waited;
+        let mut short = None;
+        for (index, member) in self.members.iter_mut().enumerate() {
+            let member = member.as_mut().ok_or(index)?;
+            if renews {
+                member.share.ends = since.after(self.terms.max_hold);
+            }
+            let (hold, share_id) = (member.held.hold(), member.held.share_id());
+            let accepted = match renews {
+                true => hold.accept_renewed(share_id, member.share, since, now),
+                false => hold.accept(share_id, member.share, since, now),
+            };
+            match accepted {
+                Accepted::Taken(token) => member.held.set_token(token),
+                Accepted::Over => return Err(index),
+                Accepted::Short { answer, until, .. } => short = short.or(Some((answer, until))),
+            }
+        }
+        Ok(short)
+    }
+
+    fn waited(&self) -> Duration {
+        self.engine.clock.now().since(self.began)
+    }
+
+    fn timed_out(&self, index: usize, confirmed: bool) -> Error {
+        let lock = self.wanted[index].key.shared_name();
+        Error::WaitTimeout { lock, waited: self.waited(), confirmed }
+    }
+
+    /// Gives back all members. Returns true if the server has confirmed that within the time that the caller waits for.
+    async fn give_back_confirmed(&mut self) -> bool {
+        let releases = self.members.iter_mut().filter_map(Option::take).map(|member| member.held.release());
+        let released = pin!(futures_util::future::join_all(releases));
+        let limit = self.engine.clock.now().after(self.engine.options().response_timeout * 2);
+        tokio::select! {
+            biased;
+            released = released => released.iter().all(Result::is_ok),
+            () = self.engine.clock.timer(limit) => false,
+        }
+    }
+
+    /// Warns once if the group waits for a lock that comes before one that its owner holds apart from the group. Such a
+    /// wait may be part of a deadlock.
+    fn warn_of_order(&mut self) {
+        let Some(waits_for) = self.missing().next().filter(|_| self.has_waited && !self.has_warned) else {
+            return;
+        };
+        let (key, now) = (&self.wanted[waits_for].key, self.engine.clock.now());
+        let own = self.engine.table.all_holds().into_iter().find(|hold| {
+            hold.key().base() > key.base() && self.engine.table.held_by(hold.key(), self.owner, now).is_some()
+        });
+        if let Some(own) = own {
+            self.has_warned = true;
+            events::waits_out_of_order(key.name(), own.key().name());
+        }
+    }
+
+    fn into_shares(self) -> Vec<Held> {
+        self.members.into_iter().flatten().map(|member| member.held).collect()
+    }
+}
+
+impl Member {
+    /// Lets the share last a little longer, since the future of the group is polled.
+    fn extend(&self, now: Moment) {
+        let ends = self.share.ends.min(now.after(KEPT_UNPOLLED));
+        let share = Share { ends, ..self.share };
+        // Without enough time, this call makes a renewal due. A share that is over is found by its watcher.
+        drop(self.held.hold().accept(self.held.share_id(), share, now, now));
+    }
+}
