@@ -14,6 +14,10 @@
 //!
 //! Source: the ordered allocation of resources in J. W. Havender, "Avoiding deadlock in multitasking systems", 1968.
 
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/group/tests.rs"]
+mod tests;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,310 @@
+mod model;
+
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::face::group::{AcquireAll, read, write};
+use crate::face::manager::{MemoryManager, RwLockManager};
+use crate::{BoxFuture, Error, GroupGuard, HoldState, LossReason, OwnerId};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+type Waiting = BoxFuture<'static, crate::Result<GroupGuard>>;
+
+/// Polls an acquisition for this time, while it waits.
+async fn drive(waiting: &mut Waiting, time: Duration) {
+    assert!(tokio::time::timeout(time, waiting).await.is_err(), "the group waits");
+}
+
+fn waiting(acquire: AcquireAll) -> Waiting {
+    Box::pin(acquire.into_future())
+}
+
+/// Numbers of holders and waiters of each lock on the server.
+async fn there<const N: usize>(manager: &MemoryManager, names: [&str; N]) -> [(usize, usize); N] {
+    let mut counts = [(0, 0); N];
+    for (count, name) in counts.iter_mut().zip(names) {
+        let view = manager.inspect(name).await.expect("memory answers");
+        *count = (view.holders.len(), view.waiters.len());
+    }
+    counts
+}
+
+#[tokio::test(start_paused = true)]
+async fn group_waits_for_one_lock_and_holds_only_those_before_it() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("b").await.expect("free");
+    let mut group = waiting(manager.all(&[write("c"), write("b"), read("a")]));
+    drive(&mut group, 30 * SECOND).await;
+    assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0), (1, 1), (0, 0)]);
+    blocking.release().await.expect("ours");
+    let guard = group.await.expect("all are free");
+    let names: Vec<_> = guard.locks().map(|lock| lock.name.to_owned()).collect();
+    assert_eq!(names, ["c", "b", "a"]);
+    assert!(guard.remaining() > 5 * SECOND, "{:?}", guard.remaining());
+    assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0); 3]);
+    guard.release().await.expect("ours");
+    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0); 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn group_outlasts_a_long_wait_and_loses_nothing() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("b").await.expect("free");
+    let mut group = waiting(manager.all(&[write("a"), write("b")]));
+    drive(&mut group, Duration::from_secs(120)).await;
+    let before = manager.inspect("a").await.expect("memory answers").holders[0].age;
+    assert!(before > Duration::from_secs(110), "it is the same hold: {before:?}");
+    blocking.release().await.expect("ours");
+    let guard = group.await.expect("granted");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("ours to the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn group_that_nobody_polls_loses_what_it_holds_and_begins_again() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("b").await.expect("free");
+    let mut group = waiting(manager.all(&[write("a"), write("b")]));
+    drive(&mut group, 5 * SECOND).await;
+    tokio::time::sleep(4 * SECOND).await;
+    let theirs = other.write("a").wait_timeout(SECOND).await.expect("the group gave it up");
+    blocking.release().await.expect("ours");
+    drive(&mut group, SECOND).await;
+    assert_eq!(there(&other, ["a"]).await, [(1, 1)], "the group waits for its first lock again");
+    theirs.release().await.expect("ours");
+    group.await.expect("granted").release().await.expect("ours");
+    assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("c").await.expect("free");
+    let mut group = waiting(manager.all(&[write("a"), write("b"), write("c")]));
+    drive(&mut group, SECOND).await;
+    other.force_release("a").await.expect("memory answers");
+    let theirs = other.write("a").await.expect("free now");
+    drive(&mut group, 5 * SECOND).await;
+    assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 1), (0, 0), (1, 0)], "nothing behind the lost one");
+    blocking.release().await.expect("ours");
+    theirs.release().await.expect("ours");
+    let guard = group.await.expect("granted");
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("ours");
+}
+
+#[tokio::test(start_paused = true)]
+async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_waits() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("b").await.expect("free");
+    let mut group = waiting(manager.all(&[write("a"), write("b")]).max_hold(20 * SECOND));
+    drive(&mut group, Duration::from_secs(50)).await;
+    let age = other.inspect("a").await.expect("memory answers").holders[0].age;
+    assert!(age < 20 * SECOND, "{age:?}");
+    blocking.release().await.expect("ours");
+    let guard = group.await.expect("granted");
+    let lost = guard.lost().await;
+    assert_eq!((&*lost.lock, lost.reason), ("a", LossReason::MaxHold));
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_names_the_lock_and_leaves_nothing() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let _blocking = other.read("b").await.expect("free");
+    let began = Instant::now();
+    let error =
+        manager.all(&[write("a"), write("b"), read("c")]).wait_timeout(5 * SECOND).await.expect_err("b is held");
+    let Error::WaitTimeout { lock, waited, confirmed, .. } = error else { panic!("{error:?}") };
+    assert_eq!((&*lock, confirmed), ("b", true));
+    assert!(waited >= 5 * SECOND && began.elapsed() < 6 * SECOND, "{waited:?}");
+    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_of_zero_takes_free_locks_and_queues_nowhere() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    manager
+        .all(&[write("a"), write("b")])
+        .wait_timeout(Duration::ZERO)
+        .await
+        .expect("free")
+        .release()
+        .await
+        .expect("ours");
+    let _blocking = other.read("b").await.expect("free");
+    let error = manager.all(&[write("a"), write("b")]).wait_timeout(Duration::ZERO).await.expect_err("b is held");
+    assert!(matches!(&error, Error::WaitTimeout { lock, confirmed: true, .. } if &**lock == "b"), "{error:?}");
+    assert_eq!(there(&other, ["a", "b"]).await, [(0, 0), (1, 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fixed_lease_counts_from_the_moment_at_which_all_are_held() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("b").await.expect("free");
+    let mut group = waiting(manager.all(&[write("a"), write("b")]).fixed_lease(8 * SECOND));
+    drive(&mut group, 30 * SECOND).await;
+    blocking.release().await.expect("ours");
+    let guard = group.await.expect("granted");
+    let left = guard.remaining();
+    assert!(left > 7 * SECOND && left <= 8 * SECOND, "{left:?}");
+    for name in ["a", "b"] {
+        let remaining = other.inspect(name).await.expect("memory answers").holders[0].remaining;
+        assert!(remaining > 7 * SECOND, "{name}: the server has the whole lease: {remaining:?}");
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    let remaining = other.inspect("a").await.expect("memory answers").holders[0].remaining;
+    assert!(remaining < 4 * SECOND, "nothing renews it: {remaining:?}");
+    guard.lost().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_group_leaves_nothing_wherever_it_is() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    for blocked in ["a", "b", "c"] {
+        let blocking = other.write(blocked).await.expect("free");
+        let mut group = waiting(manager.all(&[write("a"), read("b"), write("c")]));
+        drive(&mut group, SECOND).await;
+        drop(group);
+        manager.flush().await.expect("memory answers");
+        blocking.release().await.expect("ours");
+        assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0); 3]);
+    }
+    let mut group = waiting(manager.all(&[write("a"), read("b")]));
+    let _ = group.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    drop(group);
+    manager.flush().await.expect("memory answers");
+    assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_the_wait_and_a_short_one_does_not() {
+    let manager = MemoryManager::builder().unreachable_after(5 * SECOND).build().expect("valid");
+    let other = manager.peer();
+    manager.disconnect();
+    let began = Instant::now();
+    let error = manager.all(&[write("a"), write("b")]).await.expect_err("nobody answers");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert!(began.elapsed() >= 5 * SECOND && began.elapsed() < 8 * SECOND, "{:?}", began.elapsed());
+
+    let mut group = waiting(manager.all(&[write("a"), write("b")]));
+    drive(&mut group, 3 * SECOND).await;
+    manager.reconnect();
+    group.await.expect("the server is back").release().await.expect("ours");
+    assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_that_comes_twice_has_the_stronger_mode_and_one_guard() {
+    let manager = MemoryManager::new();
+    let guard = manager.all(&[read("a"), read("b"), write("a")]).await.expect("free");
+    assert_eq!(manager.stats().guards, 2);
+    let locks: Vec<_> = guard.locks().map(|lock| (lock.name, lock.mode.to_string())).collect();
+    assert_eq!(locks, [("a", "write".to_owned()), ("b", "read".to_owned()), ("a", "write".to_owned())]);
+    guard.release().await.expect("ours");
+    assert_eq!(manager.all(&[]).await.expect("nothing to wait for").locks().count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_locks_nest_and_a_read_that_would_become_a_write_is_refused_before_anything_is_sent() {
+    let (manager, owner) = (MemoryManager::new(), OwnerId::new());
+    let (z, b) =
+        (manager.write("z").owner(owner).await.expect("free"), manager.read("b").owner(owner).await.expect("free"));
+    let group = manager.all(&[write("a"), read("z"), read("b")]).owner(owner).await.expect("two of them nest");
+    assert_eq!(there(&manager, ["a", "b", "z"]).await, [(1, 0); 3]);
+    group.release().await.expect("ours");
+    assert_eq!(there(&manager, ["a", "b", "z"]).await, [(0, 0), (1, 0), (1, 0)]);
+    let error = manager.all(&[write("a"), write("b")]).owner(owner).await.expect_err("it reads b");
+    assert!(matches!(&error, Error::UpgradeConflict { lock } if &**lock == "b"), "{error:?}");
+    assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
+    drop((z, b));
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_is_all_or_nothing() {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    let blocking = other.write("b").await.expect("free");
+    assert!(manager.all(&[write("a"), read("b"), write("c")]).try_now().await.expect("answered").is_none());
+    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
+    blocking.release().await.expect("ours");
+    let guard = manager.all(&[write("a"), read("b"), write("c")]).try_now().await.expect("answered").expect("free");
+    guard.release().await.expect("ours");
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_names_its_lock_and_the_other_holds_stay() {
+    let manager = MemoryManager::new();
+    let guard = manager.all(&[write("a"), write("b")]).await.expect("free");
+    manager.peer().force_release("b").await.expect("memory answers");
+    let lost = guard.lost().await;
+    assert_eq!((&*lost.lock, lost.reason), ("b", LossReason::Forced));
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(there(&manager, ["a", "b"]).await, [(1, 0), (0, 0)]);
+    let error = guard.release().await.expect_err("one was lost");
+    assert!(matches!(&error, Error::Lost { lock, .. } if &**lock == "b"), "{error:?}");
+    assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_names_and_bad_names_are_refused_before_anything_is_sent() {
+    let manager = MemoryManager::new();
+    let many: Vec<_> = (0..257).map(|number| write(number.to_string())).collect();
+    let error = manager.all(&many).await.expect_err("too many");
+    assert!(error.to_string().contains("the limit is 256"), "{error}");
+    let error = manager.all(&[write("a"), write("")]).await.expect_err("no name");
+    assert!(matches!(error, Error::InvalidName { .. }), "{error:?}");
+    assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_groups_in_many_processes_all_get_their_locks() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let (manager, names) = (MemoryManager::new(), ["a", "b", "c", "d"]);
+    let inside: Arc<[AtomicUsize; 4]> = Arc::default();
+    let workers: Vec<_> = (0..8_u64)
+        .map(|seed| (manager.peer(), Arc::clone(&inside), fastrand::Rng::with_seed(seed)))
+        .map(|(manager, inside, mut random)| {
+            tokio::spawn(async move {
+                for _ in 0..100 {
+                    let mut chosen: Vec<_> = (0..4).collect();
+                    random.shuffle(&mut chosen);
+                    chosen.truncate(random.usize(1..4));
+                    let group: Vec<_> = chosen
+                        .iter()
+                        .map(|index| if random.bool() { write(names[*index]) } else { read(names[*index]) })
+                        .collect();
+                    let guard = manager.all(&group).wait_timeout(600 * SECOND).await.expect("nobody starves");
+                    for (index, lock) in chosen.iter().zip(&group) {
+                        let (entered, writes) = (&inside[*index], lock.mode() == crate::Mode::Write);
+                        let before = entered.fetch_add(if writes { 1000 } else { 1 }, Ordering::SeqCst);
+                        assert!(if writes { before == 0 } else { before < 1000 }, "{lock:?}: {before}");
+                    }
+                    tokio::time::sleep(Duration::from_millis(random.u64(0..20))).await;
+                    for (index, lock) in chosen.iter().zip(&group) {
+                        inside[*index]
+                            .fetch_sub(if lock.mode() == crate::Mode::Write { 1000 } else { 1 }, Ordering::SeqCst);
+                    }
+                    guard.release().await.expect("ours");
+                }
+            })
+        })
+        .collect();
+    for worker in workers {
+        worker.await.expect("no panic");
+    }
+    assert_eq!(there(&manager, names).await, [(0, 0); 4]);
+}
