@@ -35,6 +35,7 @@ use crate::base::health::{Health, Stats};
 use crate::base::reentry::{OwnerId, Reentry};
 use crate::base::topology::Topology;
 use crate::engine::Engine;
+use crate::face::group::NamedLock;
 use crate::face::guard::{Guard as AsyncGuard, conversion_error};
 use crate::face::manager::{Build, Builder, RwLockManager};
 use crate::store::view::{HolderView, LockView};
@@ -298,6 +299,26 @@ impl<M: RwLockManager> Blocking<M> {
         self.write(name).try_now()
     }
 
+    /// Acquires several locks in one step: all of them, or none, as [`RwLockManager::all`] does. [`AcquireAll::wait`]
+    /// waits for the locks. Acquisitions of one thread nest, unless [`AcquireAll::reentry`] sets another rule.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    /// use redis_rwlock::{read, write};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new()?;
+    /// let guard = manager.all(&[read("a"), write("b")]).wait()?;
+    /// assert!(manager.peer()?.try_read("b")?.is_none());
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn all(&self, locks: &[NamedLock]) -> AcquireAll {
+        AcquireAll { acquire: self.manager.all(locks), reentry: None, background: Arc::clone(&self.background) }
+    }
+
     /// Returns the holders and the waiters of the lock `name`, as the server has recorded them.
     ///
     /// # Errors
@@ -520,14 +541,90 @@ impl<G: AsyncGuard> Acquire<G> {
         Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
     }
 
-    /// Sets this thread as the owner, unless the caller has set another rule. An explicit owner is needed because
-    /// [`Reentry::PerTask`] would use the current tokio task if there is one.
     fn terms(self) -> (crate::Acquire<G>, Arc<BlockingRuntime>) {
-        let reentry = match self.reentry {
-            None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
-            Some(other) => other,
-        };
-        (self.acquire.reentry(reentry), self.background)
+        (self.acquire.reentry(of_thread(self.reentry)), self.background)
+    }
+}
+
+/// Returns this thread as the owner, unless the caller has set another rule. An explicit owner is needed because
+/// [`Reentry::PerTask`] would use the current tokio task if there is one.
+fn of_thread(reentry: Option<Reentry>) -> Reentry {
+    match reentry {
+        None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
+        Some(other) => other,
+    }
+}
+
+/// Options of an acquisition of several locks; [`wait`](AcquireAll::wait) acquires the locks.
+///
+/// # Errors
+///
+/// The errors of the asynchronous [`AcquireAll`](crate::AcquireAll).
+#[must_use = "an acquisition does nothing unless it is waited for"]
+pub struct AcquireAll {
+    acquire: crate::AcquireAll,
+    reentry: Option<Reentry>,
+    background: Arc<BlockingRuntime>,
+}
+
+impl fmt::Debug for AcquireAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.acquire.fmt(f)
+    }
+}
+
+impl AcquireAll {
+    /// Sets the lease, as [`AcquireAll::lease`](crate::AcquireAll::lease) does.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.lease(lease);
+        self
+    }
+
+    /// Sets the longest time of each hold, as [`AcquireAll::max_hold`](crate::AcquireAll::max_hold) does.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.acquire = self.acquire.max_hold(max_hold);
+        self
+    }
+
+    /// Sets how long to wait for other holders, for all locks together, as
+    /// [`AcquireAll::wait_timeout`](crate::AcquireAll::wait_timeout) does.
+    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
+        self.acquire = self.acquire.wait_timeout(wait_timeout);
+        self
+    }
+
+    /// Sets a lease that is never renewed, as [`AcquireAll::fixed_lease`](crate::AcquireAll::fixed_lease) does.
+    pub fn fixed_lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.fixed_lease(lease);
+        self
+    }
+
+    /// Sets the owner of this acquisition: this thread, a named owner, or none; see [`Acquire::reentry`].
+    pub fn reentry(mut self, reentry: Reentry) -> Self {
+        self.reentry = Some(reentry);
+        self
+    }
+
+    /// Waits for all locks and returns their guard.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the asynchronous [`AcquireAll`](crate::AcquireAll).
+    pub fn wait(self) -> Result<GroupGuard> {
+        let Self { acquire, reentry, background } = self;
+        let guard = background.block_on(acquire.reentry(of_thread(reentry)).into_future())?;
+        Ok(Guard { guard, background, thread: PhantomData })
+    }
+
+    /// Asks for each lock once. Returns `None` if one of them is not available, and then holds none of them.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`AcquireAll::try_now`](crate::AcquireAll::try_now).
+    pub fn try_now(self) -> Result<Option<GroupGuard>> {
+        let Self { acquire, reentry, background } = self;
+        let guard = background.block_on(acquire.reentry(of_thread(reentry)).try_now())?;
+        Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
     }
 }
 
@@ -561,6 +658,28 @@ pub struct Guard<G> {
 pub type ReadGuard = Guard<crate::ReadGuard>;
 /// [`WriteGuard`](crate::WriteGuard) for threads without a runtime.
 pub type WriteGuard = Guard<crate::WriteGuard>;
+/// [`GroupGuard`](crate::GroupGuard) for threads without a runtime.
+pub type GroupGuard = Guard<crate::GroupGuard>;
+
+impl Guard<crate::GroupGuard> {
+    /// Blocks until each hold has the whole lease of the acquisition; see [`Guard::confirmed`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`GroupGuard::confirmed`](crate::GroupGuard::confirmed).
+    pub fn confirmed(&self) -> Result<()> {
+        self.background.block_on(self.guard.confirmed())
+    }
+
+    /// Releases all locks and returns when the servers have confirmed that.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`GroupGuard::release`](crate::GroupGuard::release).
+    pub fn release(self) -> Result<()> {
+        self.background.block_on(self.guard.release())
+    }
+}
 
 impl<G> Deref for Guard<G> {
     type Target = G;

@@ -2,6 +2,7 @@
 
 mod exclusion;
 mod flush;
+mod groups;
 mod guards;
 mod lease;
 mod limits;
