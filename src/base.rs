@@ -6,6 +6,7 @@ pub(crate) mod attempt;
 pub(crate) mod background_runtime;
 pub(crate) mod backoff;
 pub(crate) mod clock;
+pub(crate) mod cork;
 pub(crate) mod credentials;
 pub(crate) mod deadline_queue;
 pub(crate) mod digits;

@@ -18,14 +18,16 @@
 #[path = "../../testing/unit/engine/group/tests.rs"]
 mod tests;
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 
+use crate::base::cork::corked;
 use crate::base::error::{Error, Result};
 use crate::base::events;
 use crate::base::key::Key;
@@ -122,6 +124,12 @@ pub(crate) async fn acquire_all(
         }
         Err(NoGroup::Failed(error)) => Err(error),
     }
+}
+
+/// Polls a future so that the requests of one poll take one write of each connection.
+pub(crate) async fn corks<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    poll_fn(|cx| corked(|| future.as_mut().poll(cx))).await
 }
 
 struct Group<'a> {
@@ -222,7 +230,7 @@ impl<'a> Group<'a> {
             .collect();
         let mut first: Option<(usize, Missing)> = None;
         loop {
-            let (index, outcome) = match self.beside(tries.next()).await {
+            let (index, outcome) = match self.beside(corks(tries.next())).await {
                 Step::Done(Some(tried)) => tried,
                 Step::Done(None) => break,
                 Step::Lost(index) => return Ok(self.begin_at(index)),
@@ -399,7 +407,7 @@ impl<'a> Group<'a> {
     /// Gives back all members. Returns true if the server has confirmed that within the time that the caller waits for.
     async fn give_back_confirmed(&mut self) -> bool {
         let releases = self.members.iter_mut().filter_map(Option::take).map(|member| member.held.release());
-        let released = pin!(futures_util::future::join_all(releases));
+        let released = pin!(corks(join_all(releases)));
         let limit = self.engine.clock.now().after(self.engine.options().response_timeout * 2);
         tokio::select! {
             biased;

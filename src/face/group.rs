@@ -16,7 +16,7 @@ use crate::base::options::{Overrides, Terms};
 use crate::base::process::Process;
 use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::acquire::Patience;
-use crate::engine::group::{Wanted, acquire_all};
+use crate::engine::group::{Wanted, acquire_all, corks};
 use crate::engine::{Engine, Held};
 #[allow(unused_imports)] // only links in the documentation use these imports
 use crate::face::{acquire::Acquire, guard::WriteGuard, manager::RwLockManager};
@@ -471,7 +471,7 @@ impl GroupGuard {
     /// Safe: if the future is dropped, the manager releases the locks in the background, whether the future was polled
     /// or not.
     pub async fn release(self) -> Result<()> {
-        first_error(join_all(self.held.into_iter().map(Held::release)).await)
+        first_error(corks(join_all(self.held.into_iter().map(Held::release))).await)
     }
 }
 

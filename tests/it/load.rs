@@ -15,6 +15,7 @@ use crate::wait::{BOUND, until};
 mod burst;
 mod crowd;
 mod full;
+mod groups;
 mod outage;
 
 /// Lease whose renewals are due long after a case is over.

@@ -36,6 +36,7 @@ use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::push_handler::PushHandler;
 use crate::base::attempt::BoxFuture;
+use crate::base::cork::is_corked;
 use crate::base::process::{self, Process};
 
 #[cfg(feature = "tls")]
@@ -213,7 +214,7 @@ impl WireState {
 
     /// Returns true if the appended requests should be written now, instead of one turn of the runtime later.
     fn is_worth_a_piece(&self) -> bool {
-        !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
+        !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len() && !is_corked()
     }
 
     fn writer(&self) -> io::Result<Arc<Writer>> {

@@ -1,0 +1,29 @@
+//! Requests that one task sends in one step, for one write of each connection.
+//!
+//! A connection normally writes a request at once. If a task sends several requests in one poll, this would take
+//! several writes. The word is that of the socket option `TCP_CORK`.
+
+use std::cell::Cell;
+
+thread_local!(static IS_CORKED: Cell<bool> = const { Cell::new(false) });
+
+/// Ends the step, also if it panics.
+struct Uncorks(bool);
+
+impl Drop for Uncorks {
+    fn drop(&mut self) {
+        IS_CORKED.set(self.0);
+    }
+}
+
+/// Runs a step, such as the poll of several futures. Connections of this thread write the requests of the step after it.
+pub(crate) fn corked<T>(step: impl FnOnce() -> T) -> T {
+    let _uncorks = Uncorks(IS_CORKED.replace(true));
+    step()
+}
+
+/// Returns true during a step that [`corked`] runs on this thread.
+#[inline]
+pub(crate) fn is_corked() -> bool {
+    IS_CORKED.get()
+}
