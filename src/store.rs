@@ -9,6 +9,8 @@
 //! * An acquisition that was not applied before its limit is never applied ([`Acquired::Late`]).
 //! * A repeated acquisition extends the hold and never shortens it. The hold keeps its tokens.
 //! * A renewal never re-creates a hold.
+//! * A release with a time lets a write hold rest until then: the lock stays taken, and no request finds the hold under
+//!   its id any more.
 //! * A refused acquisition that is to wait enters the queue. It leaves the queue by a release, by a grant, or when its
 //!   `waiter_ttl` passes without a repeat.
 //! * The operation that frees the lock grants it to the next waiter in the queue and notifies the waiter. The grant
@@ -33,7 +35,7 @@ use crate::base::clock::Clock;
 use crate::base::error::{LossReason, Refusal};
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
-use crate::base::lease::{ClockSample, FencingToken, Moment};
+use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
 pub(crate) use crate::base::mode::Mode;
 use crate::base::process::Process;
 use crate::base::recalls::Recalls;
@@ -258,6 +260,9 @@ pub(crate) struct RenewalRequest {
     /// Largest number of further tokens for a write hold that may be cached. It is 0 or
     /// [`MAX_TOKENS`](crate::base::lease::MAX_TOKENS).
     pub(crate) tokens: u64,
+    /// Time of the server's clock, in whole milliseconds, until which a write hold lasts at least. Such a hold is not
+    /// cached.
+    pub(crate) rest_until: Option<ServerTime>,
 }
 
 /// Hold or waiting acquisition that the server is to end.
@@ -265,6 +270,9 @@ pub(crate) struct RenewalRequest {
 pub(crate) struct ReleaseRequest {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
+    /// Time of the server's clock, in whole milliseconds, until which a write hold rests. If that time is later than
+    /// the server's present, the lock stays taken until then, and the id has no hold any more.
+    pub(crate) rest_until: Option<ServerTime>,
 }
 
 pub(crate) fn refused_failure(why: &str) -> Failure {
@@ -274,8 +282,8 @@ pub(crate) fn refused_failure(why: &str) -> Failure {
 /// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
-    /// Ends a hold or a waiting acquisition.
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
+    /// Ends a hold or a waiting acquisition, or lets a write hold rest.
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>>;
     /// Returns true if this runtime can send [`release`](Scheme::release) without waiting for a connection.
     fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
@@ -286,7 +294,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         _route: &'a Route,
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(join_all(batch.iter().map(|leave| self.release(&leave.key, &leave.id))))
+        Box::pin(join_all(batch.iter().map(|leave| self.release(leave))))
     }
     /// Converts the hold `old` into a hold of the other side. A writer always gets a read hold. A reader gets a write
     /// hold if no other reader is inside and no writer waits.

@@ -350,6 +350,28 @@ fn broken_marks_are_noticed() {
 }
 
 #[test]
+fn broken_rests_are_noticed() {
+    let node = Node::start(Server::Valkey91).expect("the server starts");
+    let changes = [
+        // A rest keeps its id, so that late requests find it, or its recallable flag, or the deadline of the lease.
+        ("'held', '@' .. id, until_ms + 0, true", "'held', id, until_ms + 0, true"),
+        ("'write', until_ms, 'k'", "'write', until_ms, 'none'"),
+        ("'held', '@' .. id, until_ms + 0, true", "'held', '@' .. id, max(until_ms + 0, writer_ms), true"),
+        // There is no rest, or a rest whose time is over.
+        ("until_ms and until_ms + 0 > now_ms and write == writer_stamp", "false"),
+        ("until_ms and until_ms + 0 > now_ms and", "until_ms and"),
+        // A renewal ignores the time, or shortens the hold to it.
+        ("if letter == 'u' then deadline_ms = max(deadline_ms, ARGV[4] + 0) end", ""),
+        ("deadline_ms = max(deadline_ms, ARGV[4] + 0)", "deadline_ms = ARGV[4] + 0"),
+        // The fast path of a sole holder knows no rest.
+        ("if until_ms then\n", "if false then\n"),
+    ];
+    for (from, to) in changes {
+        assert_noticed(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
+    }
+}
+
+#[test]
 #[ignore = "takes minutes: see `.ci/all`"]
 fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");

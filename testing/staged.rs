@@ -64,6 +64,8 @@ pub(crate) struct Staged {
     unheard: AtomicUsize,
     /// Renewals that came in one batch, and the time of the batch.
     chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
+    /// Times until which renewals and releases let a hold last or rest, in the order of these requests.
+    rest_times: Mutex<Vec<ServerTime>>,
     /// True if the next renewal panics.
     panics: AtomicBool,
     scripts: AtomicUsize,
@@ -84,6 +86,7 @@ impl Staged {
             asked: Mutex::default(),
             renewal_signals: Mutex::default(),
             chunks: Mutex::default(),
+            rest_times: Mutex::default(),
             scripts: AtomicUsize::new(0),
             serves: AtomicBool::new(false),
             unheard: AtomicUsize::new(0),
@@ -141,6 +144,11 @@ impl Staged {
         self.chunks.lock().clone()
     }
 
+    /// Returns the times that renewals and releases carried until which a hold lasts or rests.
+    pub(crate) fn rest_times(&self) -> Vec<ServerTime> {
+        self.rest_times.lock().clone()
+    }
+
     fn counts(&self, many: usize) {
         self.scripts.fetch_add(many, Ordering::SeqCst);
     }
@@ -190,10 +198,11 @@ impl Staged {
         carried_out.await.unwrap_or(Err(Failure::NotDone { source: None }))
     }
 
-    async fn leave_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
+    async fn leave_once(&self, request: &ReleaseRequest) -> Attempt<ReleaseReply> {
         self.counts(1);
+        self.rest_times.lock().extend(request.rest_until);
         let fate = self.leaves.lock().pop_front();
-        self.meet(fate, self.memory.release(key, id)).await
+        self.meet(fate, self.memory.release(request)).await
     }
 }
 
@@ -213,10 +222,10 @@ impl Scheme for Staged {
         Box::pin(self.meet(fate, self.memory.acquire(key, request)))
     }
 
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async {
             drop(self.connection.lock().await);
-            self.leave_once(key, id).await
+            self.leave_once(request).await
         })
     }
 
@@ -226,7 +235,7 @@ impl Scheme for Staged {
         _: &'a Route,
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(join_all(batch.iter().map(|leave| self.leave_once(&leave.key, &leave.id))))
+        Box::pin(join_all(batch.iter().map(|leave| self.leave_once(leave))))
     }
 
     fn can_send_inline(&self, _: &ReleaseRequest) -> bool {
@@ -247,6 +256,7 @@ impl Scheme for Staged {
 
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         self.counts(batch.len());
+        self.rest_times.lock().extend(batch.iter().filter_map(|renewal| renewal.rest_until));
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
         assert!(!self.panics.swap(false, Ordering::SeqCst), "as the test wants it");

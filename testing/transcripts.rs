@@ -31,19 +31,24 @@ impl Server for Record {
                 Some(floor) => self.acquire_above(now, wish.not_after_ms, &request(wish), floor),
                 None => self.acquire(now, wish.not_after_ms, &request(wish)),
             }),
-            Step::Release(name) => match self.release(now, &id(name)) {
-                ReleaseReply::Held => "held".to_owned(),
-                ReleaseReply::Queued => "queued".to_owned(),
-                ReleaseReply::None(Absence { forced, last, first }) => {
-                    let [forced, last, first] = [forced, last, first].map(number);
-                    format!("none {forced} {last} {first}")
+            Step::Release { id: name, rest_until_ms } => {
+                match self.release_until(now, &id(name), until(*rest_until_ms)) {
+                    ReleaseReply::Held => "held".to_owned(),
+                    ReleaseReply::Queued => "queued".to_owned(),
+                    ReleaseReply::None(Absence { forced, last, first }) => {
+                        let [forced, last, first] = [forced, last, first].map(number);
+                        format!("none {forced} {last} {first}")
+                    }
                 }
-            },
-            Step::Renew { id: name, lease_ms, tokens } => renewed(
+            }
+            Step::Renew { id: name, lease_ms, tokens, rest_until_ms } => renewed(
                 *tokens,
                 match tokens {
                     Some(tokens) => self.renew_cached(now, &id(name), Duration::from_millis(*lease_ms), *tokens),
-                    None => self.renew(now, &id(name), Duration::from_millis(*lease_ms)),
+                    None => {
+                        let lease = Duration::from_millis(*lease_ms);
+                        self.renew_until(now, &id(name), lease, until(*rest_until_ms))
+                    }
                 },
             ),
             Step::Convert(old, wish) => converted(self.convert(now, wish.not_after_ms, &id(old), &request(wish))),
@@ -114,6 +119,10 @@ fn messages(record: &mut Record, now: ServerTime, step: &Step) -> Vec<String> {
 fn id(text: &str) -> AcquisitionId {
     let label = text.strip_prefix(MANAGER).and_then(|rest| rest.strip_prefix(".0.")).expect("an id");
     AcquisitionId::new(MANAGER, 0, label)
+}
+
+fn until(until_ms: Option<u64>) -> Option<ServerTime> {
+    until_ms.map(|until_ms| ServerTime::from_micros(until_ms * 1000))
 }
 
 fn mode(side: Side) -> Mode {

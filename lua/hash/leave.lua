@@ -1,11 +1,13 @@
 #!lua flags=allow-oom
--- Releases the hold of one acquisition, or removes the acquisition from the queue. The next waiter enters.
+-- Releases the hold of one acquisition, or removes the acquisition from the queue. The next waiter enters. A writer's hold
+-- may rest instead: it stays taken until a given time, and no request finds it under its id any more.
 -- KEYS: the lock
--- ARGV: id, limits of timestamp clients ('<read_limit_ms> <write_limit_ms>')
+-- ARGV: id, limits of timestamp clients ('<read_limit_ms> <write_limit_ms>'), until_ms to which a writer's hold rests (may
+--   be missing)
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now
 --   | 'none id <time> forced_token last_token first_token' | 'version id <time>'
 local call, key = redis.call, KEYS[1]
-local id, limits = ARGV[1], ARGV[2]
+local id, limits, until_ms = ARGV[1], ARGV[2], ARGV[3]
 -- A key that is not used any more may live MAX_UNUSED_MS longer, if that saves a command.
 local RETENTION_MS, MAX_UNUSED_MS, MAX_TOKENS = 60000, 120000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
@@ -20,7 +22,9 @@ local holder, queue, write, read = fields[1], fields[2], fields[3], fields[4]
 -- no stamp and no id.
 local start = sub(holder or '', 1, 17)
 local held_until, own_stamp -- the caller's deadline, and the field of its stamp
-if write then
+if until_ms then
+  -- The hold may rest, which the slow path sees to.
+elseif write then
   held_until = start == '3 w ' .. write and sub(holder, 38) == id and write + 0 > now_ms and write
   own_stamp = 'write'
 elseif read and start .. '.0' == '3 s ' .. read then
@@ -102,7 +106,11 @@ else
 end
 last = tonumber(last or 0)
 local code, was_live = 'none', writer == id -- live and yet `none`: an intruder was beside it
-if writer == id then
+if writer == id and until_ms and until_ms + 0 > now_ms and write == writer_stamp then
+  -- It rests. No id begins with an `@`, so nothing that is late finds it. No process is there to recall.
+  code, writer, writer_ms, holder_changed = 'held', '@' .. id, until_ms + 0, true
+  to_set[1], to_set[2], to_delete[1] = 'write', until_ms, 'k'
+elseif writer == id then
   if write == writer_stamp then
     code, write, to_delete[1] = 'held', nil, 'write'
   else -- another stamp, or none, is that of an intruder, who may delete it

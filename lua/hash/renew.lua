@@ -1,11 +1,13 @@
 #!lua flags=allow-oom
 -- Extends the live hold of one acquisition. Never shortens it, and never brings back a lost one. No waiter enters.
 -- KEYS: the lock
--- ARGV: id, lease_ms; for a hold that may be cached: 'k', and how many more tokens a writer wants at most (may be missing)
+-- ARGV: id, lease_ms; for a hold that may be cached: 'k', and how many more tokens a writer wants at most (may be missing);
+--   for a writer's hold that is to last until a given time at least: 'u', until_ms
 -- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token tokens' (0 or 1;
 --   the new tokens, '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
 local call, key = redis.call, KEYS[1]
-local id, lease_ms, may_cache, wanted_tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local id, lease_ms, letter, wanted_tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local may_cache = letter == 'k'
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
 local format, match, sub, max = string.format, string.match, string.sub, math.max
 -- No client gives the limits, so each stamp counts.
@@ -31,6 +33,7 @@ elseif stored then
 end
 if writer == id and write == writer_stamp and writer_ms > now_ms then
   is_granted, deadline_ms, holder_changed = true, max(deadline_ms, writer_ms), true
+  if letter == 'u' then deadline_ms = max(deadline_ms, ARGV[4] + 0) end
   writer_ms = deadline_ms
   to_set[1], to_set[2] = 'write', format('%d', deadline_ms)
   if may_cache and (wanted_tokens or 0) + 0 > 0 then -- up to the clock, as those of a grant

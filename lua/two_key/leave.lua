@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
 -- Releases the hold of one acquisition, or removes the acquisition from the queue. The next waiter gets a notification,
--- and asks again.
+-- and asks again. A writer's hold may rest instead: it stays taken until a given time, and no request finds it under its id
+-- any more.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: id
+-- ARGV: id, until_ms to which a writer's hold rests (may be missing)
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now | 'none id <time> forced_token last_token first_token'
 local read_key, write_key = KEYS[1], KEYS[2]
-local id = ARGV[1]
+local id, until_ms = ARGV[1], tonumber(ARGV[2] or 0)
 local RETENTION_MS = 60000
 
 local time = redis.call('TIME')
@@ -18,16 +19,23 @@ local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
 local others_ms = math.max(now_ms, (longest[1] ~= id and longest[2] or longest[4] or 0) + 0)
 local own_ms, waits_ms = tonumber(scores[2] or 0), -(scores[3] or 0)
 local own_writer = writer and string.sub(writer, 1, #id + 1) == id .. ' '
-local code, writer_released, wrote, unpublished = 'none', false, false, ''
+local code, writer_released, wrote, rests, unpublished = 'none', false, false, false, ''
 
 if own_writer then
   local writer_ms = redis.call('PEXPIRETIME', write_key)
-  redis.call('DEL', write_key)
-  wrote, writer_released = true, writer_ms < 0 or writer_ms > now_ms -- else dead, but not removed until now
-  if writer_released then code = 'held' end
+  local is_live = writer_ms < 0 or writer_ms > now_ms -- else dead, but not removed until now
+  wrote, rests = true, is_live and until_ms > now_ms
+  writer_released = is_live and not rests
+  if is_live then code = 'held' end
+  if rests then -- no id begins with an '@', so nothing that is late finds it
+    redis.call('SET', write_key, '@' .. writer, 'PXAT', until_ms)
+    others_ms = math.max(others_ms, until_ms)
+  else
+    redis.call('DEL', write_key)
+  end
 end
 if scores[1] and scores[1] == scores[5] then own_ms = 0 end -- a force has ended the hold, but not removed it yet
-if scores[2] and not writer_released then
+if scores[2] and not (writer_released or rests) then
   redis.call('ZREM', read_key, id, '@' .. id)
   wrote = true
   if own_ms > now_ms then code = 'held' end
@@ -46,7 +54,7 @@ if scores[3] then
     if code == 'none' and -scores[4] - ALIVE_OFFSET > now_ms then code = 'queued' end
   end
   local readers_inside = others_ms > now_ms
-  local can_enter = code == 'queued' or code == 'held' and not readers_inside
+  local can_enter = not rests and (code == 'queued' or code == 'held' and not readers_inside)
   if can_enter and writer and not own_writer then
     local writer_ms = redis.call('PEXPIRETIME', write_key)
     can_enter = writer_ms >= 0 and writer_ms <= now_ms

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Extends the live hold of one acquisition. It never shortens a hold, and never brings back a lost one.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: id, lease_ms
+-- ARGV: id, lease_ms; for a writer's hold that is to last until a given time at least: 'u', until_ms
 -- Returns 'renewed id <time> remaining_ms' | 'lost id <time> forced_token'
 local read_key, write_key = KEYS[1], KEYS[2]
 local id, lease_ms = ARGV[1], ARGV[2]
@@ -21,7 +21,7 @@ if scores[1] and scores[1] == scores[4] then own_ms = 0 end
 if writer and string.sub(writer, 1, #id + 1) == id .. ' ' then
   local writer_ms = redis.call('PEXPIRETIME', write_key)
   if writer_ms < 0 or writer_ms > now_ms then
-    deadline_ms = math.max(deadline_ms, writer_ms) -- a key that lost its ttl (-1) gets the lease
+    deadline_ms = math.max(deadline_ms, writer_ms, tonumber(ARGV[4] or 0)) -- a key that lost its ttl (-1) gets the lease
     redis.call('PEXPIREAT', write_key, deadline_ms)
     redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
     return string.format('renewed %s %s %s %.0f', id, time[1], time[2], deadline_ms - now_ms)

@@ -16,6 +16,9 @@ use crate::base::lease::{FencingToken, Moment, ServerTime};
 /// Owned future that is `Send`. [`try_read`](crate::RwLockManager::try_read) and other methods return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// First character of the name of a rest, with which no id begins.
+const REST_MARK: char = '@';
+
 /// Longest label in bytes.
 pub(crate) const MAX_LABEL_BYTES: usize = 64;
 
@@ -48,6 +51,17 @@ impl AcquisitionId {
 
     pub(crate) fn to_shared(&self) -> Arc<str> {
         Arc::clone(&self.0)
+    }
+
+    /// Returns the name under which the server records the rest of this acquisition's hold. It is no id, so no request
+    /// finds the rest.
+    pub(crate) fn of_rest(&self) -> Self {
+        Self(format!("{REST_MARK}{}", self.0).into())
+    }
+
+    /// Returns the id of the hold that rests, if the server's record of a holder is that of a rest.
+    pub(crate) fn before_rest(holder: &str) -> Option<&str> {
+        holder.strip_prefix(REST_MARK)
     }
 
     /// Returns true if a text from a server or a user may be an id.

@@ -109,6 +109,11 @@ impl ServerTime {
         self.0.div_ceil(1000)
     }
 
+    /// Returns the time rounded up to a millisecond.
+    pub(crate) fn in_whole_millis_up(self) -> Self {
+        Self(self.as_millis_up().saturating_mul(1000))
+    }
+
     /// Returns the time rounded down to a millisecond, which is the precision of the scripts.
     pub(crate) fn in_whole_millis(self) -> Self {
         Self(self.0 / 1000 * 1000)

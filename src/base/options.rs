@@ -184,6 +184,21 @@ impl Options {
         }
     }
 
+    /// Refuses `at_least` on keys where a grant to a client of the timestamp scheme ends the rest early.
+    fn check_at_least(&self, span: Duration) -> Result<()> {
+        at_least("at_least", span, Duration::from_millis(1))?;
+        at_most("at_least", span, MAX_LEASE)?;
+        if self.timestamp_keys.is_none() {
+            return Ok(());
+        }
+        invalid(
+            "at_least",
+            "the next grant to a client of the timestamp scheme shortens the ttl of the lock's key, so the lock would \
+             not stay taken: do not combine it with `timestamp_keys`"
+                .to_owned(),
+        )
+    }
+
     /// Returns true if unused holds may be cached.
     pub(crate) fn may_cache(&self) -> bool {
         !self.cache_for.is_zero()
@@ -230,10 +245,12 @@ pub(crate) struct Overrides {
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Option<Reentry>,
     pub(crate) cache_for: Option<Duration>,
+    pub(crate) at_least: Option<Duration>,
 }
 
 impl Overrides {
     fn check(&self, options: &Options) -> Result<()> {
+        self.at_least.map_or(Ok(()), |at_least| options.check_at_least(at_least))?;
         if let Some(lease) = self.lease {
             check_lease(lease, options.max_clock_skew)?;
             options.check_foreign_ttl(lease)?;
@@ -253,13 +270,15 @@ pub(crate) struct Terms {
     pub(crate) reentry: Reentry,
     /// Time for which the unused hold may be cached.
     pub(crate) cache_for: Duration,
+    /// Time from the grant for which the lock stays taken on the server, even after an earlier release.
+    pub(crate) at_least: Option<Duration>,
 }
 
 impl Terms {
     /// Checks the options of this acquisition. The manager's options were checked when it was built.
     #[inline]
     pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
-        if overrides.lease.is_some() || overrides.max_hold.is_some() {
+        if overrides.lease.is_some() || overrides.max_hold.is_some() || overrides.at_least.is_some() {
             overrides.check(options)?;
         }
         Ok(Self {
@@ -267,8 +286,13 @@ impl Terms {
             max_hold: overrides.max_hold.unwrap_or(options.max_hold),
             wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
             reentry: overrides.reentry.unwrap_or(options.reentry),
-            // The manager's value is the upper limit for all acquisitions.
-            cache_for: overrides.cache_for.map_or(options.cache_for, |cache_for| cache_for.min(options.cache_for)),
+            // The manager's value is the upper limit for all acquisitions. A hold that rests after its use is never
+            // cached, so the server need not offer it to waiters.
+            cache_for: match overrides.at_least {
+                Some(_) => Duration::ZERO,
+                None => overrides.cache_for.map_or(options.cache_for, |cache_for| cache_for.min(options.cache_for)),
+            },
+            at_least: overrides.at_least,
         })
     }
 }

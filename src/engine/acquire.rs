@@ -6,6 +6,7 @@
 //! without an answer is repeated under the same id, which counts once however many copies arrive. A future that is dropped
 //! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
 
+mod arm;
 mod local;
 mod patience;
 mod pending;
@@ -41,6 +42,7 @@ use crate::lock::side::{Notifications, Pending, SideOutage};
 use crate::lock::wait::{FirstAnswer, WaitEntry};
 use crate::store::{Mode, ServerContact};
 
+use self::arm::Arming;
 use self::patience::WaitEnds;
 use self::pending::Pursued;
 use self::withdraw::Withdrawn;
@@ -159,6 +161,9 @@ pub(crate) async fn acquire(
 ) -> Result<Option<Held>> {
     engine.check_open(&key)?;
     in_runtime()?;
+    if terms.at_least.is_some() {
+        arm::check(engine)?;
+    }
     engine.keep_running();
     let began = engine.clock.now();
     let wants = ShareRequest {
@@ -170,7 +175,7 @@ pub(crate) async fn acquire(
     if terms.reentry.owner().is_some()
         && let Some(held) = join_own(engine, &key, wants, mode, began)?
     {
-        return Ok(Some(held));
+        return if terms.at_least.is_some() { Err(arm::nested()) } else { Ok(Some(held)) };
     }
     if mode == Mode::Read
         && let Some((hold, share_id)) = engine.table.join(key.hashed_name(), wants, began)
@@ -189,6 +194,7 @@ pub(crate) async fn acquire(
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
     let tries = tries(engine, patience, began);
     let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, (entry, permit), tries);
+    acquisition.arming = terms.at_least.map(|span| Box::new(Arming::new(span)));
     acquisition.until_its_end(limit, patience).await
 }
 
@@ -338,6 +344,8 @@ struct Acquisition<'a> {
     has_heard_nothing: bool,
     /// Bounds the requests that notifications cause.
     told_to_ask: Throttle,
+    /// Present if the lock is to stay taken for a time at least.
+    arming: Option<Box<Arming>>,
     /// Its place among those of the manager that are under way.
     _permit: WaiterPermit<'a>,
 }
@@ -374,6 +382,7 @@ impl<'a> Acquisition<'a> {
             calls_until: None,
             has_heard_nothing: false,
             told_to_ask: Throttle::new(),
+            arming: None,
             _permit: permit,
         }
     }
@@ -383,7 +392,11 @@ impl<'a> Acquisition<'a> {
         let engine = self.engine;
         let given_up = match self.run_within(limit, patience).await {
             AcquireEnd::Over(result) => {
-                let held = hand_out(engine, &self.key, result?)?;
+                let held = match &self.arming {
+                    // It was marked as handed out already.
+                    Some(_) => result?,
+                    None => hand_out(engine, &self.key, result?)?,
+                };
                 if held.is_none() {
                     return self.refused().await;
                 }
@@ -475,6 +488,21 @@ impl<'a> Acquisition<'a> {
     }
 
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {
+        loop {
+            let Some(held) = self.run_to_hold(patience).await? else {
+                return Ok(None);
+            };
+            if self.arming.is_none() {
+                return Ok(Some(held));
+            }
+            if let Some(held) = Box::pin(self.arm(held, patience)).await? {
+                return Ok(Some(held));
+            }
+        }
+    }
+
+    /// Runs until it has a share of a hold.
+    async fn run_to_hold(&mut self, patience: Patience) -> Result<Option<Held>> {
         loop {
             while !self.entry.as_ref().is_none_or(WaitEntry::is_leader) {
                 if let Some(held) = Box::pin(self.signalled(patience)).await? {

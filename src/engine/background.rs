@@ -334,7 +334,7 @@ impl BackgroundWork {
             if self.scheme.route(hold.key()) != route {
                 hold.leave_batch(now);
             } else if let Some(lease) = catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
-                chunk.push(DueRenewal::new(hold, lease));
+                chunk.push(DueRenewal::new(hold, lease, now));
             }
         }
         let is_empty = chunk.is_empty();

@@ -38,6 +38,12 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
     if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
         return Err(NotConverted { held, error });
     }
+    if held.hold().is_to_rest() {
+        let reason =
+            "the hold of a guard with `at_least` stays exclusive: release it, and acquire the lock for reading";
+        let error = Error::InvalidOption { option: "at_least", reason: reason.to_owned() };
+        return Err(NotConverted { held, error });
+    }
     // Nested in another guard's hold it only counts, as a nested read does.
     if !held.hold().begin_conversion(held.engine().clock.now()) {
         return match lost(&held) {

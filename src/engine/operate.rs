@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::pin::pin;
 
+use crate::base::attempt::AcquisitionId;
 use crate::base::error::{LossReason, Result};
 use crate::base::health::{Health, Stats, Traffic};
 use crate::base::key::Key;
@@ -66,6 +67,7 @@ impl Engine {
 
     /// Returns the guards of this manager that share a hold. Returns `None` for the hold of another manager.
     fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
+        let id = AcquisitionId::before_rest(id).unwrap_or(id);
         let rest = id.strip_prefix(&*self.manager_id)?;
         rest.starts_with('.').then(|| {
             let holds = self.table.holds(key);

@@ -109,11 +109,12 @@ impl Releases {
 
     /// Sends a release once.
     pub(crate) async fn send_once(self: &Arc<Self>, release: &Release) -> Attempt<ReleaseReply> {
+        let request = request_of(release);
         if self.replay.is_none() {
-            return self.scheme.release(&release.key, &release.id).await;
+            return self.scheme.release(&request).await;
         }
         let route = self.scheme.route(&release.key);
-        let answer = self.scheme.release(&release.key, &release.id).await?;
+        let answer = self.scheme.release(&request).await?;
         self.carried_out(release, &route, self.clock.now());
         Ok(answer)
     }
@@ -370,6 +371,10 @@ impl Releases {
     }
 }
 
+fn request_of(release: &Release) -> ReleaseRequest {
+    ReleaseRequest { key: Arc::clone(&release.key), id: release.id.clone(), rest_until: release.rest_until }
+}
+
 /// Returns true if a server that refuses a release for this reason will refuse it again.
 fn is_final(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::Forbidden | Refusal::ForeignKey | Refusal::UnsupportedServer | Refusal::OtherTopology)
@@ -405,7 +410,7 @@ impl ReleaseTask {
     }
 
     pub(super) fn leave(&self) -> ReleaseRequest {
-        ReleaseRequest { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
+        request_of(&self.release)
     }
 
     /// Takes the hold out of the task, if local waiters wait for its release. The first call returns the hold, and
@@ -440,7 +445,7 @@ impl ReleaseBackground for Releases {
 
     fn release_at_master(&self, release: MasterRelease) {
         let MasterRelease { route, key, id, server_until, arrives_until, pending } = release;
-        let release = Release { key, id, server_until, arrives_until };
+        let release = Release { key, id, server_until, arrives_until, rest_until: None };
         self.carry(ReleaseTask { release, backoff: Backoff::new(), scope: ReleaseScope::Master { route, pending } });
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::base::attempt::Attempt;
 use crate::base::error::LossReason;
 use crate::base::events::{self, Limiter};
-use crate::base::lease::Moment;
+use crate::base::lease::{Moment, ServerTime};
 use crate::base::metrics::RenewalOutcome;
 use crate::base::panics::catch_panic;
 use crate::base::recalls::LiveSubscription;
@@ -39,12 +39,14 @@ pub(super) struct DueRenewal {
     pub(super) lease: Duration,
     /// Live subscription to recalls. If it is present, the renewal tells the server that the hold may be cached.
     said: Option<LiveSubscription>,
+    /// Time of the server's clock until which the renewal lets the hold last at least.
+    rest_until: Option<ServerTime>,
 }
 
 impl DueRenewal {
-    pub(super) fn new(hold: Arc<Hold>, lease: Duration) -> Self {
-        let said = hold.live_subscription();
-        Self { hold, lease, said }
+    pub(super) fn new(hold: Arc<Hold>, lease: Duration, now: Moment) -> Self {
+        let (said, rest_until) = hold.renewal_terms(now);
+        Self { hold, lease, said, rest_until }
     }
 
     pub(super) fn renewal(&self) -> RenewalRequest {
@@ -55,6 +57,7 @@ impl DueRenewal {
             lease: self.lease,
             caches: self.said.is_some(),
             tokens,
+            rest_until: self.rest_until,
         }
     }
 }
@@ -109,7 +112,7 @@ impl Renewals {
     /// executed an open conversion of the hold. Then returns the release that ends this conversion.
     fn is_answered(
         &self,
-        DueRenewal { hold, lease, said }: &DueRenewal,
+        DueRenewal { hold, lease, said, rest_until }: &DueRenewal,
         attempt: Attempt<Renewed>,
         now: Moment,
     ) -> Option<Release> {
@@ -123,6 +126,10 @@ impl Renewals {
                         let cache_answer =
                             CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
                         hold.on_cache_answer(cache_answer, tokens, now);
+                    }
+                    if rest_until.is_some() {
+                        // Before the waiting acquisition wakes.
+                        hold.note_armed();
                     }
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
                     let confirmed = hold.on_renewed(grant, now);

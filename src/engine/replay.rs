@@ -107,7 +107,13 @@ mod tests {
 
     fn release(n: u64, server_until: Moment) -> Release {
         let key = Arc::new(Key::new("rwlock", "cfg").expect("valid"));
-        Release { key, id: AcquisitionId::new("manager", n, "label"), server_until, arrives_until: None }
+        Release {
+            key,
+            id: AcquisitionId::new("manager", n, "label"),
+            server_until,
+            arrives_until: None,
+            rest_until: None,
+        }
     }
 
     fn route(address: &str) -> Route {

@@ -310,6 +310,63 @@ impl<G: Guard> Acquire<G> {
     }
 }
 
+impl Acquire<WriteGuard> {
+    /// Sets how long the lock stays taken on the server, counted from the grant. If the guard is released earlier, the
+    /// lock *rests* until that time: no process can acquire it, and this process keeps no guard, renewal or task for
+    /// it. [`inspect`](crate::RwLockManager::inspect) shows the rest as a holder with
+    /// [`resting`](crate::HolderView::resting). There is no rest by default.
+    ///
+    /// Use it for work that several machines start at about the same time and that only one of them may do, such as
+    /// cron jobs: with [`try_now`](Acquire::try_now), and with a time that is longer than the difference between the
+    /// machines' clocks. Without the rest, a machine whose clock is behind would find the lock free again after a short
+    /// job, and do the work a second time. Choose a time that is shorter than the period of the job minus that
+    /// difference. The rest may last longer than asked by a round trip and
+    /// [`max_clock_skew`](crate::Builder::max_clock_skew), and never less.
+    ///
+    /// The acquisition sends one more request, a renewal that names the time, and succeeds when the server has answered
+    /// it. From then on the lock stays taken whatever ends the hold: a release, the drop of the guard,
+    /// [`max_hold`](Acquire::max_hold), [`close`](crate::RwLockManager::close), or the death of this process. It also
+    /// survives a failover, as far as the [`Durability`](crate::Durability) of the manager does. A cancelled or failed
+    /// acquisition leaves no rest; but if the process dies after it has sent that renewal, the lock stays taken until
+    /// the time. The guard itself is valid no longer than without the option, since its validity counts the lease only.
+    ///
+    /// [`release_at_once`](WriteGuard::release_at_once) leaves no rest, and
+    /// [`force_release`](crate::RwLockManager::force_release) ends one. A waiter acquires the lock at most one second
+    /// after the end of the rest. The hold is never [cached](Acquire::cache_for), and the next writer of this process
+    /// waits as others do.
+    ///
+    /// # Errors
+    ///
+    /// The acquisition fails with [`InvalidOption`](Error::InvalidOption) before anything is sent in these cases: the
+    /// time is zero or longer than a year; the manager is a [`QuorumManager`](crate::QuorumManager) or uses
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys), which cannot keep a rest; or the acquisition nests in a hold
+    /// of its owner. A guard with this option cannot be [downgraded](WriteGuard::downgrade).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # async fn send_report() {}
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let job = manager.write("report").at_least(Duration::from_secs(30));
+    /// if let Some(guard) = job.try_now().await? {
+    ///     send_report().await;
+    ///     guard.release().await?; // the lock stays taken for the rest of the 30 s
+    /// }
+    /// assert!(manager.try_write("report").await?.is_none());
+    /// assert!(manager.inspect("report").await?.holders[0].resting);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn at_least(mut self, at_least: Duration) -> Self {
+        self.request.overrides.at_least = Some(at_least);
+        self
+    }
+}
+
 impl Request {
     /// Returns a share of a hold that this process already has, if the share needs no request.
     #[inline]
@@ -317,6 +374,10 @@ impl Request {
         // Here a writer can only get a cached hold, and without the option `cache_for` there is none. Nested
         // acquisitions and hand-offs need a future, which `take` returns.
         if mode == Mode::Write && !engine.options().may_cache() {
+            return None;
+        }
+        // A hold that is to rest needs a request before its guard is handed out.
+        if self.overrides.at_least.is_some() {
             return None;
         }
         let terms = Terms::new(engine.options(), self.overrides).ok()?;

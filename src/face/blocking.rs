@@ -628,6 +628,29 @@ impl AcquireAll {
     }
 }
 
+impl Acquire<crate::WriteGuard> {
+    /// Sets how long the lock stays taken on the server, as [`Acquire::at_least`](crate::Acquire::at_least) does. A
+    /// nested acquisition fails with [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new()?;
+    /// manager.write("report").at_least(Duration::from_secs(30)).run(|_| ())?;
+    /// assert!(manager.try_write("report")?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn at_least(mut self, at_least: Duration) -> Self {
+        self.acquire = self.acquire.at_least(at_least);
+        self
+    }
+}
+
 /// Guard that stays in the thread that acquired it. The guard dereferences to the asynchronous guard.
 ///
 /// Dropping the guard releases the lock in the background; [`release`](Guard::release) waits for the server's answer.
@@ -730,6 +753,16 @@ impl<G: AsyncGuard> Guard<G> {
 }
 
 impl Guard<crate::WriteGuard> {
+    /// Releases the lock without a rest, as
+    /// [`WriteGuard::release_at_once`](crate::WriteGuard::release_at_once) does.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ReadGuard::release`](crate::ReadGuard::release).
+    pub fn release_at_once(self) -> Result<()> {
+        self.background.block_on(self.guard.release_at_once())
+    }
+
     /// Converts the exclusive hold into a shared hold in one step; see
     /// [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
     ///

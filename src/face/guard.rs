@@ -272,6 +272,45 @@ guard! {
 }
 
 impl WriteGuard {
+    /// Releases the lock as [`release`](WriteGuard::release) does, but leaves no rest: other owners can acquire the
+    /// lock at once, whatever [`at_least`](crate::Acquire::at_least) asked for. For work that failed, so that another
+    /// machine may try it now.
+    ///
+    /// If the hold was lost before, its release may be on its way already, and then the lock rests.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`release`](WriteGuard::release).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe once the future was polled: the manager then releases the lock in the background, without a rest. If the
+    /// future is dropped before that, the lock rests.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # async fn send_report() -> Result<(), ()> { Err(()) }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let guard = manager.write("report").at_least(Duration::from_secs(60)).await?;
+    /// match send_report().await {
+    ///     Ok(()) => guard.release().await?,
+    ///     Err(()) => guard.release_at_once().await?,
+    /// }
+    /// assert!(manager.peer().try_write("report").await?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn release_at_once(self) -> Result<()> {
+        self.0.check_process()?;
+        self.0.hold().forgo_rest();
+        self.0.release().await
+    }
+
     /// Converts the exclusive hold into a shared hold in one step, so that no writer can acquire the lock in between.
     /// Waiting readers of all processes acquire the lock at the same time. The token of the new read guard is greater
     /// than the token of this guard.
@@ -280,8 +319,9 @@ impl WriteGuard {
     ///
     /// # Errors
     ///
-    /// Fails with a [`DowngradeError`], which contains the guard. The guard still has the exclusive hold, except in
-    /// these cases:
+    /// Fails with a [`DowngradeError`], which contains the guard. A guard with
+    /// [`at_least`](crate::Acquire::at_least) is always refused, with
+    /// [`InvalidOption`](crate::Error::InvalidOption). The guard still has the exclusive hold, except in these cases:
     ///
     /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before the conversion.
     /// - [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum): the server may have

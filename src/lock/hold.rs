@@ -10,7 +10,7 @@ use crate::base::clock::Clock;
 use crate::base::error::LossReason;
 use crate::base::events::{self, HoldSpan};
 use crate::base::key::Key;
-use crate::base::lease::{FencingToken, Moment};
+use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::base::metrics::Counted;
 use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
@@ -23,8 +23,8 @@ use crate::lock::record::HoldRecord;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
-    Accepted, CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit, Grant, GrantIdentity, LeftOpen,
-    NewHold, Next, OpenConversion, RenewalConfirmed, ShareRemoved,
+    Accepted, AtLeast, CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit, Grant, GrantIdentity,
+    LeftOpen, NewHold, Next, OpenConversion, RenewalConfirmed, ShareRemoved,
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
@@ -251,19 +251,65 @@ impl Hold {
         self.ask(|record| record.deadline())
     }
 
-    /// When the server's hold is over, whatever arrives; and until when a copy of the acquisition may.
-    pub(crate) fn until(&self, now: Moment) -> (Moment, Option<Moment>) {
+    /// When the server's hold is over, whatever arrives, what may arrive, and until when it rests.
+    pub(crate) fn until(&self, now: Moment) -> ServerEnd {
         let rules = self.rules();
-        self.ask(|record| (record.server_until(now, rules), record.arrives_until(now, rules)))
+        self.ask(|record| ServerEnd::of(record, now, rules))
     }
 
     /// The same, and the conversion that is to be given back as well: once.
-    pub(super) fn gives_back(&self, now: Moment) -> ((Moment, Option<Moment>), Option<OpenConversion>) {
+    pub(super) fn gives_back(&self, now: Moment) -> (ServerEnd, Option<OpenConversion>) {
         let rules = self.rules();
-        self.quietly(|record, _| {
-            let until = (record.server_until(now, rules), record.arrives_until(now, rules));
-            (until, record.take_open_conversion())
-        })
+        self.quietly(|record, _| (ServerEnd::of(record, now, rules), record.take_open_conversion()))
+    }
+}
+
+/// End of a hold on the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerEnd {
+    /// Moment from which the server has no hold, whatever arrives.
+    pub(crate) server_until: Moment,
+    /// Latest moment at which a copy of the acquisition may arrive.
+    pub(crate) arrives_until: Option<Moment>,
+    /// Time until which the release lets the hold rest.
+    pub(crate) rest_until: Option<ServerTime>,
+}
+
+impl ServerEnd {
+    fn of(record: &HoldRecord, now: Moment, rules: &Rules) -> Self {
+        Self {
+            server_until: record.server_until(now, rules),
+            arrives_until: record.arrives_until(now, rules),
+            rest_until: record.rest_until(),
+        }
+    }
+}
+
+/// Steps of a hold that is to rest after its use.
+impl Hold {
+    /// Arms the hold for an acquisition, which waits and tries again until the server has answered.
+    pub(crate) fn arm(&self, share_id: ShareId, at_least: AtLeast, since: Moment, now: Moment) -> Accepted {
+        self.event(|record, _, signals| record.arm(share_id, at_least, since, now, signals))
+    }
+
+    /// Notes that the guard is handed out now. Returns false if the hold is over.
+    pub(crate) fn hand_out(&self, now: Moment) -> bool {
+        self.event(|record, _, signals| record.hand_out(now, signals))
+    }
+
+    /// Lets the release of the hold leave no rest.
+    pub(crate) fn forgo_rest(&self) {
+        self.event(|record, _, _| record.forgo_rest());
+    }
+
+    /// Returns true if the hold is to rest after its use.
+    pub(crate) fn is_to_rest(&self) -> bool {
+        self.ask(|record| record.is_to_rest())
+    }
+
+    /// Notes that the server has answered a renewal with the time until which the hold lasts at least.
+    pub(crate) fn note_armed(&self) {
+        self.event(|record, _, _| record.note_armed());
     }
 }
 
@@ -332,6 +378,16 @@ impl Hold {
     /// The subscription that stands now, for a request that says that the hold may stay.
     pub(crate) fn live_subscription(&self) -> Option<LiveSubscription> {
         self.ask(|record| record.live_subscription())
+    }
+
+    /// The subscription that stands now, for a renewal that says that the hold may stay; or the time until which the renewal
+    /// lets the hold last at least.
+    pub(crate) fn renewal_terms(&self, now: Moment) -> (Option<LiveSubscription>, Option<ServerTime>) {
+        let rules = self.rules();
+        self.quietly(|record, _| match record.fix_rest(now, rules) {
+            Some(until) => (None, Some(until)),
+            None => (record.live_subscription(), None),
+        })
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.

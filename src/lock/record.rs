@@ -10,6 +10,7 @@
 //! waiting writer of the process may take over the hold. That writer gets the next of the tokens that the server
 //! reserved with the grant.
 
+mod at_least;
 mod cache;
 mod conversion;
 mod promise;
@@ -33,6 +34,8 @@ use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::side::First;
 
+pub(crate) use at_least::AtLeast;
+use at_least::RestState;
 pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit};
 use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
@@ -188,6 +191,8 @@ pub(super) struct HoldRecord {
     is_claim: bool,
     /// Cache state. Present if the hold may be cached when its last guard has left.
     cache: Option<Box<CacheState>>,
+    /// Present if the hold is to rest after its use.
+    rest: Option<Box<RestState>>,
 }
 
 /// Waiters that wait for the answer to a renewal. Until the answer, their shares are unclaimed: such a share is over
@@ -255,6 +260,7 @@ impl HoldRecord {
             handoffs: 0,
             is_claim,
             cache: None,
+            rest: None,
         };
         if let Some((keep, cache_answer)) = keep {
             record.cache = Some(keep);
@@ -348,7 +354,11 @@ impl HoldRecord {
     /// rest of a longer lease. The grant of a notification needs no limit here. Its waiter has limited the time
     /// already, and the time counts from an earlier answer.
     fn trusted_time(&self, grant: &Grant) -> Duration {
-        let most = self.copies.longest_lease().max(grant.asked);
+        let most = match &self.rest {
+            // The server keeps the hold for longer than its lease. After a failover that lost this, it does not.
+            Some(rest) if rest.until().is_some() => grant.asked,
+            _ => self.copies.longest_lease().max(grant.asked),
+        };
         if self.is_claim { grant.remaining } else { grant.remaining.min(most) }
     }
 
@@ -563,7 +573,12 @@ impl HoldRecord {
     fn hand_off(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
         let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
         let may_go_on = is_within_budget || self.is_open_to_all(now);
-        if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) || !self.take_token() {
+        if self.mode != Mode::Write
+            || self.is_to_rest()
+            || !may_go_on
+            || !self.suits_next(&next, now)
+            || !self.take_token()
+        {
             return None;
         }
         Some(self.admit(next.as_unclaimed(now)))

@@ -143,10 +143,13 @@ impl LuaScheme {
         call
     }
 
-    fn release_call(&self, key: &Key, id: &AcquisitionId) -> Call {
-        let mut call = self.call(&self.scripts.leave, key);
-        call.echoed_arg(id.as_str());
+    fn release_call(&self, request: &ReleaseRequest) -> Call {
+        let mut call = self.call(&self.scripts.leave, &request.key);
+        call.echoed_arg(request.id.as_str());
         self.add_limits(&mut call);
+        if let Some(until) = request.rest_until {
+            call.number(until.as_millis_up());
+        }
         call
     }
 
@@ -182,6 +185,9 @@ impl LuaScheme {
             if renewal.tokens > 0 {
                 call.number(renewal.tokens);
             }
+        } else if let Some(until) = renewal.rest_until {
+            call.arg(UNTIL_FLAG);
+            call.number(until.as_millis_up());
         }
         call.grants = true;
         call
@@ -278,6 +284,8 @@ const WAKE: &str = "wake";
 const RECALL: &str = "call";
 /// Argument by which the process offers to cache the hold.
 const CACHE_FLAG: &str = "k";
+/// Argument of a renewal after which the time comes until which a write hold lasts at least.
+const UNTIL_FLAG: &str = "u";
 
 /// Reads from the reply to a check of rights which commands the user may not run.
 fn refused_commands(reply: &Value) -> Option<Vec<String>> {
@@ -314,12 +322,12 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that the
             // release frees.
-            let reply = self.router.call_ahead(self.release_call(key, id)).await?;
-            read_reply(reply, id.as_str(), parse_released)
+            let reply = self.router.call_ahead(self.release_call(request)).await?;
+            read_reply(reply, request.id.as_str(), parse_released)
         })
     }
 
@@ -333,7 +341,7 @@ impl Scheme for LuaScheme {
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(async move {
-            let calls = batch.iter().map(|leave| self.release_call(&leave.key, &leave.id)).collect();
+            let calls = batch.iter().map(|leave| self.release_call(leave)).collect();
             let replies = self.router.call_all(route, calls).await;
             let pairs = replies.into_iter().zip(batch);
             pairs.map(|(reply, leave)| read_reply(reply?, leave.id.as_str(), parse_released)).collect()

@@ -356,8 +356,9 @@ impl Scheme for MemoryScheme {
         Box::pin(async move { self.apply(key, |record, now| record.acquire(now, u64::MAX, request)) })
     }
 
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
-        Box::pin(async move { self.apply(key, |record, now| record.release(now, id)) })
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        let ReleaseRequest { key, id, rest_until } = request;
+        Box::pin(async move { self.apply(key, |record, now| record.release_until(now, id, *rest_until)) })
     }
 
     fn can_send_inline(&self, _: &ReleaseRequest) -> bool {
@@ -376,9 +377,13 @@ impl Scheme for MemoryScheme {
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         let renew = |renewal: &RenewalRequest| {
-            let RenewalRequest { key, id, lease, caches: keeps, tokens } = renewal;
+            let RenewalRequest { key, id, lease, caches: keeps, tokens, rest_until } = renewal;
             self.apply(key, |record, now| {
-                if *keeps { record.renew_cached(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+                if *keeps {
+                    record.renew_cached(now, id, *lease, *tokens)
+                } else {
+                    record.renew_until(now, id, *lease, *rest_until)
+                }
             })
         };
         Box::pin(async move { batch.iter().map(renew).collect() })

@@ -286,11 +286,10 @@ impl Scheme for Quorum {
         })
     }
 
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
-        Box::pin(async move {
-            let request = ReleaseRequest { key: Arc::new(key.clone()), id: id.clone() };
-            self.release_everywhere(&[request]).await.pop().expect("one answer each")
-        })
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        Box::pin(
+            async move { self.release_everywhere(std::slice::from_ref(request)).await.pop().expect("one answer each") },
+        )
     }
 
     fn release_all<'a>(

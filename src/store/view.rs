@@ -92,6 +92,9 @@ pub struct HolderView {
     /// hold of another manager, `true` means that one of the lock's holds may be cached. The server does not know which
     /// of them.
     pub cached: bool,
+    /// True if the holder is done and its lock *rests*: nobody is inside, and the lock stays taken for
+    /// [`remaining`](HolderView::remaining), as [`at_least`](crate::Acquire::at_least) asked for.
+    pub resting: bool,
     /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::age"))]
     pub age: Duration,
@@ -189,6 +192,7 @@ impl HolderView {
         Self {
             label: AcquisitionId::label_of(id).to_owned(),
             mode: Mode::Read,
+            resting: AcquisitionId::before_rest(id).is_some(),
             is_ours: guards.is_some(),
             guards: guards.unwrap_or_default().many,
             cached: guards.is_some_and(|guards| guards.is_idle),
@@ -212,6 +216,7 @@ fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> O
         is_ours: false,
         guards: 0,
         cached: false,
+        resting: false,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
     })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::store::{Absence, Acquired, Converted, Forced, Mode, ReleaseReply, Renewed, View};
+use crate::store::{Absence, Acquired, Converted, Forced, Holder, Mode, ReleaseReply, Renewed, View};
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Answer {
@@ -21,6 +21,8 @@ impl Answer {
         if let Self::View(view) = self {
             kinds.extend(view.client_read_ms.map(|_| "view with their read"));
             kinds.extend(view.client_write_ms.map(|_| "view with their write"));
+            let is_rest = |holder: &Holder| holder.id.starts_with('@');
+            kinds.extend(view.holders.iter().any(is_rest).then_some("view of a rest"));
             kinds.extend(view.is_recallable.then_some("view of a marked lock"));
             kinds.extend((view.more_holders + view.more_waiters > 0).then_some("view of some"));
         }

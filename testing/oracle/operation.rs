@@ -49,6 +49,7 @@ impl Face {
             "lost",
             "lost, by force",
             "view",
+            "view of a rest",
             "forced",
             "turned to read",
             "turned to write",
@@ -110,6 +111,8 @@ pub(super) struct Renews {
     pub(super) lease_ms: u64,
     /// Number of tokens to bring, if the hold may be cached.
     pub(super) caches: Option<u64>,
+    /// Time from the last reply until which a write hold lasts at least. Such a hold is not cached.
+    pub(super) rest_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -126,6 +129,8 @@ pub(super) enum Operation {
     },
     Leave {
         who: usize,
+        /// Time from the last reply until which a write hold rests.
+        rest_ms: Option<u64>,
     },
     Conversion {
         old: usize,
@@ -192,18 +197,25 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
     };
     let limit_ms = || -2..=3_i64;
     let caches = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
-    let renews = || (who(), time_ms(), caches()).prop_map(|(who, lease_ms, caches)| Renews { who, lease_ms, caches });
+    let rest_ms = || prop_oneof![3 => Just(None), 1 => (0..=5_u64).prop_map(Some), 1 => (6..=30_u64).prop_map(Some)];
+    let renews = || {
+        let parts = (who(), time_ms(), caches(), rest_ms());
+        parts.prop_map(|(who, lease_ms, caches, rest_ms)| {
+            let rest_ms = rest_ms.filter(|_| caches.is_none());
+            Renews { who, lease_ms, caches, rest_ms }
+        })
+    };
     let of = |mode| (0..MODES.len()).prop_filter("of that mode", move |who| MODES[*who] == mode);
     let (reader, writer) = (|| of(Mode::Read), || of(Mode::Write));
     let renews_writer = || {
         let parts = (writer(), time_ms(), max_tokens());
-        parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, caches: Some(tokens) })
+        parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, caches: Some(tokens), rest_ms: None })
     };
     prop_oneof![
         14 => (who(), wish()).prop_map(|(who, wish)| Operation::Acquire { who, wish }),
         3 => (who(), wish(), limit_ms())
             .prop_map(|(who, wish, limit_ms)| Operation::AcquireUntil { who, wish, limit_ms }),
-        6 => who().prop_map(|who| Operation::Leave { who }),
+        6 => (who(), rest_ms()).prop_map(|(who, rest_ms)| Operation::Leave { who, rest_ms }),
         6 => (who(), who(), wish()).prop_map(|(old, new, wish)| Operation::Conversion { old, new, wish }),
         1 => (who(), who(), wish(), limit_ms())
             .prop_map(|(old, new, wish, limit_ms)| Operation::ConvertUntil { old, new, wish, limit_ms }),

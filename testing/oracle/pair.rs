@@ -18,7 +18,8 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::lua::LuaScheme;
 use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
 use crate::store::{
-    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, RenewalRequest, Renewed, Scheme, View,
+    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, ReleaseRequest, RenewalRequest, Renewed,
+    Scheme, View,
 };
 
 /// Limit that is longer than any history.
@@ -103,10 +104,14 @@ impl<'a> Pair<'a> {
             }
             Operation::UpgradeBeside { old, beside, new, wish } => self.upgrade_beside(old, beside, new, wish).await,
             Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
-            Operation::Leave { who } => {
-                let id = acquisition(who);
-                let real = self.real.release(&self.key, &id).await;
-                self.compare(Some(who), real, Answer::ReleaseReply, |record, now| record.release(now, &id))
+            Operation::Leave { who, rest_ms } => {
+                let (key, rest_until) = (Arc::clone(&self.key), self.rest_until(rest_ms));
+                let request = ReleaseRequest { key, id: acquisition(who), rest_until };
+                let real = self.real.release(&request).await;
+                let ReleaseRequest { id, .. } = &request;
+                self.compare(Some(who), real, Answer::ReleaseReply, |record, now| {
+                    record.release_until(now, id, rest_until)
+                })
             }
             Operation::Conversion { old, new, wish } => {
                 let (old, request) = (acquisition(old), self.face.ask(new, wish));
@@ -288,22 +293,32 @@ impl<'a> Pair<'a> {
 
     async fn renew(&mut self, holds: &[Renews]) -> TestCaseResult {
         let caches = |caches: Option<u64>| caches.filter(|_| self.face == Face::Hash);
-        let renewal = |&Renews { who, lease_ms, caches: asked }: &Renews| RenewalRequest {
+        let renewal = |&Renews { who, lease_ms, caches: asked, rest_ms }: &Renews| RenewalRequest {
             key: Arc::clone(&self.key),
             id: acquisition(who),
             lease: Duration::from_millis(lease_ms),
             caches: caches(asked).is_some(),
             tokens: caches(asked).unwrap_or(0),
+            rest_until: self.rest_until(rest_ms),
         };
         let batch: Vec<_> = holds.iter().map(renewal).collect();
         let answers = self.real.renew(&self.real.route(&self.key), &batch).await;
         prop_assert_eq!(answers.len(), batch.len());
-        for (real, RenewalRequest { id, lease, caches, tokens, .. }) in answers.into_iter().zip(&batch) {
+        for (real, RenewalRequest { id, lease, caches, tokens, rest_until, .. }) in answers.into_iter().zip(&batch) {
             self.compare(None, real, Answer::Renewed, |record, now| {
-                if *caches { record.renew_cached(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+                if *caches {
+                    record.renew_cached(now, id, *lease, *tokens)
+                } else {
+                    record.renew_until(now, id, *lease, *rest_until)
+                }
             })?;
         }
         Ok(())
+    }
+
+    /// Returns the time of the server's clock that is so long after the last reply.
+    fn rest_until(&self, rest_ms: Option<u64>) -> Option<ServerTime> {
+        rest_ms.map(|rest_ms| ServerTime::from_micros((self.last_ms() + rest_ms) * 1000))
     }
 
     fn last_ms(&self) -> u64 {

@@ -86,6 +86,8 @@ pub(super) enum Op {
         id: Id,
         lease_ms: u64,
         caches: bool,
+        /// Time of the server's clock until which the hold lasts at least.
+        rest_until_ms: Option<u64>,
     },
     Inspect,
     /// Ends holds up to this token, and the writer that was seen.

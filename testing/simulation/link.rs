@@ -293,11 +293,12 @@ impl Link {
         self.exchange(key, Parcel::Time, fates).await.map(drop).map_err(|_| Failure::NotDone { source: None })
     }
 
-    async fn leave_at_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
+    async fn leave_at_once(&self, request: &ReleaseRequest) -> Attempt<ReleaseReply> {
+        let ReleaseRequest { key, id, rest_until } = request;
         if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
             return Ok(self.made_up(ReleaseReply::None(Absence::default())));
         }
-        let parcel = Parcel::Leave { id: id.clone() };
+        let parcel = Parcel::Leave { id: id.clone(), rest_until: *rest_until };
         let fates = self.world.fates(self.place, &parcel);
         Ok(only!(self.carry_on(&owned(key), parcel, fates).await?, ReleaseReply))
     }
@@ -308,7 +309,7 @@ impl Link {
     }
 
     async fn renew_one(&self, renewal: &RenewalRequest, fates: Fates) -> Attempt<Renewed> {
-        let RenewalRequest { key, id, lease, .. } = renewal;
+        let RenewalRequest { key, id, lease, rest_until, .. } = renewal;
         let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
         if self.world.mutant == Some(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
             return Err(Failure::NotDone { source: None });
@@ -325,7 +326,9 @@ impl Link {
             let node = self.world.answering(self.address.process);
             return Ok(Answered { node, ..self.made_up(Renewed::of(*lease)) });
         }
-        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, caches }, fates).await;
+        let answer = self
+            .carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, caches, rest_until: *rest_until }, fates)
+            .await;
         if self.is_renewed_by_any(id, &answer) {
             return Ok(self.made_up(Renewed::of(*lease)));
         }
@@ -379,7 +382,8 @@ impl Link {
         drop(tokio::spawn(async move {
             for _ in 0..20 {
                 tokio::time::sleep(renewal.lease / 3).await;
-                let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, caches: None };
+                let parcel =
+                    Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, caches: None, rest_until: None };
                 let fates = world.fates(place, &parcel);
                 drop(world.post(world.wire(process, place), &renewal.key, &parcel, fates));
             }
@@ -431,26 +435,27 @@ impl Scheme for Link {
             let parcel = Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms };
             let answer = self.carry(&key, parcel).await;
             if self.world.mutant == Some(Mutant::LeavesInDoubt) && answer.is_err() {
-                let leave = Parcel::Leave { id: request.id.clone() };
+                let leave = Parcel::Leave { id: request.id.clone(), rest_until: None };
                 drop(self.world.post(self.wire(), &key, &leave, self.world.fates(self.place, &leave)));
             }
             Ok(only!(answer?, Converted))
         })
     }
 
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        let id = &request.id;
         let runtime = self.inline.lock().remove(id);
         Box::pin(async move {
             let Some(runtime) = runtime else {
                 self.world.count_pipeline();
                 let _room = self.room_ahead.acquire().await;
-                return self.leave_at_once(key, id).await;
+                return self.leave_at_once(request).await;
             };
             if self.world.mutant == Some(Mutant::NobodyLooksAfter) {
                 self.left_alone.lock().insert(id.clone());
             }
             runtime.driven().await;
-            let answer = self.leave_at_once(key, id).await;
+            let answer = self.leave_at_once(request).await;
             runtime.driven().await;
             answer
         })
@@ -474,7 +479,7 @@ impl Scheme for Link {
             if self.left_alone.lock().contains(&leave.id) {
                 return Ok(self.made_up(ReleaseReply::Held));
             }
-            self.leave_at_once(&leave.key, &leave.id).await
+            self.leave_at_once(leave).await
         })))
     }
 
@@ -484,7 +489,8 @@ impl Scheme for Link {
             return Box::pin(std::future::ready(Vec::new()));
         };
         self.world.count_pipeline();
-        let parcel = Parcel::Renew { id: first.id.clone(), lease: first.lease, caches: None };
+        let parcel =
+            Parcel::Renew { id: first.id.clone(), lease: first.lease, caches: None, rest_until: first.rest_until };
         let fates = self.world.fates(self.place, &parcel);
         Box::pin(join_all(batch.iter().map(move |renewal| self.renew_one(renewal, fates))))
     }

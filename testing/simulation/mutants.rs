@@ -323,14 +323,14 @@ impl Wrong {
                 record.let_in(now, request);
                 operate(record, now, parcel)
             }
-            (Mutant::ReleaseOfAnybody, Parcel::Leave { id }) => {
+            (Mutant::ReleaseOfAnybody, Parcel::Leave { id, .. }) => {
                 for (other, _, _) in record.live_holds(now_ms) {
                     record.release(now, &parse(&other));
                 }
                 record.release(now, id);
                 Answer::ReleaseReply(ReleaseReply::Held)
             }
-            (Mutant::CancelledStays, Parcel::Leave { id })
+            (Mutant::CancelledStays, Parcel::Leave { id, .. })
                 if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str()) =>
             {
                 Answer::ReleaseReply(ReleaseReply::Queued)
@@ -416,7 +416,7 @@ impl Wrong {
                 record.renew(now, id, *lease);
                 answer
             }
-            (Mutant::TryStaysQueued, Parcel::Leave { id })
+            (Mutant::TryStaysQueued, Parcel::Leave { id, .. })
                 if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str())
                     && self.asked.get(id).is_some_and(|asked| matches!(asked.if_taken, IfTaken::Try { .. })) =>
             {

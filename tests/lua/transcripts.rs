@@ -38,8 +38,8 @@ on_server! {
 }
 
 /// Number of scenarios of each scheme.
-const HASH_SCENARIOS: usize = 165;
-const TWO_KEY_SCENARIOS: usize = 66;
+const HASH_SCENARIOS: usize = 180;
+const TWO_KEY_SCENARIOS: usize = 78;
 /// Scripts whose time stands still: two more keys are the time.
 const TIME: [(&str, &str); 2] =
     [("redis.call('TIME')", "call('TIME')"), ("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}")];
@@ -112,10 +112,16 @@ impl Server for Scripts {
         self.remove_expired();
         let (script, id, args) = match step {
             Step::Acquire(wish) => ("acquire", wish.id.as_str(), acquire_args(self.lock.scheme, wish)),
-            Step::Release(id) => ("leave", id.as_str(), self.with_limits(vec![id.clone()])),
-            Step::Renew { id, lease_ms, tokens } => {
+            Step::Release { id, rest_until_ms } => {
+                let mut args = self.with_limits(vec![id.clone()]);
+                args.extend(rest_until_ms.map(|until_ms| until_ms.to_string()));
+                ("leave", id.as_str(), args)
+            }
+            Step::Renew { id, lease_ms, tokens, rest_until_ms } => {
                 let cached = tokens.iter().flat_map(|tokens| ["k".to_owned(), tokens.to_string()]);
-                ("renew", id.as_str(), [id.clone(), lease_ms.to_string()].into_iter().chain(cached).collect())
+                let rests = rest_until_ms.iter().flat_map(|until_ms| ["u".to_owned(), until_ms.to_string()]);
+                let args = [id.clone(), lease_ms.to_string()].into_iter().chain(cached).chain(rests);
+                ("renew", id.as_str(), args.collect())
             }
             Step::Convert(old, wish) => ("convert", wish.id.as_str(), self.convert_args(old, wish)),
             Step::Inspect => ("inspect", "-", Vec::new()),

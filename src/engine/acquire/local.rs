@@ -154,7 +154,7 @@ impl Acquisition<'_> {
     }
 
     /// The renewal for which it waits goes unanswered.
-    fn renewal_is_late(&self) -> Result<()> {
+    pub(super) fn renewal_is_late(&self) -> Result<()> {
         if let Some(entry) = &self.entry {
             entry.on_outage(Some(SideOutage { since: self.tries.since, source: None }));
         }

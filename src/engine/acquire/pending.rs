@@ -277,6 +277,7 @@ impl Acquisition<'_> {
     /// Makes a grant a hold, if there is enough left of it.
     fn on_grant<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
         let sent = answer.sent;
+        self.note_clock(answer);
         let keep = self.keeping.take().map(|keeping| {
             let word = keeping.answer(answer, granted.is_waited_for);
             (keeping.into_state(), Some(word))
@@ -299,6 +300,7 @@ impl Acquisition<'_> {
 
     /// The same for a grant that came by a notification. It is to be claimed by a renewal, and asked about before it is shared.
     pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
+        self.note_clock(&answer);
         let Answered { sent, value: granted, .. } = answer;
         let now = self.engine.clock.now();
         // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.

@@ -64,7 +64,9 @@ impl Acquisition<'_> {
     /// then, the background goes on.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
         let engine = self.engine;
-        if let Some(Left { pending, handed }) = self.leave() {
+        let unarmed = self.take_unarmed();
+        let left = self.leave().or_else(|| unarmed.is_some().then_some(Left { pending: None, handed: None }));
+        if let Some(Left { pending, handed }) = left {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
             let withdrawing = pending.map(|pending| Withdrawing {
                 engine,
@@ -72,10 +74,10 @@ impl Acquisition<'_> {
                 _keeps_open: pending.open_operation,
             });
             let given_back = async {
-                let is_released = match handed {
-                    Some(held) => held.release().await.is_ok(),
-                    None => true,
-                };
+                let mut is_released = true;
+                for held in unarmed.into_iter().chain(handed) {
+                    is_released &= held.release().await.is_ok();
+                }
                 match withdrawing {
                     Some(mut withdrawing) if is_released => withdrawing.tell().await,
                     None if is_released => Withdrawn::Surely,
@@ -108,6 +110,7 @@ impl Acquisition<'_> {
             id: pending.id.clone(),
             server_until: arrives_until.unwrap_or(now).max(now).after(covers),
             arrives_until,
+            rest_until: None,
         }
     }
 }

@@ -157,7 +157,7 @@ impl InlineRelease {
     async fn run(self, leave: ReleaseRequest, began: Moment) {
         let releases = &self.releases;
         let route = releases.scheme.route(&leave.key);
-        let answer = releases.scheme.release(&leave.key, &leave.id).await;
+        let answer = releases.scheme.release(&leave).await;
         let now = releases.clock.now();
         if answer.is_ok() {
             releases.inline.is_answered_within(now.since(began));

@@ -327,7 +327,7 @@ impl HoldRecord {
     fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
         let has_token = self.mode == Mode::Read || self.next_token().is_some();
-        let may = has_token && self.is_open() && self.in_doubt.is_none();
+        let may = has_token && self.is_open() && self.in_doubt.is_none() && !self.is_to_rest();
         may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.cache_for) })
     }
 

@@ -21,6 +21,11 @@ impl Promise {
         Self { said: grant.server, until: grant.server.in_whole_millis().after(grant.remaining) }
     }
 
+    /// Returns the newest server time that an answer had, or zero.
+    pub(super) fn said(self) -> ServerTime {
+        self.said
+    }
+
     /// Returns true if the server answered with `other` without knowing this promise.
     ///
     /// The server stores a deadline as a time of its clock. A replica has the same deadline, and no script makes it

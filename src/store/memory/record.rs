@@ -394,11 +394,25 @@ impl Record {
         true
     }
 
-    /// Ends an acquisition and then admits waiters. Because of this order, a release never admits the acquisition that
-    /// it ends.
+    /// Ends an acquisition as [`release_until`](Record::release_until) does, without a rest.
+    #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
+        self.release_until(now, id, None)
+    }
+
+    /// Ends an acquisition and then admits waiters. Because of this order, a release never admits the acquisition that
+    /// it ends. A write hold rests if `rest_until` is later than now.
+    pub(crate) fn release_until(
+        &mut self,
+        now: ServerTime,
+        id: &AcquisitionId,
+        rest_until: Option<ServerTime>,
+    ) -> ReleaseReply {
         let mut step = ServerStep::new(now, self.limits);
         let live = self.is_sound(step.now_ms, id);
+        if live && self.rest(step.now_ms, id, rest_until) {
+            return ReleaseReply::Held;
+        }
         // A foreign client was inside together with the hold, so the tokens do not show how the hold ended.
         let intruded = !live && self.live_hold_of(step.now_ms, id).is_some();
         self.note_intruder(step.now_ms, id);
@@ -417,6 +431,25 @@ impl Record {
         }
     }
 
+    /// Lets the live hold of a writer rest, if `rest_until` is later than now: the lock stays taken until then, under
+    /// an id that no request has. No process is there to recall, so the recallable flag goes. Returns true if the hold
+    /// rests.
+    fn rest(&mut self, now_ms: u64, id: &AcquisitionId, rest_until: Option<ServerTime>) -> bool {
+        let Some(until_ms) = rest_until.map(ServerTime::as_millis_up).filter(|&until_ms| until_ms > now_ms) else {
+            return false;
+        };
+        let Some(writer) = self.writer.as_mut().filter(|writer| writer.id == *id) else {
+            return false;
+        };
+        writer.id = id.of_rest();
+        // The lease may last longer than the rest.
+        writer.hold.deadline_ms = until_ms;
+        self.recallable = None;
+        self.show_writer(until_ms);
+        self.remember(until_ms);
+        true
+    }
+
     /// Removes the record of a hold, live or dead.
     pub(super) fn end(&mut self, id: &AcquisitionId) {
         if let Some(writer) = self.writer.take_if(|writer| writer.id == *id) {
@@ -430,6 +463,17 @@ impl Record {
     /// Renews a hold. A renewal removes no dead record and admits no waiter, because no waiter can enter while the hold
     /// is live. The only exception are readers behind a writer that died in the queue, and these repeat their requests.
     pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
+        self.renew_until(now, id, lease, None)
+    }
+
+    /// Renews a hold as [`renew`](Record::renew) does. A write hold lasts until `rest_until` at least.
+    pub(crate) fn renew_until(
+        &mut self,
+        now: ServerTime,
+        id: &AcquisitionId,
+        lease: Duration,
+        rest_until: Option<ServerTime>,
+    ) -> Renewed {
         let now_ms = now.as_micros() / 1000;
         let forced = self.forced_token();
         if !self.is_sound(now_ms, id) {
@@ -441,9 +485,17 @@ impl Record {
         };
         hold.extend(lease, now_ms);
         let hold = *hold;
+        let hold = self.extend_to(id, rest_until).unwrap_or(hold);
         self.show_renewed(id, hold.deadline_ms);
         self.remember(hold.deadline_ms);
         Renewed::of(hold.remaining(now_ms))
+    }
+
+    /// Extends the hold of a writer to `rest_until`, and returns the hold.
+    fn extend_to(&mut self, id: &AcquisitionId, rest_until: Option<ServerTime>) -> Option<GrantedRecord> {
+        let writer = self.writer.as_mut().filter(|writer| writer.id == *id)?;
+        writer.hold.deadline_ms = writer.hold.deadline_ms.max(rest_until?.as_millis_up());
+        Some(writer.hold)
     }
 
     pub(crate) fn convert(

@@ -211,6 +211,7 @@ impl Quorum {
             lease: request.lease,
             caches: false,
             tokens: 0,
+            rest_until: None,
         };
         let renewed = self.renew_all(&[renewal]).await.into_iter().next();
         let Some(renewed) = renewed else {

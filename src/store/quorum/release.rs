@@ -105,7 +105,7 @@ fn send_releases(
     Box::pin(async move {
         let MasterReleases { batch, in_flight: tellings } = to_tell;
         let attempts = match &*batch {
-            [request] => vec![master.scheme.release(&request.key, &request.id).await],
+            [request] => vec![master.scheme.release(request).await],
             batch => master.release_all(batch).await,
         };
         let told = tellings.into_iter().zip(attempts);

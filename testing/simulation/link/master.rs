@@ -85,7 +85,7 @@ impl Link {
             (Mutant::TokenNotRaised, Parcel::Acquire { request, floor: Some(Floor::Any(token)), .. }) => {
                 Some(Answer::Acquired(Acquired::Granted(granted(*token, request.lease))))
             }
-            (Mutant::ReleasesWhereGranted, Parcel::Leave { id }) => {
+            (Mutant::ReleasesWhereGranted, Parcel::Leave { id, .. }) => {
                 let is_granted = self.world.wrong(|wrong| wrong.granted.contains(&at(id)));
                 (!is_granted).then(|| Answer::ReleaseReply(ReleaseReply::None(Absence::default())))
             }

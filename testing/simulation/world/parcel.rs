@@ -27,12 +27,14 @@ pub(in super::super) enum Parcel {
     },
     Leave {
         id: AcquisitionId,
+        rest_until: Option<ServerTime>,
     },
     /// `caches` is the number of tokens to bring, if the hold may be cached.
     Renew {
         id: AcquisitionId,
         lease: Duration,
         caches: Option<u64>,
+        rest_until: Option<ServerTime>,
     },
     Inspect,
     Force {
@@ -107,10 +109,13 @@ impl Parcel {
                 not_after_ms: *not_after_ms,
                 caches: request.caches,
             },
-            Self::Leave { id } => Op::Leave { id: Id::of(id.as_str()) },
-            Self::Renew { id, lease, caches } => {
-                Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease), caches: caches.is_some() }
-            }
+            Self::Leave { id, .. } => Op::Leave { id: Id::of(id.as_str()) },
+            Self::Renew { id, lease, caches, rest_until } => Op::Renew {
+                id: Id::of(id.as_str()),
+                lease_ms: millis(*lease),
+                caches: caches.is_some(),
+                rest_until_ms: rest_until.map(ServerTime::as_millis_up),
+            },
             Self::Inspect => Op::Inspect,
             Self::Force { seen } => {
                 let writer = seen.holders.iter().find(|holder| holder.mode == Mode::Write);
@@ -194,9 +199,11 @@ pub(in super::super) fn operate(record: &mut Record, now: ServerTime, parcel: &P
         Parcel::Conversion { old, request, not_after_ms } => {
             Answer::Converted(record.convert(now, *not_after_ms, old, request))
         }
-        Parcel::Leave { id } => Answer::ReleaseReply(record.release(now, id)),
-        Parcel::Renew { id, lease, caches: None } => Answer::Renewed(record.renew(now, id, *lease)),
-        Parcel::Renew { id, lease, caches: Some(tokens) } => {
+        Parcel::Leave { id, rest_until } => Answer::ReleaseReply(record.release_until(now, id, *rest_until)),
+        Parcel::Renew { id, lease, caches: None, rest_until } => {
+            Answer::Renewed(record.renew_until(now, id, *lease, *rest_until))
+        }
+        Parcel::Renew { id, lease, caches: Some(tokens), .. } => {
             Answer::Renewed(record.renew_cached(now, id, *lease, *tokens))
         }
         Parcel::Inspect => Answer::View(record.inspect(now)),

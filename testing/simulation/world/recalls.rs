@@ -278,7 +278,7 @@ impl World {
         let now_ms = self.server_time().as_micros() / 1000;
         for (id, _, _) in self.store().record(&key).live_holds(now_ms) {
             if Id::of(&id).process == process {
-                let leave = Parcel::Leave { id: parse(&id) };
+                let leave = Parcel::Leave { id: parse(&id), rest_until: None };
                 drop(self.post(self.wire(process, ONLY), &key, &leave, self.fates(ONLY, &leave)));
             }
         }

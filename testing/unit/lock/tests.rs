@@ -325,7 +325,7 @@ fn release_is_repeated_for_as_long_as_a_request_may_be_in_doubt() {
     assert!(hold.begin_recheck(want().from(now()), now()).is_some());
     let unknown: Attempt<()> = Err(Failure::Unknown { arrives_until: until, source: None });
     hold.end_recheck(&unknown);
-    assert!(hold.until(now()).0 >= until.after(LEASE));
+    assert!(hold.until(now()).server_until >= until.after(LEASE));
 }
 
 #[test]

@@ -18,6 +18,7 @@
 //! | … `lease 2s` `tokens 9` `cached` `by 1ms` | lease, wanted tokens, may cache, latest time to execute |
 //! | … `above 5s` `raised to 5s` | lowest token, of a new hold or of any |
 //! | `a releases` `a renews lease 2s` `a renews cached tokens 9` | |
+//! | `a renews until 30s` `a releases until 30s` | the hold lasts, or rests, until this point in time |
 //! | `a becomes reader b lease 2s` | converts the hold a into the hold b |
 //! | `inspect` `force` `force seen` | ends the holds of now, or of the last `inspect` or `force` |
 //! | `force shown 3 highest 5 a b` | ends what several servers have shown |
@@ -47,11 +48,12 @@ const LEASE_MS: u64 = 10_000;
 const WAITER_MS: u64 = 7_000;
 const DAY_MS: i64 = 86_400_000;
 
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("contract", include_str!("contract.txt")),
     ("force", include_str!("force.txt")),
     ("conversions", include_str!("conversions.txt")),
     ("queue", include_str!("queue.txt")),
+    ("rests", include_str!("rests.txt")),
     ("timestamps", include_str!("timestamps.txt")),
     ("cached", include_str!("cached.txt")),
     ("limits", include_str!("limits.txt")),
@@ -78,6 +80,8 @@ pub(crate) struct Wish {
     pub(crate) not_after_ms: u64,
     /// Lowest token, and true if the token of a live hold is raised to it.
     pub(crate) floor: Option<(u64, bool)>,
+    /// Time until which a renewed hold lasts, or a released one rests.
+    pub(crate) rest_until_ms: Option<u64>,
 }
 
 /// View that a force ends.
@@ -94,8 +98,8 @@ pub(crate) struct Seen {
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Acquire(Wish),
-    Release(String),
-    Renew { id: String, lease_ms: u64, tokens: Option<u64> },
+    Release { id: String, rest_until_ms: Option<u64> },
+    Renew { id: String, lease_ms: u64, tokens: Option<u64>, rest_until_ms: Option<u64> },
     Convert(String, Wish),
     Inspect,
     Force(Seen),
@@ -302,14 +306,19 @@ impl<S: Server> Scenario<S> {
             caches: false,
             not_after_ms: (self.now_us / 1000).wrapping_add_signed(DAY_MS),
             floor: None,
+            rest_until_ms: None,
         };
         match words {
-            ["releases" | "release"] => self.run(&Step::Release(full(id)), 0),
+            ["releases" | "release", rest @ ..] => {
+                self.read_options(&mut wish, rest);
+                self.run(&Step::Release { id: full(id), rest_until_ms: wish.rest_until_ms }, 0)
+            }
             ["renews" | "renew", rest @ ..] => {
                 wish.tokens = 0;
                 self.read_options(&mut wish, rest);
                 let tokens = wish.caches.then_some(wish.tokens);
-                self.run(&Step::Renew { id: full(id), lease_ms: wish.lease_ms, tokens }, wish.lease_ms)
+                let (lease_ms, rest_until_ms) = (wish.lease_ms, wish.rest_until_ms);
+                self.run(&Step::Renew { id: full(id), lease_ms, tokens, rest_until_ms }, lease_ms)
             }
             ["becomes", side @ ("reader" | "writer"), new, rest @ ..] => {
                 (wish.id, wish.side) = (full(new), side_of(side));
@@ -346,6 +355,10 @@ impl<S: Server> Scenario<S> {
                     wish.not_after_ms = (self.now_us / 1000).wrapping_add_signed(us(time) / 1000);
                     rest
                 }
+                ["until", time, rest @ ..] => {
+                    wish.rest_until_ms = Some((START_US / 1000).wrapping_add_signed(us(time) / 1000));
+                    rest
+                }
                 ["above", token, rest @ ..] => {
                     wish.floor = Some((self.token(token), false));
                     rest
@@ -372,8 +385,9 @@ impl<S: Server> Scenario<S> {
         let words = numbers(&view.text);
         let group = |kind: &str, letter: &str| {
             let rows = view.rows.iter().map(|row| row.split(' ').collect::<Vec<_>>());
+            let is_of_kind = |row: &Vec<&str>| if row[1].starts_with('@') { kind == "rest" } else { row[0] == kind };
             let mut names: Vec<_> =
-                rows.filter(|row| row[0] == kind && row[2] == letter).map(|row| name(row[1])).collect();
+                rows.filter(|row| is_of_kind(row) && row[2] == letter).map(|row| name(row[1])).collect();
             if letter == "r" {
                 names.sort_unstable(); // any order within one millisecond is right
             }
@@ -382,6 +396,7 @@ impl<S: Server> Scenario<S> {
         let mut parts = Vec::new();
         for (kind, letter, one, several) in [
             ("hold", "w", "writes", "write"),
+            ("rest", "w", "rests", "rest"),
             ("hold", "r", "reads", "read"),
             ("wait", "w", "waits to write", "wait to write"),
             ("wait", "r", "waits to read", "wait to read"),
@@ -491,7 +506,11 @@ fn seen(view: &Answer) -> Seen {
 fn shown(row: &str) -> String {
     match row.split(' ').collect::<Vec<_>>()[..] {
         ["hold", id, side, since, ms] => {
-            let verb = if side == "r" { "reads" } else { "writes" };
+            let verb = match side {
+                _ if id.starts_with('@') => "rests",
+                "r" => "reads",
+                _ => "writes",
+            };
             format!("{} {verb} since {} for {}", name(id), time(number(since)), span(number(ms)))
         }
         ["wait", id, side, since] => {
@@ -507,7 +526,9 @@ fn full(name: &str) -> String {
     format!("{MANAGER}.0.{name}")
 }
 
+/// Returns the name of an id, or of the rest of its hold.
 fn name(id: &str) -> &str {
+    let id = id.strip_prefix('@').unwrap_or(id);
     id.strip_prefix(MANAGER).and_then(|rest| rest.strip_prefix(".0.")).unwrap_or(id)
 }
 

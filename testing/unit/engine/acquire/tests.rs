@@ -1,10 +1,11 @@
+mod arming;
 mod withdrawal;
 
 use tokio::sync::oneshot;
 
 use super::pending::Taken;
 use super::*;
-use crate::base::attempt::NodeId;
+use crate::base::attempt::{AcquisitionId, NodeId};
 use crate::base::key::LockName;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::base::options::{Options, Overrides};
@@ -218,7 +219,7 @@ async fn repeat_that_is_answered_is_no_reason_to_release_twice() {
     let first = stage.take(Mode::Read).await;
     tokio::time::sleep(WINDOW_OVER).await;
     let second = stage.take(Mode::Read).await;
-    assert_eq!(second.hold().until(stage.engine.clock.now()).1, None);
+    assert_eq!(second.hold().until(stage.engine.clock.now()).arrives_until, None);
     drop(first);
 }
 
@@ -263,6 +264,7 @@ const LONG: Overrides = Overrides {
     max_hold: None,
     reentry: None,
     cache_for: None,
+    at_least: None,
 };
 
 #[tokio::test(start_paused = true)]

@@ -264,7 +264,8 @@ async fn release_that_a_minority_misses_is_repeated_although_the_manager_is_gone
     let (signal, signalled) = oneshot::channel();
     stage.masters[2].next_leave(Fate::Silent(signalled));
     let server_until = stage.engine.clock.now().after(LEASE);
-    let release = Release { key: Arc::new(key_of("cfg")), id: asks(1).id, server_until, arrives_until: None };
+    let release =
+        Release { key: Arc::new(key_of("cfg")), id: asks(1).id, server_until, arrives_until: None, rest_until: None };
     stage.engine.keep_running();
     stage.engine.releases.in_background(release, None);
     let Stage { masters, quorum, engine } = stage;

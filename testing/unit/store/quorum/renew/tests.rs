@@ -48,7 +48,8 @@ impl Stage {
     }
 
     async fn gives_back(&self, master: usize, request: &AcquireRequest) -> ReleaseReply {
-        self.masters[master].release(&self.key, &request.id).await.expect("answered").value
+        let request = ReleaseRequest { key: Arc::clone(&self.key), id: request.id.clone(), rest_until: None };
+        self.masters[master].release(&request).await.expect("answered").value
     }
 
     /// Renews the hold, and waits for all that follows.
@@ -59,6 +60,7 @@ impl Stage {
             lease: LEASE,
             caches: false,
             tokens: 0,
+            rest_until: None,
         };
         let renewed = self.quorum.renew_all(&[renewal]).await.remove(0).expect("answered").value;
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -102,7 +104,7 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
             [(ours.id.as_str(), mode)]
         );
         assert!(view.token >= Some(token), "{:?} is below {token}", view.token);
-        let leave = ReleaseRequest { key: Arc::clone(&stage.key), id: ours.id.clone() };
+        let leave = ReleaseRequest { key: Arc::clone(&stage.key), id: ours.id.clone(), rest_until: None };
         assert_eq!(
             stage.quorum.release_everywhere(&[leave]).await.remove(0).expect("answered").value,
             ReleaseReply::Held

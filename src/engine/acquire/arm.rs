@@ -1,0 +1,132 @@
+//! An acquisition with `at_least` arms its hold before the guard is handed out: one renewal tells the server until when
+//! the lock stays taken.
+//!
+//! The renewal comes after the grant, wherever the hold came from. So neither a copy of the acquisition nor a waiter that
+//! has given up can leave the lock taken for that long. An acquisition that ends without a guard gives the hold back by a
+//! release that leaves no rest.
+
+use std::time::Duration;
+
+use super::{Acquisition, Patience, grace};
+use crate::base::error::{Error, Result};
+use crate::base::lease::{ClockSample, ServerTime};
+use crate::engine::{Engine, Held};
+use crate::lock::hold::{Accepted, AtLeast};
+use crate::store::Answered;
+
+/// State of an acquisition whose lock is to stay taken for a time at least.
+#[derive(Debug)]
+pub(super) struct Arming {
+    span: Duration,
+    /// Clock sample of the answer or the notification that granted the hold.
+    clock_sample: Option<ClockSample>,
+    /// Share of the hold that is being armed. It is here and not in the future that waits for the answer, so that an
+    /// acquisition that gives up can wait for its release.
+    held: Option<Held>,
+}
+
+impl Arming {
+    pub(super) fn new(span: Duration) -> Self {
+        Self { span, clock_sample: None, held: None }
+    }
+}
+
+/// Refuses `at_least` at managers that cannot keep a lock taken without a holder.
+pub(super) fn check(engine: &Engine) -> Result<()> {
+    if engine.scheme.quorum().is_none() {
+        return Ok(());
+    }
+    Err(Error::InvalidOption {
+        option: "at_least",
+        reason:
+            "nobody renews a rest that one of several masters has lost in a restart, so a majority could forget it: \
+                 use a manager of one server, of a cluster or of Sentinels"
+                .to_owned(),
+    })
+}
+
+/// Refuses `at_least` for an acquisition that nests in a hold of its owner.
+pub(super) fn nested() -> Error {
+    Error::InvalidOption {
+        option: "at_least",
+        reason:
+            "the owner of this acquisition has the lock already, and the server knows only that outer hold: set it \
+                 at the outer acquisition"
+                .to_owned(),
+    }
+}
+
+impl Acquisition<'_> {
+    /// Notes the reading of the server's clock that came with a grant.
+    pub(super) fn note_clock<T>(&mut self, answer: &Answered<T>) {
+        if let Some(arming) = self.arming.as_mut().filter(|_| answer.server != ServerTime::default()) {
+            arming.clock_sample = Some(ClockSample { sent: answer.sent, server: answer.server });
+        }
+    }
+
+    /// Arms the hold if its lock is to stay taken for a time at least, and marks the guard as handed out. The caller
+    /// must return the share without a further wait. Returns `None` if the hold ended before: then the acquisition
+    /// waits as others do, and one that only tries asks again. Dropped, it gives the share back.
+    pub(super) async fn arm(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
+        let Some(arming) = &mut self.arming else {
+            return Ok(Some(held));
+        };
+        let at_least = AtLeast { span: arming.span, clock_sample: arming.clock_sample };
+        let (hold, share_id) = (std::sync::Arc::clone(held.hold()), held.share_id());
+        arming.held = Some(held);
+        let clock = self.engine.clock;
+        let (since, mut underway) = (clock.now(), None);
+        loop {
+            let now = clock.now();
+            match hold.arm(share_id, at_least, since, now) {
+                Accepted::Taken(token) => {
+                    // Before the mark, since a hold that `close` has ended must leave no rest.
+                    self.engine.check_open(&self.key)?;
+                    let held = self.arming.as_mut().and_then(|arming| arming.held.take());
+                    if hold.hand_out(now) {
+                        self.on_first_answer(now);
+                        return Ok(held.map(|held| held.with_token(token)));
+                    }
+                    drop(held);
+                    self.enter_again(patience);
+                    return Ok(None);
+                }
+                Accepted::Over => {
+                    let held = self.arming.as_mut().and_then(|arming| arming.held.take());
+                    // The background gives the hold back, and has perhaps no answer yet.
+                    self.earlier_until = self.earlier_until.max(Some(hold.until(now).server_until));
+                    drop(held);
+                    self.enter_again(patience);
+                    return Ok(None);
+                }
+                Accepted::Short { answer, until, is_late } => {
+                    underway = underway.or_else(|| self.begin_underway());
+                    if is_late {
+                        self.renewal_is_late()?;
+                    }
+                    tokio::select! {
+                        biased;
+                        () = answer.notified() => {}
+                        () = clock.timer(until) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the share of a hold that is being armed, for an acquisition that gives up.
+    pub(super) fn take_unarmed(&mut self) -> Option<Held> {
+        self.arming.as_mut()?.held.take()
+    }
+
+    /// Waits for the lock again, behind those who wait in this process. One that only tries asks, unless somebody is
+    /// before it.
+    fn enter_again(&mut self, patience: Patience) {
+        let (engine, now) = (self.engine, self.engine.clock.now());
+        let (table, grace) = (&engine.table, grace(engine));
+        self.entry = match patience {
+            Patience::Wait => Some(table.enter(&self.key, self.mode, self.wants, grace, now)),
+            Patience::AskOnce => table.try_enter(&self.key, self.mode, self.wants, grace, now),
+        };
+    }
+}
