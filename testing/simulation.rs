@@ -22,6 +22,7 @@ mod mutants;
 mod profile;
 mod quorum;
 mod replicated;
+mod rests;
 mod runtime;
 mod scenes;
 mod trouble;

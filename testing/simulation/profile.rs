@@ -98,7 +98,7 @@ pub(super) enum MasterFault {
     Forgets,
 }
 
-const CALM: Profile = Profile {
+pub(super) const CALM: Profile = Profile {
     name: "calm",
     lost_request: 0,
     lost_reply: 0,
