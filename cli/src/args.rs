@@ -176,6 +176,14 @@ pub(crate) struct RunOptions {
     /// Longest time for which `run` holds the lock. Then `run` ends the command; without limit by default.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) max_hold: Option<String>,
+    /// Time from the grant for which the lock stays taken, even if the command ends earlier. For a cron job on several
+    /// machines: more than their clocks differ, less than the period minus that difference, and with -n. The lock rests
+    /// after a failed command too.
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with = "read")]
+    pub(crate) at_least: Option<String>,
+    /// The same, but only if the command succeeds with exit code 0. Otherwise others can get the lock at once.
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with_all = ["read", "at_least"])]
+    pub(crate) at_least_on_success: Option<String>,
     /// Time for the command between SIGTERM and SIGKILL if no server confirms the lock. The default is a third of the
     /// lease, and less for leases below 3s. The limit is somewhat less than half of the lease.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]

@@ -88,8 +88,12 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
     let mut rows = Vec::new();
     for holder in &view.holders {
         let for_so_long = DurationText(holder.age).to_string();
-        let left = format!("{} left", DurationText(holder.remaining));
-        rows.push(["holds".to_owned(), holder.mode.to_string(), holder.label.clone(), for_so_long, left]);
+        let remaining = DurationText(holder.remaining);
+        let (does, left) = match holder.resting {
+            true => ("done", format!("free in {remaining}")),
+            false => ("holds", format!("{remaining} left")),
+        };
+        rows.push([does.to_owned(), holder.mode.to_string(), holder.label.clone(), for_so_long, left]);
     }
     for waiter in &view.waiters {
         let for_so_long = DurationText(waiter.waiting).to_string();
@@ -115,10 +119,13 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
 
 /// Formats the first three holders of the lock, and the number of the others.
 pub(crate) fn holders(view: &LockView) -> String {
-    let each =
-        view.holders.iter().take(3).map(|holder| {
-            format!("{} ({}, for {})", shown(&holder.label), holder.mode, DurationText(short(holder.age)))
-        });
+    let each = view.holders.iter().take(3).map(|holder| {
+        let label = shown(&holder.label);
+        match holder.resting {
+            true => format!("{label} (done, free in {})", DurationText(short(holder.remaining))),
+            false => format!("{label} ({}, for {})", holder.mode, DurationText(short(holder.age))),
+        }
+    });
     let text = each.collect::<Vec<_>>().join(", ");
     match (view.holders.len() + view.more_holders).saturating_sub(3) {
         0 => text,

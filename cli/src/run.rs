@@ -94,6 +94,14 @@ impl Hold {
             Self::Write(guard) => guard.release().await,
         }
     }
+
+    /// Releases the lock so that others can get it at once, whatever `--at-least-on-success` asked for.
+    async fn release_at_once(self) -> Result<(), Error> {
+        match self {
+            Self::Read(guard) => guard.release().await,
+            Self::Write(guard) => guard.release_at_once().await,
+        }
+    }
 }
 
 /// Cause of the command's end.
@@ -107,9 +115,11 @@ enum Ending {
 
 pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let (settings, grace) = settings_of(options, settings)?;
+    let at_least = options.at_least.as_ref().or(options.at_least_on_success.as_ref());
+    let at_least = at_least.map(|text| span(text)).transpose()?;
     let mut signals = Signals::listen().map_err(Failure::system)?;
     let manager = settings.manager()?;
-    let done = with_lock(options, &manager, &mut signals, grace, output).await;
+    let done = with_lock((options, at_least), &manager, &mut signals, grace, output).await;
     // The manager is closed on every path. Otherwise the server could grant the lock to a place in the queue whose
     // process has ended, which blocks others for a while.
     let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;
@@ -123,19 +133,24 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
 
 /// Takes the lock, runs the command, and releases the lock.
 async fn with_lock(
-    options: &RunOptions,
+    (options, at_least): (&RunOptions, Option<Duration>),
     manager: &RedisManager,
     signals: &mut Signals,
     grace: Duration,
     output: Output,
 ) -> Result<Code, Failure> {
-    let hold = match take(options, manager, signals, output).await? {
+    let hold = match take((options, at_least), manager, signals, output).await? {
         Ok(hold) => hold,
         Err(signal) => return Ok(Code::of_signal(signal.as_raw())),
     };
     let ending = under(&hold, options, signals, grace, output).await;
     // No process of the command is left now. If the server does not answer, the lease ends the hold.
-    let released = tokio::time::timeout(LAST_WORDS, hold.release()).await;
+    let has_failed = !matches!(ending, Ok(Ending::Own(Code::OK)));
+    let released = if has_failed && options.at_least_on_success.is_some() {
+        tokio::time::timeout(LAST_WORDS, hold.release_at_once()).await
+    } else {
+        tokio::time::timeout(LAST_WORDS, hold.release()).await
+    };
     let lock = shown(&options.name);
     match (ending?, released) {
         (Ending::Ours(why), _) => {
@@ -149,7 +164,8 @@ async fn with_lock(
                 Ok(Err(error)) => full_text(&error),
                 _ => format!("no answer within {}", DurationText(LAST_WORDS)),
             };
-            output.tell("unreleased", &format!("lock {lock} was not released, so its lease ends the hold: {why}"));
+            let ends = at_least.map_or("its lease ends the hold", |_| "it stays taken for its lease and --at-least");
+            output.tell("unreleased", &format!("lock {lock} was not released, so {ends}: {why}"));
             Ok(code)
         }
     }
@@ -191,7 +207,7 @@ fn most_grace(lease: Duration, max_clock_skew: Duration) -> Duration {
 
 /// Returns the lock, or the signal that ended the wait for it.
 async fn take(
-    options: &RunOptions,
+    (options, at_least): (&RunOptions, Option<Duration>),
     manager: &RedisManager,
     signals: &mut Signals,
     output: Output,
@@ -201,7 +217,9 @@ async fn take(
         let hold = if options.read {
             acquire(options, manager.read(name)).await?.map(Hold::Read)
         } else {
-            acquire(options, manager.write(name)).await?.map(Hold::Write)
+            let write = manager.write(name);
+            let write = at_least.into_iter().fold(write, Acquire::at_least);
+            acquire(options, write).await?.map(Hold::Write)
         };
         if let Some(hold) = &hold {
             hold.confirmed().await?;

@@ -26,7 +26,7 @@ fn row(view: &LockView) -> [String; 7] {
     let readers_or_more = view.holders.len() + view.more_holders;
     let (mode, label, age, left) = match view.holders.first() {
         Some(holder) => (
-            holder.mode.to_string(),
+            if holder.resting { "done".to_owned() } else { holder.mode.to_string() },
             if readers_or_more > 1 {
                 format!("{} +{}", holder.label, readers_or_more - 1)
             } else {

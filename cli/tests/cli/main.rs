@@ -13,5 +13,6 @@ mod look;
 mod options;
 mod output;
 mod places;
+mod rests;
 mod run;
 mod terminal;

@@ -1,0 +1,111 @@
+//! Tests `run --at-least`: who gets the lock when the command has ended, and what the program shows until then.
+
+use std::time::{Duration, Instant};
+
+use redis_rwlock::blocking::RedisManager;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::program::{Running, SERVER, Said, new_name, program, said, until};
+
+/// Longer than any case.
+const LONG: &str = "300";
+
+/// Runs a shell script as a cron job of one of several machines does.
+fn job(options: &[&str], name: &str, script: &str) -> Said {
+    let args = [&["run", "-n"], options, &[name, "--", "sh", "-c", script]].concat();
+    said(program(&args))
+}
+
+fn is_free(name: &str) -> bool {
+    said(program(&["inspect", name])).code == Some(1)
+}
+
+#[test]
+fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
+    let name = new_name();
+    let first = job(&["--at-least", LONG, "--label", "web-1"], &name, "echo done by the first");
+    assert_eq!((first.code, &*first.out), (Some(0), "done by the first\n"), "{first:?}");
+    let second = job(&["--at-least", LONG], &name, "echo and by the second");
+    assert_eq!((second.code, &*second.out), (Some(75), ""), "{second:?}");
+
+    let people = said(program(&["inspect", &name]));
+    let line = people.out.lines().find(|line| line.starts_with("done")).expect("a line");
+    assert!(people.code == Some(0) && line.contains("web-1") && line.contains("free in 4m"), "{people:?}");
+    let list = said(program(&["list", "--held"]));
+    let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
+    assert!(line.contains(" done ") && line.contains("web-1"), "{line}");
+    let json: Value = serde_json::from_str(&said(program(&["inspect", "--json", &name])).out).expect("JSON");
+    assert_eq!((&json["holders"][0]["resting"], &json["holders"][0]["label"]), (&true.into(), &"web-1".into()));
+    assert!(json["holders"][0]["remaining_ms"].as_u64() > Some(200_000), "{json}");
+
+    let waits = said(program(&["run", "-w", "2.5", &name, "--", "true"]));
+    assert!(waits.code == Some(75) && waits.err.contains("web-1 (done, free in 4m"), "{waits:?}");
+    assert_eq!(said(program(&["force-release", "--yes", &name])).code, Some(0));
+    assert!(is_free(&name));
+}
+
+#[test]
+fn one_that_waits_starts_after_the_rest() {
+    let (name, began) = (new_name(), Instant::now());
+    assert_eq!(job(&["--at-least", "1.5"], &name, "true").code, Some(0));
+    assert_eq!(said(program(&["run", "-w", "20", &name, "--", "true"])).code, Some(0));
+    assert!(began.elapsed() >= Duration::from_millis(1_500), "{:?}", began.elapsed());
+    assert!(is_free(&name), "it asked for no rest");
+}
+
+#[test]
+fn failed_command_rests_too_but_not_on_success_only() {
+    let (name, on_success) = (new_name(), ["--at-least-on-success", LONG]);
+    assert_eq!(job(&["--at-least", LONG], &name, "exit 7").code, Some(7));
+    assert!(!is_free(&name));
+    let name = new_name();
+    assert_eq!(job(&on_success, &name, "exit 7").code, Some(7));
+    assert!(is_free(&name), "the next machine may try");
+    assert_eq!(job(&on_success, &name, "kill -TERM $$").code, Some(128 + 15));
+    assert!(is_free(&name), "the next machine may try");
+    assert_eq!(job(&on_success, &name, "true").code, Some(0));
+    assert_eq!(job(&on_success, &name, "true").code, Some(75));
+}
+
+#[test]
+fn machine_that_dies_during_its_job_leaves_the_lock_taken() {
+    let name = new_name();
+    let args = ["run", "-n", "--at-least", LONG, "--lease", "0.6", &name, "--", "sleep", "60"];
+    let running = Running::start(program(&args));
+    until("it holds the lock", || !is_free(&name));
+    until("the guard is armed", || {
+        let json: Value = serde_json::from_str(&said(program(&["inspect", "--json", &name])).out).expect("JSON");
+        json["holders"][0]["remaining_ms"].as_u64() > Some(200_000)
+    });
+    running.signal(Signal::KILL);
+    // Time itself is what is waited for: several leases.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(job(&["--at-least", LONG], &name, "true").code, Some(75));
+}
+
+#[test]
+fn signal_before_the_grant_leaves_no_rest() {
+    let name = new_name();
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = manager.write(&name).wait().expect("granted");
+    let running = Running::start(program(&["run", "--at-least", LONG, &name, "--", "true"]));
+    until("it waits", || !manager.inspect(&name).expect("answered").waiters.is_empty());
+    running.signal(Signal::TERM);
+    assert_eq!(running.said().code, Some(128 + 15));
+    guard.release().expect("ours to the end");
+    assert!(is_free(&name));
+}
+
+#[test]
+fn wrong_times_and_sides_are_refused_before_the_command_starts() {
+    for (options, code, word) in [
+        (&["--at-least", "soon"][..], 2, "soon"),
+        (&["--at-least", "0"], 78, "at_least"),
+        (&["--at-least", "5", "--read"], 2, "--read"),
+        (&["--at-least", "5", "--at-least-on-success", "5"], 2, "--at-least"),
+    ] {
+        let said = job(options, &new_name(), "echo started");
+        assert!(said.code == Some(code) && said.err.contains(word) && said.out.is_empty(), "{options:?}: {said:?}");
+    }
+}
