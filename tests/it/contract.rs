@@ -9,6 +9,7 @@ mod limits;
 mod operate;
 mod queue;
 mod reentry;
+mod rests;
 mod sharing;
 mod tokens;
 mod turns;
