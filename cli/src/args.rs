@@ -181,7 +181,8 @@ pub(crate) struct RunOptions {
     /// after a failed command too.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with = "read")]
     pub(crate) at_least: Option<String>,
-    /// The same, but only if the command succeeds with exit code 0. Otherwise others can get the lock at once.
+    /// Time as for --at-least, but only if the command succeeds with exit code 0. Otherwise others can get the lock at
+    /// once.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with_all = ["read", "at_least"])]
     pub(crate) at_least_on_success: Option<String>,
     /// Time for the command between SIGTERM and SIGKILL if no server confirms the lock. The default is a third of the

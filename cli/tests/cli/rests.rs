@@ -31,7 +31,7 @@ fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
 
     let people = said(program(&["inspect", &name]));
     let line = people.out.lines().find(|line| line.starts_with("done")).expect("a line");
-    assert!(people.code == Some(0) && line.contains("web-1") && line.contains("free in 4m"), "{people:?}");
+    assert!(people.code == Some(0) && line.contains("web-1") && line.contains("free in "), "{people:?}");
     let list = said(program(&["list", "--held"]));
     let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
     assert!(line.contains(" done ") && line.contains("web-1"), "{line}");
@@ -40,7 +40,7 @@ fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
     assert!(json["holders"][0]["remaining_ms"].as_u64() > Some(200_000), "{json}");
 
     let waits = said(program(&["run", "-w", "2.5", &name, "--", "true"]));
-    assert!(waits.code == Some(75) && waits.err.contains("web-1 (done, free in 4m"), "{waits:?}");
+    assert!(waits.code == Some(75) && waits.err.contains("web-1 (done, free in 29"), "{waits:?}");
     assert_eq!(said(program(&["force-release", "--yes", &name])).code, Some(0));
     assert!(is_free(&name));
 }

@@ -107,7 +107,7 @@ impl HoldRecord {
     /// Returns the time that a renewal carries which is sent now. The first one fixes the time. Without a reading of
     /// the server's clock there is none yet, and the answer to this renewal brings one.
     pub(in crate::lock) fn fix_rest(&mut self, now: Moment, rules: &Rules) -> Option<ServerTime> {
-        let said = self.promise.said();
+        let said = self.promise.server_time();
         let answered = self.answered;
         let rest = self.rest.as_deref_mut()?;
         if rest.until.is_none() {

@@ -22,7 +22,7 @@ impl Promise {
     }
 
     /// Returns the newest server time that an answer had, or zero.
-    pub(super) fn said(self) -> ServerTime {
+    pub(super) fn server_time(self) -> ServerTime {
         self.said
     }
 
