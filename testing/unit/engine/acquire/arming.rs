@@ -102,15 +102,40 @@ async fn hold_that_close_ends_while_it_is_armed_leaves_no_rest() {
     assert_eq!(stage.there().await, (0, 0));
 }
 
-#[tokio::test(start_paused = true)]
-async fn hold_is_handed_to_no_local_writer_and_not_cached() {
-    let stage = Stage::with(Options { cache_for: Duration::from_secs(60), ..Options::default() });
-    drop(stage.take(Mode::Write).await);
+/// Waits behind an armed hold in the same process, until the lock rests and then is free.
+async fn waits_for_the_rest(stage: &Stage) {
     let held = stage.asks(Mode::Write, RESTS, Patience::Wait).await.expect("answered").expect("granted");
     let mut next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     start(&mut next);
     drop(held);
     assert!(tokio::time::timeout(AT_LEAST / 2, &mut next).await.is_err(), "the lock rests");
-    assert!(rests(&stage).await);
+    assert!(rests(stage).await);
     next.await.expect("answered").expect("granted after the rest");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_handed_to_no_local_writer() {
+    let stage = Stage::new();
+    // A lock that the server does not remember is granted with one token, for one writer.
+    stage.take(Mode::Write).await.release().await.expect("ours to the end");
+    tokio::time::sleep(MOMENT).await;
+    waits_for_the_rest(&stage).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cached_hold_that_is_taken_rests_and_is_not_cached_again() {
+    let stage = Stage::with(Options { cache_for: Duration::from_secs(600), ..Options::default() });
+    for _ in 0..2 {
+        drop(stage.take(Mode::Write).await);
+        tokio::time::sleep(MOMENT).await;
+    }
+    stage.engine.settled().await;
+    let asked = stage.scheme.requests();
+    assert_eq!(stage.there().await, (1, 0), "it is cached");
+    let held = stage.asks(Mode::Write, RESTS, Patience::Wait).await.expect("answered").expect("granted");
+    assert_eq!(stage.scheme.requests(), asked, "it is taken without a request");
+    drop(held);
+    stage.engine.settled().await;
+    assert!(rests(&stage).await);
+    waits_for_the_rest(&stage).await;
 }
