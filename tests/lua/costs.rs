@@ -105,6 +105,12 @@ fn paths_cost_what_the_readme_says(mut lock: Lock) {
             lock.force();
         }
     }
+    lock.acquire_cost("w", Write);
+    let until_ms = (lock.now_ms() + 60_000).to_string();
+    expect(lock.cost("renew", &["w", "1000", "u", &until_ms]), 4, 7, "writer renews until a time");
+    let args = [lock.leave_args("w"), vec![until_ms]].concat();
+    expect(lock.cost("leave", &args), 6, 7, "writer's hold rests");
+    lock.force();
     let past = Wish { not_after_ms: 1, ..Wish::default() };
     let args = lock.wish_args("a", Read, past);
     expect(lock.cost("acquire", &args), 1, 1, "late");
