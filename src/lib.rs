@@ -113,6 +113,7 @@ mod testing;
 
 pub use base::attempt::BoxFuture;
 pub use base::credentials::Credentials;
+pub use base::denied::{Denied, DenyingHolder};
 pub use base::durability::{Durability, Replicas};
 pub use base::duration_text::{DurationText, InvalidDuration};
 pub use base::error::{Error, LossReason, Refusal, Result, Source};
@@ -126,7 +127,9 @@ pub use face::acquire::{Acquire, Acquiring};
 pub use face::blocking;
 #[cfg(feature = "serde")]
 pub use face::config::{Config, VariableOwner};
-pub use face::group::{AcquireAll, AcquiringAll, GroupGuard, GroupLock, GroupLoss, NamedLock, read, write};
+pub use face::group::{
+    AcquireAll, AcquiringAll, GroupDenied, GroupGuard, GroupLock, GroupLoss, NamedLock, read, write,
+};
 pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use face::manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
 pub use lock::end::{Ended, HoldState};

@@ -10,8 +10,8 @@ use harness::{Answer, Limit, MANAGER, READ_LIMIT_MS, Seen, Server, Side, Step, W
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Holder, IfTaken, Mode, ReleaseReply,
-    Renewed, View,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Holder, IfTaken, Mode, NamedHolder,
+    ReleaseReply, Renewed, View,
 };
 
 #[test]
@@ -164,11 +164,25 @@ fn granted(Granted { token, tokens, remaining, is_waited_for }: Granted) -> Stri
 fn acquired(acquired: Acquired) -> String {
     match acquired {
         Acquired::Granted(grant) => granted(grant),
-        Acquired::Queued { retry_in, is_cached: true } => format!("queued {} 1", retry_in.as_millis()),
-        Acquired::Queued { retry_in, .. } => format!("queued {}", retry_in.as_millis()),
-        Acquired::Contended { retry_in } => format!("contended {}", retry_in.as_millis()),
-        Acquired::Cached { retry_in } => format!("kept {}", retry_in.as_millis()),
+        Acquired::Queued { retry_in, is_cached, holder } => {
+            format!("queued {} {}{}", retry_in.as_millis(), u8::from(is_cached), named(holder.as_deref()))
+        }
+        Acquired::Contended { retry_in, holder } => {
+            format!("contended {} 0{}", retry_in.as_millis(), named(holder.as_deref()))
+        }
+        Acquired::Cached { retry_in, holder } => {
+            format!("kept {} 0{}", retry_in.as_millis(), named(holder.as_deref()))
+        }
         Acquired::Late => "late".to_owned(),
+    }
+}
+
+fn named(holder: Option<&NamedHolder>) -> String {
+    let Some(NamedHolder { id, mode, since_ms, deadline_ms, more }) = holder else { return String::new() };
+    let (since_ms, holders) = (since_ms.unwrap_or(0), more + 1);
+    match mode {
+        Mode::Write => format!(" w {deadline_ms} {since_ms} 1 {id} {holders}"),
+        Mode::Read => format!(" s {deadline_ms} {since_ms} {id} {holders}"),
     }
 }
 

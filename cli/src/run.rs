@@ -10,7 +10,8 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use redis_rwlock::{
-    Acquire, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RedisManager, RwLockManager, WriteGuard,
+    Acquire, Denied, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RedisManager, RwLockManager,
+    WriteGuard,
 };
 use rustix::process::Signal;
 use tokio::time::Instant;
@@ -221,7 +222,7 @@ async fn take(
             let write = at_least.into_iter().fold(write, Acquire::at_least);
             acquire(options, write).await?.map(Hold::Write)
         };
-        if let Some(hold) = &hold {
+        if let Ok(hold) = &hold {
             hold.confirmed().await?;
         }
         Ok::<_, Error>(hold)
@@ -231,8 +232,8 @@ async fn take(
     loop {
         tokio::select! {
             hold = &mut acquiring => return match hold? {
-                Some(hold) => Ok(Ok(hold)),
-                None => Err(Failure::new(Code::BUSY, format!("others hold lock {}", shown(name)))),
+                Ok(hold) => Ok(Ok(hold)),
+                Err(denied) => Err(Failure::new(Code::BUSY, format!("lock {} is taken: {denied}", shown(name)))),
             },
             signal = signals.next() => if signal != Signal::CHILD {
                 return Ok(Err(signal));
@@ -245,8 +246,8 @@ async fn take(
     }
 }
 
-async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<Option<G>, Error> {
-    if options.no_wait { acquire.try_now().await } else { acquire.await.map(Some) }
+async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<Result<G, Denied>, Error> {
+    if options.no_wait { acquire.try_or_denied().await } else { acquire.await.map(Ok) }
 }
 
 /// Names the holders to the user. Runs in a task of its own, since the acquisition must not wait for this request.

@@ -6,8 +6,10 @@
 --   most), limits of timestamp clients ('<read_limit_ms> <write_limit_ms>'), letters (may be missing): 'k' if the hold may
 --   be cached, 't' for a try, which waits only where it recalls, or 'kt'
 -- Returns 'granted id <time> last_token tokens remaining_ms waited_for' (0 or 1)
---   | 'queued id <time> retry_in_ms' (and ' 1' if a waiter has recalled) | 'contended id <time> retry_in_ms'
---   | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; <time> is two words, seconds and microseconds
+--   | 'queued id <time> retry_in_ms recalled' (0, or 1 if a waiter has recalled) | 'contended id <time> retry_in_ms 0'
+--   | 'kept id <time> retry_in_ms 0' | 'late id <time>' | 'version id <time>'; <time> is two words, seconds and microseconds.
+--   Behind the refusals a live holder, if there is one: ' w deadline_ms since_ms tokens id holders' | ' s deadline_ms since_ms
+--   id holders', with the number of recorded holders. The id '?' is a timestamp client's
 local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MAX_TOKENS, RECALL_INTERVAL_MS = 60000, 2048, 500
@@ -193,7 +195,21 @@ if is_granted then
   return format('granted %s %s %s %d %d %d %d%s', id, seconds, micros, last, mode == 'w' and tokens or 1,
     deadline_ms - now_ms, waited_for, unpublished)
 end
-local code, recalled = is_queued and 'queued' or 'contended', ''
+-- The header names a writer and a sole reader. Of several readers, the one that this script has looked at is named.
+local named, holders, code, recalled = '', '', is_queued and 'queued' or 'contended', ' 0'
+if writer then
+  named, holders = sub(holder, 2), ' 1'
+elseif foreign_write_until_ms > now_ms then
+  named = format(' w %d %d 1 ? %d', foreign_write_until_ms, foreign_write, slots + 1)
+elseif foreign_read_until_ms > now_ms and (head ~= '-' or mode == 'w') then
+  named = format(' s %d %d ? %d', foreign_read_until_ms, max(foreign_read or 0, covered), slots + 1)
+elseif sole then
+  if sole_ms > now_ms then named, holders = sub(holder, 2), ' 1' end
+elseif new_readers and new_readers[1] then
+  named = format(' s %d %d %s %d', new_readers[2], now_ms, new_readers[1], slots)
+elseif live_reader then
+  named, holders = ' s ' .. live_record .. ' ' .. live_reader .. ' ', end_slot
+end
 if can_recall and waiter_ttl_ms == 0 then
   code = 'kept'
 elseif can_recall and is_queued then
@@ -210,4 +226,5 @@ elseif can_recall and is_queued then
     end
   end
 end
-return format('%s %s %s %s %d%s%s', code, id, seconds, micros, max(1, free_ms - now_ms), recalled, unpublished)
+return code .. ' ' .. id .. ' ' .. seconds .. ' ' .. micros .. format(' %d', max(1, free_ms - now_ms)) .. recalled .. named .. holders
+  .. unpublished

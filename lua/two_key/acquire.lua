@@ -5,8 +5,10 @@
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, waiter_ttl_ms (0: does not wait), floor (may be missing), 'raise'
 --   (may be missing). No new token is below the floor. 'raise' is for a hold that other servers have granted: the token
 --   of a live hold or phase is then raised to the floor. It is refused if a force has ended that token here.
--- Returns 'granted id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'queued id <time> retry_in_ms'
---   | 'contended id <time> retry_in_ms' | 'late id <time>'; <time> is two words, seconds and microseconds
+-- Returns 'granted id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'queued id <time> retry_in_ms 0'
+--   | 'contended id <time> retry_in_ms 0' | 'late id <time>'; <time> is two words, seconds and microseconds. Behind the refusals
+--   a live holder, if one is in the way: ' w deadline_ms since_ms 1 id 1' | ' s deadline_ms 0 id 1'. The id '?' stands for a
+--   writer's string of an unknown form
 local read_key, write_key = KEYS[1], KEYS[2]
 local not_after_ms, id, mode, lease_ms, waiter_ttl_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local floor, raised = tonumber(ARGV[6] or 0), tonumber(ARGV[7] and ARGV[6] or 0)
@@ -27,6 +29,7 @@ local last, own_ms, waits_ms = -(scores[1] or 0), tonumber(scores[2] or 0), -(sc
 local longest_ms = tonumber(longest[2] or 0)
 local deadline_ms = now_ms + lease_ms
 local free_ms, writers_waiting, notify, unpublished = nil, 0, nil, ''
+local by_readers = false -- true if a live reader is in the way
 if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
   -- A force has ended all recorded holders but not removed all of them. No client enters before all are removed.
   local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MAX_POPS)
@@ -63,11 +66,21 @@ elseif writer then
   if string.sub(writer, 1, #id + 1) == id .. ' ' then waiter_ttl_ms = 0 end -- it would wait for itself
 end
 if not free_ms and mode == 'w' and longest_ms > now_ms then
-  free_ms = longest_ms
+  free_ms, by_readers = longest_ms, true
   if own_ms > now_ms then waiter_ttl_ms = 0 end
 end
 if raised > 0 and own_ms <= now_ms and -math.min((scores[8] or 0) + 0, (redis.call('ZMSCORE', read_key, '#barred')[1] or 0) + 0) >= raised then
   free_ms, waiter_ttl_ms = free_ms or now_ms, 0 -- a force has ended this token
+end
+
+local is_written = free_ms and writer and writer_ms > now_ms
+-- Returns the words of a refusal behind its time.
+local function named()
+  if is_written then
+    local holder, since_ms = string.match(writer, '^(%S+) (%d+) %d+$')
+    return string.format(' 0 w %.0f %s 1 %s 1', writer_ms, since_ms or 0, holder or '?')
+  end
+  return by_readers and string.format(' 0 s %.0f 0 %s 1', longest_ms, longest[1]) or ' 0'
 end
 
 if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
@@ -87,7 +100,7 @@ if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
     if passed and too_many_dead then
       free_ms = now_ms
     elseif passed and longest_ms > now_ms then
-      free_ms = longest_ms
+      free_ms, by_readers = longest_ms, true
     elseif passed and not scores[6] then -- the holder died and notified no waiter
       wake()
       free_ms = now_ms + RESERVED_MS
@@ -103,7 +116,7 @@ if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
       -waits_ms, '#waits')
     redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms, waits_ms) + RETENTION_MS)
     publish()
-    return answer('queued', ' %.0f' .. unpublished, math.max(1, free_ms - now_ms))
+    return answer('queued', ' %.0f%s%s', math.max(1, free_ms - now_ms), named(), unpublished)
   end
   if not free_ms then
     local gone = {'#next'}
@@ -125,7 +138,7 @@ if free_ms then
   -- NX: only a key that lost its ttl gets a ttl here.
   redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms) + RETENTION_MS, 'NX')
   if notify then notify() end
-  return answer('contended', ' %.0f' .. unpublished, math.max(1, free_ms - now_ms))
+  return answer('contended', ' %.0f%s%s', math.max(1, free_ms - now_ms), named(), unpublished)
 end
 
 if longest_ms > 0 then

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::denied::Denied;
 use crate::base::duration_text::DurationText;
 
 /// Result of this crate's operations. Its error type is [`Error`].
@@ -59,6 +60,8 @@ pub enum Error {
         /// time that the place in the queue is removed. The background runtime then removes this place. If the server
         /// grants a hold before, this hold lasts one lease at most.
         confirmed: bool,
+        /// Last refusal, which names the holder if it knows one.
+        denied: Box<Denied>,
     },
     /// The hold ended before its release. Others may have changed the data that the lock protects.
     #[non_exhaustive]
@@ -192,12 +195,12 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WaitTimeout { lock, waited, confirmed } => {
+            Self::WaitTimeout { lock, waited, confirmed, denied } => {
                 let waited = DurationText(*waited);
                 write!(
                     f,
-                    "waited {waited} for lock {lock:?}, which others hold: raise `wait_timeout`, try again later, or find \
-                     the holders with `inspect`"
+                    "waited {waited} for lock {lock:?}: {denied}; raise `wait_timeout`, try again later, or look at the \
+                     lock with `inspect`"
                 )?;
                 if *confirmed {
                     return Ok(());
@@ -311,6 +314,33 @@ impl std::error::Error for Error {
 }
 
 impl Error {
+    /// Returns the refusal that kept the acquisition out, with the holder that it names. `None` for every error except
+    /// [`WaitTimeout`](Error::WaitTimeout).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::builder().label("web:12").build()?;
+    /// let guard = manager.write("cfg").await?;
+    /// let error = manager.peer().read("cfg").wait_timeout(Duration::ZERO).await.expect_err("a writer holds the lock");
+    /// let holder = error.denied().and_then(|denied| denied.holder.as_ref()).expect("the refusal names it");
+    /// assert_eq!(holder.label, "web:12");
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn denied(&self) -> Option<&Denied> {
+        match self {
+            Self::WaitTimeout { denied, .. } => Some(denied),
+            _ => None,
+        }
+    }
+
     /// Creates the error of a request from the failure of its last attempt. Splits this failure into its node and its
     /// cause.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {

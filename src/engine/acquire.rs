@@ -7,6 +7,7 @@
 //! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
 
 mod arm;
+mod denial;
 mod local;
 mod patience;
 mod pending;
@@ -20,12 +21,13 @@ mod withdraw;
 mod tests;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::base::denied::Denied;
 use crate::base::error::{Error, LossReason, Result, Source};
 use crate::base::key::{Key, LockName};
 use crate::base::lease::{Moment, ServerTime};
@@ -152,6 +154,7 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
 }
 
 /// Takes the lock. `None` only if the caller wants one answer and that was no.
+#[cfg(test)]
 pub(crate) async fn acquire(
     engine: &Arc<Engine>,
     key: Arc<Key>,
@@ -159,6 +162,17 @@ pub(crate) async fn acquire(
     terms: Terms,
     patience: Patience,
 ) -> Result<Option<Held>> {
+    Ok(acquire_or_denied(engine, key, mode, terms, patience).await?.ok())
+}
+
+/// Takes the lock, or returns the refusal if the caller wants one answer and that was no.
+pub(crate) async fn acquire_or_denied(
+    engine: &Arc<Engine>,
+    key: Arc<Key>,
+    mode: Mode,
+    terms: Terms,
+    patience: Patience,
+) -> Result<Result<Held, Box<Denied>>> {
     engine.check_open(&key)?;
     in_runtime()?;
     if terms.at_least.is_some() {
@@ -175,12 +189,12 @@ pub(crate) async fn acquire(
     if terms.reentry.owner().is_some()
         && let Some(held) = join_own(engine, &key, wants, mode, began)?
     {
-        return if terms.at_least.is_some() { Err(arm::nested()) } else { Ok(Some(held)) };
+        return if terms.at_least.is_some() { Err(arm::nested()) } else { Ok(Ok(held)) };
     }
     if mode == Mode::Read
         && let Some((hold, share_id)) = engine.table.join(key.hashed_name(), wants, began)
     {
-        return Ok(Some(Held::new(engine, hold, share_id)));
+        return Ok(Ok(Held::new(engine, hold, share_id)));
     }
     let permit = engine.waiters.admit(&key)?;
     let grace = grace(engine);
@@ -188,7 +202,7 @@ pub(crate) async fn acquire(
         Patience::Wait => engine.table.enter(&key, mode, wants, grace, began),
         Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, grace, began) {
             Some(entry) => entry,
-            None => return Ok(None),
+            None => return Ok(Err(engine.denied_here(&key, mode, began))),
         },
     };
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
@@ -332,8 +346,8 @@ struct Acquisition<'a> {
     earlier_until: Option<Moment>,
     /// Present where there is a limit.
     attempts: Option<Arc<Attempts>>,
-    /// Present when it has waited long, and that is to be told.
-    holder: Option<Arc<OnceLock<String>>>,
+    /// Label of the holder when it had waited long, if that is to be told.
+    holder: Option<Option<String>>,
     /// Whether the hold may stay. Known when the server is asked.
     may_stay: Option<bool>,
     /// What the last attempt has said of that.
@@ -388,7 +402,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Runs until it is granted, or it is no use to wait any longer. A caller that gives up is told so when nothing is left of it.
-    async fn until_its_end(&mut self, limit: Option<Moment>, patience: Patience) -> Result<Option<Held>> {
+    async fn until_its_end(&mut self, limit: Option<Moment>, patience: Patience) -> Result<Result<Held, Box<Denied>>> {
         let engine = self.engine;
         let given_up = match self.run_within(limit, patience).await {
             AcquireEnd::Over(result) => {
@@ -397,13 +411,13 @@ impl<'a> Acquisition<'a> {
                     Some(_) => result?,
                     None => hand_out(engine, &self.key, result?)?,
                 };
-                if held.is_none() {
-                    return self.refused().await;
-                }
+                let Some(held) = held else {
+                    return Ok(Err(self.refused().await?));
+                };
                 if self.holder.is_some() {
                     self.tell_of_wait(WaitEnds::Granted);
                 }
-                return Ok(held);
+                return Ok(Ok(held));
             }
             AcquireEnd::GivesUp(given_up) => given_up,
         };
@@ -420,21 +434,24 @@ impl<'a> Acquisition<'a> {
             return Err(Error::unreachable(lock, waited, failure.map(|(_, source)| source).or(of_asker)));
         }
         self.tell_of_wait(WaitEnds::InVain);
+        // Before the place here is given up, as the refusals are with it.
+        let denied = self.denied();
         let confirmed = Box::pin(self.withdraw(given_up.answer_by)).await == Withdrawn::Surely;
-        Err(Error::WaitTimeout { lock, waited, confirmed })
+        Err(Error::WaitTimeout { lock, waited, confirmed, denied })
     }
 
     /// The one answer was no. A place that it took, or may have taken, is taken back first.
-    async fn refused(&mut self) -> Result<Option<Held>> {
+    async fn refused(&mut self) -> Result<Box<Denied>> {
+        let denied = self.denied();
         if self.has_left_nothing() {
-            return Ok(None);
+            return Ok(denied);
         }
         let (engine, now) = (self.engine, self.engine.clock.now());
         match Box::pin(self.withdraw(now.after(withdrawal_span(engine)))).await {
-            Withdrawn::Surely => Ok(None),
+            Withdrawn::Surely => Ok(denied),
             Withdrawn::Perhaps => {
                 let (lock, waited) = (self.key.shared_name(), engine.clock.now().since(self.began));
-                Err(Error::WaitTimeout { lock, waited, confirmed: false })
+                Err(Error::WaitTimeout { lock, waited, confirmed: false, denied })
             }
         }
     }

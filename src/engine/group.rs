@@ -28,6 +28,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 
 use crate::base::cork::corked;
+use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::events;
 use crate::base::key::Key;
@@ -35,7 +36,7 @@ use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
-use crate::engine::acquire::{Patience, acquire};
+use crate::engine::acquire::{Patience, acquire_or_denied};
 use crate::engine::{Engine, Held, in_runtime};
 use crate::lock::hold::Accepted;
 use crate::lock::shares::Share;
@@ -63,7 +64,7 @@ struct Member {
 /// Reason why a try did not bring a member.
 enum Missing {
     /// Others hold the lock or wait for it.
-    Refused,
+    Refused(Box<Denied>),
     /// The server did not answer.
     Silent(Error),
 }
@@ -81,16 +82,22 @@ enum Next {
     TryAll,
     /// Try this member again, because the server did not answer.
     TryOne(usize),
-    /// Wait in the queue of this member.
-    WaitFor(usize),
+    /// Wait in the queue of this member, which was refused.
+    WaitFor(usize, Box<Denied>),
     /// The group holds all members.
     HandOut,
+}
+
+/// First lock in the order of the keys that was not available to a try, and why.
+pub(crate) struct Refused {
+    pub(crate) lock: Arc<str>,
+    pub(crate) denied: Box<Denied>,
 }
 
 /// End of an acquisition without a guard.
 enum NoGroup {
     /// The caller wanted one try, and this member was not available.
-    Refused,
+    Refused(Refused),
     Failed(Error),
 }
 
@@ -101,29 +108,30 @@ impl From<Error> for NoGroup {
 }
 
 /// Acquires all locks, which must be in the order of their keys, each of them once. Returns the shares in this order, or
-/// `None` if the caller wanted one try and a lock was not available.
+/// the refusal if the caller wanted one try and a lock was not available.
 pub(crate) async fn acquire_all(
     engine: &Arc<Engine>,
     wanted: &[Wanted],
     terms: Terms,
     patience: Patience,
-) -> Result<Option<Vec<Held>>> {
+) -> Result<Result<Vec<Held>, Refused>> {
     in_runtime()?;
     let mut group = Group::new(engine, wanted, terms, patience);
     group.check_conflicts()?;
-    match group.run().await {
-        Ok(()) => Ok(Some(group.into_shares())),
-        Err(NoGroup::Refused) => match group.give_back_confirmed().await {
-            true => Ok(None),
-            false => Err(group.timed_out(0, false)),
-        },
-        Err(NoGroup::Failed(Error::WaitTimeout { lock, confirmed, .. })) => {
-            let waited = group.waited();
-            let confirmed = group.give_back_confirmed().await && confirmed;
-            Err(Error::WaitTimeout { lock, waited, confirmed })
+    let (refused, is_confirmed) = match group.run().await {
+        Ok(()) => return Ok(Ok(group.into_shares())),
+        Err(NoGroup::Failed(Error::WaitTimeout { lock, confirmed, denied, .. })) => {
+            (Refused { lock, denied }, confirmed)
         }
-        Err(NoGroup::Failed(error)) => Err(error),
+        Err(NoGroup::Refused(refused)) => (refused, true),
+        Err(NoGroup::Failed(error)) => return Err(error),
+    };
+    let waited = group.waited();
+    let confirmed = group.give_back_confirmed().await && is_confirmed;
+    if patience == Patience::AskOnce && confirmed {
+        return Ok(Err(refused));
     }
+    Err(Error::WaitTimeout { lock: refused.lock, waited, confirmed, denied: refused.denied })
 }
 
 /// Polls a future so that the requests of one poll take one write of each connection.
@@ -189,7 +197,7 @@ impl<'a> Group<'a> {
                     self.try_members(missing).await?
                 }
                 Next::TryOne(index) => self.try_members(vec![index]).await?,
-                Next::WaitFor(index) => self.wait_for(index).await?,
+                Next::WaitFor(index, denied) => self.wait_for(index, denied).await?,
                 Next::HandOut => match self.hand_out().await {
                     Step::Done(()) => return Ok(()),
                     Step::Lost(index) => self.begin_at(index),
@@ -225,7 +233,7 @@ impl<'a> Group<'a> {
             .into_iter()
             .map(|index| async move {
                 let Wanted { key, mode } = &wanted[index];
-                (index, acquire(engine, Arc::clone(key), *mode, terms, Patience::AskOnce).await)
+                (index, acquire_or_denied(engine, Arc::clone(key), *mode, terms, Patience::AskOnce).await)
             })
             .collect();
         let mut first: Option<(usize, Missing)> = None;
@@ -236,12 +244,12 @@ impl<'a> Group<'a> {
                 Step::Lost(index) => return Ok(self.begin_at(index)),
             };
             let why = match outcome {
-                Ok(Some(held)) => {
+                Ok(Ok(held)) => {
                     self.add(index, held);
                     continue;
                 }
                 // The place that a try took is given back in the background, if nobody has confirmed that yet.
-                Ok(None) | Err(Error::WaitTimeout { .. }) => Missing::Refused,
+                Ok(Err(denied)) | Err(Error::WaitTimeout { denied, .. }) => Missing::Refused(denied),
                 Err(error @ Error::Unreachable { .. }) => Missing::Silent(error),
                 Err(error) => return Err(error.into()),
             };
@@ -259,11 +267,11 @@ impl<'a> Group<'a> {
         };
         match (why, self.patience) {
             (Missing::Silent(error), Patience::AskOnce) => Err(error.into()),
-            (Missing::Refused, Patience::AskOnce) => Err(NoGroup::Refused),
-            (Missing::Refused, Patience::Wait) => {
+            (Missing::Refused(denied), Patience::AskOnce) => Err(NoGroup::Refused(self.refused(index, denied))),
+            (Missing::Refused(denied), Patience::Wait) => {
                 self.silent_since = None;
                 self.give_back_from(index);
-                Ok(Next::WaitFor(index))
+                Ok(Next::WaitFor(index, denied))
             }
             (Missing::Silent(error), Patience::Wait) => {
                 self.give_back_from(index);
@@ -275,21 +283,21 @@ impl<'a> Group<'a> {
     }
 
     /// Waits in the queue of one member. The group holds only members that come before it.
-    async fn wait_for(&mut self, index: usize) -> Result<Next, NoGroup> {
+    async fn wait_for(&mut self, index: usize, denied: Box<Denied>) -> Result<Next, NoGroup> {
         self.note_waited();
         let left = self.terms.wait_timeout.map(|limit| limit.saturating_sub(self.waited()));
         if left == Some(Duration::ZERO) {
-            return Err(self.timed_out(index, true).into());
+            return Err(self.timed_out(index, denied).into());
         }
         let terms = Terms { wait_timeout: left, ..self.terms };
         let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
-        let waits = pin!(acquire(engine, Arc::clone(key), *mode, terms, Patience::Wait));
+        let waits = pin!(acquire_or_denied(engine, Arc::clone(key), *mode, terms, Patience::Wait));
         match self.beside(waits).await {
-            Step::Done(Ok(Some(held))) => {
+            Step::Done(Ok(Ok(held))) => {
                 self.add(index, held);
                 Ok(Next::TryAll)
             }
-            Step::Done(Ok(None)) => Ok(Next::WaitFor(index)),
+            Step::Done(Ok(Err(denied))) => Ok(Next::WaitFor(index, denied)),
             Step::Done(Err(error)) => Err(error.into()),
             Step::Lost(lost) => Ok(self.begin_at(lost)),
         }
@@ -399,9 +407,13 @@ impl<'a> Group<'a> {
         self.engine.clock.now().since(self.began)
     }
 
-    fn timed_out(&self, index: usize, confirmed: bool) -> Error {
+    fn refused(&self, index: usize, denied: Box<Denied>) -> Refused {
+        Refused { lock: self.wanted[index].key.shared_name(), denied }
+    }
+
+    fn timed_out(&self, index: usize, denied: Box<Denied>) -> Error {
         let lock = self.wanted[index].key.shared_name();
-        Error::WaitTimeout { lock, waited: self.waited(), confirmed }
+        Error::WaitTimeout { lock, waited: self.waited(), confirmed: true, denied }
     }
 
     /// Gives back all members. Returns true if the server has confirmed that within the time that the caller waits for.

@@ -12,27 +12,10 @@ use crate::lock::table::Counts;
 use crate::store::view::{Guards, HolderView, LockView, Seen};
 use crate::store::{Answered, Forced, QuorumScheme, View};
 
-/// Largest number of holders that one log line names.
-const MAX_NAMED: usize = 3;
-
 impl Engine {
     pub(crate) async fn inspect(&self, key: &Key) -> Result<LockView> {
         let answer = self.look(key).await?;
         Ok(LockView::new(key.name(), answer.into(), self.options.timestamp_clients, |id| self.guards_of(key, id)))
-    }
-
-    /// Returns the labels of the current holders of a lock. Sends one request, and returns `None` if it fails or nobody
-    /// holds the lock.
-    pub(crate) async fn holder_of(&self, key: &Key) -> Option<String> {
-        let look = self.scheme.inspect(key).await.ok()?.into();
-        let holders = HolderView::all(&look, self.options.timestamp_clients, |_| None);
-        let labels: Vec<&str> = holders.iter().take(MAX_NAMED).map(|(_, holder)| &*holder.label).collect();
-        let others = holders.len() - labels.len() + look.view.more_holders;
-        match others {
-            _ if labels.is_empty() => None,
-            0 => Some(labels.join(", ")),
-            others => Some(format!("{} and {others} more", labels.join(", "))),
-        }
     }
 
     async fn look(&self, key: &Key) -> Result<Answered<View>> {

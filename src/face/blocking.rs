@@ -30,6 +30,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 use crate::base::background_runtime::DetachedRuntime;
+use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::health::{Health, Stats};
 use crate::base::reentry::{OwnerId, Reentry};
@@ -539,6 +540,31 @@ impl<G: AsyncGuard> Acquire<G> {
         let (acquire, background) = self.terms();
         let guard = background.block_on(acquire.try_now())?;
         Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
+    }
+
+    /// Asks the server once, as [`try_now`](Acquire::try_now) does. A refusal names the holder of the lock.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Acquire::try_or_denied`](crate::Acquire::try_or_denied). The inner error is the refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new()?;
+    /// let guard = manager.write("cfg").wait()?;
+    /// let denied = manager.peer()?.write("cfg").try_or_denied()?.expect_err("a writer holds the lock");
+    /// assert!(denied.holder.is_some());
+    /// # guard.release()
+    /// # }
+    /// ```
+    pub fn try_or_denied(self) -> Result<Result<Guard<G>, Denied>> {
+        let (acquire, background) = self.terms();
+        let outcome = background.block_on(acquire.try_or_denied())?;
+        Ok(outcome.map(|guard| Guard { guard, background, thread: PhantomData }))
     }
 
     fn terms(self) -> (crate::Acquire<G>, Arc<BlockingRuntime>) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
+use crate::base::denied::Denied;
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::events;
 use crate::base::lease::FencingToken;
@@ -16,7 +17,7 @@ use crate::base::options::{Overrides, Terms};
 use crate::base::process::Process;
 use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::acquire::Patience;
-use crate::engine::group::{Wanted, acquire_all, corks};
+use crate::engine::group::{Refused, Wanted, acquire_all, corks};
 use crate::engine::{Engine, Held};
 #[allow(unused_imports)] // only links in the documentation use these imports
 use crate::face::{acquire::Acquire, guard::WriteGuard, manager::RwLockManager};
@@ -190,6 +191,34 @@ impl AcquireAll {
     ///
     /// The same rules hold as for the acquisition itself; see [`AcquireAll`].
     pub async fn try_now(self) -> Result<Option<GroupGuard>> {
+        Ok(self.try_or_denied().await?.ok())
+    }
+
+    /// Asks for each lock once, as [`try_now`](AcquireAll::try_now) does. A refusal names the lock that was not
+    /// available, and its holder. The manager sends no further request for that.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_now`](AcquireAll::try_now). The inner error is the refusal.
+    ///
+    /// # Cancel safety
+    ///
+    /// The same rules hold as for the acquisition itself; see [`AcquireAll`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager, read, write};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let guard = manager.write("b").await?;
+    /// let denied = manager.peer().all(&[read("a"), write("b")]).try_or_denied().await?.expect_err("`b` is taken");
+    /// assert_eq!(&*denied.lock, "b");
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub async fn try_or_denied(self) -> Result<Result<GroupGuard, GroupDenied>> {
         self.take(Patience::AskOnce)?.await
     }
 
@@ -227,7 +256,10 @@ impl AcquireAll {
         }
     }
 
-    fn take(self, patience: Patience) -> Result<impl Future<Output = Result<Option<GroupGuard>>> + Send + 'static> {
+    fn take(
+        self,
+        patience: Patience,
+    ) -> Result<impl Future<Output = Result<Result<GroupGuard, GroupDenied>>> + Send + 'static> {
         let Self { engine, names, overrides } = self;
         let terms = Terms::new(engine.options(), overrides)?;
         let (wanted, members) = in_order(&engine, &names)?;
@@ -237,12 +269,15 @@ impl AcquireAll {
             let first = wanted.first().map(|wanted| wanted.key.shared_name()).unwrap_or_default();
             let acquiring = pin!(acquire_all(&engine, &wanted, terms, patience));
             let outcome = engine.process.here(&first, acquiring).await;
-            if let Ok(Some(held)) = &outcome {
+            if let Ok(Ok(held)) = &outcome {
                 held.iter().for_each(|held| held.hold().begin_span());
             }
-            let word = events::word_for_outcome(&outcome, Option::is_some);
+            let word = events::word_for_outcome(&outcome, Result::is_ok);
             underway.into_iter().for_each(|underway| underway.end(word));
-            Ok(outcome?.map(|held| GroupGuard { held, members }))
+            Ok(match outcome? {
+                Ok(held) => Ok(GroupGuard { held, members }),
+                Err(Refused { lock, denied }) => Err(GroupDenied { lock, denied: *denied }),
+            })
         })
     }
 }
@@ -280,7 +315,7 @@ impl IntoFuture for AcquireAll {
 
     fn into_future(self) -> AcquiringAll {
         let process = self.engine.process.clone();
-        let future: BoxFuture<'static, Result<Option<GroupGuard>>> =
+        let future: BoxFuture<'static, Result<Result<GroupGuard, GroupDenied>>> =
             Box::pin(async move { self.take(Patience::Wait)?.await });
         AcquiringAll { process, future: Some(future) }
     }
@@ -300,7 +335,7 @@ impl fmt::Debug for AcquireAll {
 pub struct AcquiringAll {
     process: Process,
     /// `None` after the drop in a forked process.
-    future: Option<BoxFuture<'static, Result<Option<GroupGuard>>>>,
+    future: Option<BoxFuture<'static, Result<Result<GroupGuard, GroupDenied>>>>,
 }
 
 impl Future for AcquiringAll {
@@ -309,8 +344,8 @@ impl Future for AcquiringAll {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.future {
             Some(future) => future.as_mut().poll(cx).map_ok(|guard| match guard {
-                Some(guard) => guard,
-                None => unreachable!("only a caller that asks once is told no"),
+                Ok(guard) => guard,
+                Err(_) => unreachable!("only a caller that asks once is told no"),
             }),
             None => unreachable!("it is polled after its drop"),
         }
@@ -330,6 +365,23 @@ impl Drop for AcquiringAll {
 impl fmt::Debug for AcquiringAll {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AcquiringAll")
+    }
+}
+
+/// Refusal of an acquisition of several locks: the first lock in the order of the keys that was not available.
+/// [`AcquireAll::try_or_denied`] returns it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct GroupDenied {
+    /// Name of the lock.
+    pub lock: Arc<str>,
+    /// What kept the acquisition out.
+    pub denied: Denied,
+}
+
+impl fmt::Display for GroupDenied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lock {:?}: {}", self.lock, self.denied)
     }
 }
 

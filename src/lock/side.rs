@@ -12,9 +12,10 @@ use tokio::sync::Notify;
 
 use crate::base::attempt::{AcquisitionId, Subscription};
 use crate::base::backoff::Backoff;
+use crate::base::denied::NamedHolder;
 use crate::base::error::Source;
 use crate::base::in_doubt::InDoubt;
-use crate::base::lease::Moment;
+use crate::base::lease::{Moment, ServerTime};
 use crate::lock::effects::Signals;
 use crate::lock::shares::ShareRequest;
 
@@ -106,6 +107,17 @@ impl SideOutage {
     }
 }
 
+/// Last refusal of the server for one side of a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct LastRefusal {
+    pub(crate) at: Moment,
+    pub(crate) server: ServerTime,
+    /// Holder that the refusal names.
+    pub(crate) holder: Option<Arc<NamedHolder>>,
+    /// True if the lock is recallable, so that perhaps no guard uses the hold.
+    pub(crate) is_cached: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Side {
     waiters: BTreeMap<WaiterId, Waiter>,
@@ -114,6 +126,8 @@ pub(super) struct Side {
     pub(super) pending: Option<Pending>,
     /// Present while the server does not answer the leader.
     pub(super) outage: Option<SideOutage>,
+    /// Present from the first refusal on.
+    pub(super) refusal: Option<LastRefusal>,
     /// Until when those who keep the lock, and may not be inside, have time to give it up.
     recall_until: Option<Moment>,
     /// Whoever asks has had an answer, or none in time.

@@ -17,6 +17,7 @@ use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::Rules;
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::side::LastRefusal;
 use crate::lock::wait::WaitEntry;
 
 /// Number of shards, a power of two. It is larger than the number of parallel threads on most machines.
@@ -203,6 +204,12 @@ impl Table {
     /// Returns true if a writer of this process waits for the lock.
     pub(crate) fn writer_waits(&self, key: &Key) -> bool {
         self.of(key).is_some_and(|cell| cell.ask(|state| state.writer_waits()))
+    }
+
+    /// Returns what keeps an acquisition of this side out: a hold that guards of this process use, and the last refusal of
+    /// the server.
+    pub(crate) fn obstacle(&self, key: &Key, mode: Mode) -> (Option<Arc<Hold>>, Option<LastRefusal>) {
+        self.of(key).map_or((None, None), |cell| cell.ask(|state| state.obstacle(mode)))
     }
 
     /// Returns the holds of a lock.

@@ -13,7 +13,7 @@ use crate::base::recalls::{Recall, Recalls};
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Hold, NewHold};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
+use crate::lock::side::{LastRefusal, LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
 use crate::lock::state;
 
 /// What a waiter is called for.
@@ -247,6 +247,11 @@ impl WaitEntry {
     /// Those who keep the lock elsewhere and may not be inside have been called, and have until then to give it up.
     pub(crate) fn note_recall(&self, until: Moment) {
         self.cell.ask(|state| state.note_recall(self.mode, until));
+    }
+
+    /// Records a refusal of the server, for all that wait on this side.
+    pub(crate) fn note_refusal(&self, refusal: LastRefusal) {
+        self.cell.ask(|state| state.note_refusal(self.mode, refusal));
     }
 
     /// Whether the server may have something of what this one asked for.

@@ -24,9 +24,9 @@ use crate::base::recalls::Recalls;
 use crate::net::{Call, Expiry, NO_ID, Router, Script, Words};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Holder, IfTaken, MasterScheme, Mode, Notification, NotifyingScheme, QueuedWaiter, RecallingScheme,
-    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
-    refused_failure, scripts,
+    Granted, Holder, IfTaken, MasterScheme, Mode, NamedHolder, Notification, NotifyingScheme, QueuedWaiter,
+    RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription,
+    View, refused_failure, scripts,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -552,12 +552,44 @@ fn other_version() -> Failure {
 fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
         "granted" => Some(Acquired::Granted(parse_granted(fields)?)),
-        "queued" => Some(Acquired::Queued { retry_in: fields.millis()?, is_cached: fields.number() == Some(1) }),
-        "contended" => Some(Acquired::Contended { retry_in: fields.millis()? }),
-        "kept" => Some(Acquired::Cached { retry_in: fields.millis()? }),
+        "queued" | "contended" | "kept" => parse_refused(code, fields),
         "late" => Some(Acquired::Late),
         _ => None,
     }
+}
+
+/// Reads a refusal: the time, the flag of a recall, and the holder that the refusal names.
+fn parse_refused(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+    let (retry_in, is_cached) = (fields.millis()?, fields.number()? == 1);
+    let holder = match fields.text() {
+        Some("w") => Some(Arc::new(parse_named_writer(fields)?)),
+        Some("s") => Some(Arc::new(parse_named_reader(fields)?)),
+        Some(_) | None => None,
+    };
+    Some(match code {
+        "queued" => Acquired::Queued { retry_in, is_cached, holder },
+        "kept" => Acquired::Cached { retry_in, holder },
+        _ => Acquired::Contended { retry_in, holder },
+    })
+}
+
+/// Reads `deadline_ms since_ms tokens id holders`.
+fn parse_named_writer(fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    let (deadline_ms, since_ms, _tokens) = (fields.number()?, fields.number()?, fields.number()?);
+    parse_named(Mode::Write, deadline_ms, since_ms, fields)
+}
+
+/// Reads `deadline_ms since_ms id holders`.
+fn parse_named_reader(fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    let (deadline_ms, since_ms) = (fields.number()?, fields.number()?);
+    parse_named(Mode::Read, deadline_ms, since_ms, fields)
+}
+
+fn parse_named(mode: Mode, deadline_ms: u64, since_ms: u64, fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    // The two-key scheme does not read the time of a reader's grant, and says 0.
+    let since_ms = Some(since_ms).filter(|&since_ms| since_ms > 0);
+    let id = fields.text()?.to_owned();
+    Some(NamedHolder { id, mode, since_ms, deadline_ms, more: fields.count()?.checked_sub(1)? })
 }
 
 fn parse_granted(fields: &mut Fields<'_>) -> Option<Granted> {

@@ -36,8 +36,8 @@ use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    MasterScheme, NotifyingScheme, QuorumScheme, RecallingScheme, ReleaseBackground, ReleaseReply, ReleaseRequest,
-    RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
+    MasterScheme, NamedHolder, NotifyingScheme, QuorumScheme, RecallingScheme, ReleaseBackground, ReleaseReply,
+    ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 mod acquire;
@@ -105,6 +105,8 @@ enum Voters {
 #[derive(Debug, Default)]
 struct AnswerSummary {
     retry_in: Option<Duration>,
+    /// Holders that masters named in their refusals.
+    named: Vec<Arc<NamedHolder>>,
     forced: Option<FencingToken>,
     /// Latest server time in any answer.
     server: ServerTime,

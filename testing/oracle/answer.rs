@@ -2,7 +2,35 @@
 
 use std::time::Duration;
 
-use crate::store::{Absence, Acquired, Converted, Forced, Holder, Mode, ReleaseReply, Renewed, View};
+use crate::store::{Absence, Acquired, Converted, Forced, Holder, Mode, NamedHolder, ReleaseReply, Renewed, View};
+
+/// Live holders when an answer was given.
+#[derive(Debug, Default)]
+pub(super) struct LiveHolders {
+    pub(super) deadlines: Vec<u64>,
+    /// The same holders, as a refusal may name them.
+    pub(super) named: Vec<NamedHolder>,
+    /// True if an operation may give up before it finds a live reader among dead ones.
+    pub(super) is_limited: bool,
+}
+
+impl LiveHolders {
+    /// Returns true if a refusal may name `real` where the specification names `specified`. Any of several readers may be
+    /// named. The two-key scheme does not know the age of a reader, and does not count the others.
+    fn agree(&self, real: Option<&NamedHolder>, specified: Option<&NamedHolder>) -> bool {
+        let is_live = |real: &NamedHolder| {
+            self.named.iter().any(|live| match real.since_ms {
+                Some(_) => real == live,
+                None => (&real.id, real.mode, real.deadline_ms) == (&live.id, live.mode, live.deadline_ms),
+            })
+        };
+        match (real, specified) {
+            (Some(real), Some(specified)) => real == specified || is_live(real),
+            (None, Some(_)) => self.is_limited,
+            (real, None) => real.is_none(),
+        }
+    }
+}
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Answer {
@@ -27,6 +55,17 @@ impl Answer {
             kinds.extend((view.more_holders + view.more_waiters > 0).then_some("view of some"));
         }
         kinds
+    }
+
+    fn retry_in(&self) -> Option<Duration> {
+        match self {
+            Self::Acquired(
+                Acquired::Queued { retry_in, .. }
+                | Acquired::Contended { retry_in, .. }
+                | Acquired::Cached { retry_in, .. },
+            ) => Some(*retry_in),
+            _ => None,
+        }
     }
 
     fn kind(&self) -> &'static str {
@@ -66,18 +105,24 @@ impl Answer {
         }
     }
 
-    /// Returns true if the answers agree. `live` are the deadlines of the present holders.
-    pub(super) fn agrees_with(&self, specified: &Self, now_ms: u64, live: &[u64]) -> bool {
-        let ends_in = |retry_in| live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == retry_in);
+    /// Returns true if the answers agree.
+    pub(super) fn agrees_with(&self, specified: &Self, now_ms: u64, live: &LiveHolders) -> bool {
+        let ends_in =
+            |retry_in| live.deadlines.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == retry_in);
+        if let (Self::Acquired(real), Self::Acquired(specified)) = (self, specified)
+            && !live.agree(real.named_holder().map(AsRef::as_ref), specified.named_holder().map(AsRef::as_ref))
+        {
+            return false;
+        }
         match (self, specified) {
-            (Self::Acquired(Acquired::Contended { retry_in }), Self::Acquired(Acquired::Contended { .. }))
-            | (Self::Acquired(Acquired::Cached { retry_in }), Self::Acquired(Acquired::Cached { .. })) => {
-                self == specified || ends_in(*retry_in)
+            (Self::Acquired(Acquired::Contended { retry_in, .. }), Self::Acquired(Acquired::Contended { .. }))
+            | (Self::Acquired(Acquired::Cached { retry_in, .. }), Self::Acquired(Acquired::Cached { .. })) => {
+                specified.retry_in() == Some(*retry_in) || ends_in(*retry_in)
             }
             (
-                Self::Acquired(Acquired::Queued { retry_in, is_cached }),
+                Self::Acquired(Acquired::Queued { retry_in, is_cached, .. }),
                 Self::Acquired(Acquired::Queued { is_cached: specified_cached, .. }),
-            ) => self == specified || is_cached == specified_cached && ends_in(*retry_in),
+            ) => is_cached == specified_cached && (specified.retry_in() == Some(*retry_in) || ends_in(*retry_in)),
             _ => self == specified,
         }
     }

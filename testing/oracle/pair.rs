@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use tokio::runtime::Runtime;
 
-use super::answer::Answer;
+use super::answer::{Answer, LiveHolders};
 use super::listener::Listener;
 use super::operation::{Face, Operation, Renews, Waiting, Wish, acquisition};
 use super::{Setting, TIMESTAMP_CLIENTS};
@@ -407,9 +407,10 @@ impl<'a> Pair<'a> {
         let mut deadlines: Vec<_> = self.record.live_holds(now_ms).into_iter().map(|(_, _, ends_ms)| ends_ms).collect();
         // There are too many dead records to examine. The next requests find fewer.
         deadlines.extend(self.limited.then_some(now_ms + 1));
+        let holders = LiveHolders { deadlines, named: self.record.live_named(now_ms), is_limited: self.limited };
         self.history.push_str(&format!("\n    at {} us: {real:?}", server.as_micros()));
         prop_assert!(
-            real.agrees_with(&specified, now_ms, &deadlines),
+            real.agrees_with(&specified, now_ms, &holders),
             "the specification says {:?} beside {:?}; so far:{}",
             specified,
             live,

@@ -212,13 +212,13 @@ impl Link {
                 Answer::Converted(Converted::Refused)
             }
             (Some(Mutant::LateIsDenial), Answer::Acquired(Acquired::Late)) => {
-                Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) })
+                Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100), holder: None })
             }
             (Some(Mutant::IgnoresRecalls), Answer::Renewed(Renewed::Renewed { remaining, tokens, .. })) => {
                 Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
             }
-            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_cached, .. })) => {
-                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_cached })
+            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_cached, holder, .. })) => {
+                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_cached, holder })
             }
             (_, answer) => answer,
         })
@@ -231,7 +231,7 @@ impl Link {
     fn unanswered(&self, sent: Moment, arrives_until: Moment, parcel: &Parcel) -> Attempt<Answer> {
         let wrong = match (self.world.mutant, parcel) {
             (Some(Mutant::SilenceIsDenial), Parcel::Acquire { .. }) => {
-                Some(Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) }))
+                Some(Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100), holder: None }))
             }
             (Some(Mutant::LostAtOnce), Parcel::Renew { .. }) => Some(Answer::Renewed(Renewed::Lost { forced: None })),
             (Some(Mutant::SilentConversionIsLoss), Parcel::Conversion { .. }) => {

@@ -1,5 +1,6 @@
 //! Promises of every manager, with each kind of server.
 
+mod denied;
 mod exclusion;
 mod flush;
 mod groups;

@@ -231,6 +231,7 @@ impl Lab {
             client: self.node.client().expect("the server answers"),
             lab: Arc::clone(self),
             known: (0, 0),
+            named: None,
             clock_us: None,
         }
     }
@@ -246,6 +247,8 @@ pub(crate) struct Lock {
     pub(crate) lab: Arc<Lab>,
     /// The last and the first token that the last `none` told.
     pub(crate) known: (i64, i64),
+    /// The holder that the last refusal named, and how many were recorded.
+    pub(crate) named: Option<(String, i64)>,
     /// Time that the scripts get as two more keys, if they do not read the server's clock.
     pub(crate) clock_us: Option<i64>,
 }
@@ -372,17 +375,24 @@ impl Lock {
     pub(crate) fn ask(&mut self, id: &str, mode: Mode, wish: Wish) -> Acquired {
         let args = self.wish_args(id, mode, wish);
         let mut reply = self.run("acquire", id, &args);
+        self.named = None;
         let acquired = match reply.code.as_str() {
             "granted" => {
                 let (token, turns, remaining_ms, waited_for) = reply.granted();
                 Acquired::Granted { token, turns, remaining_ms, waited_for }
             }
-            "queued" => Acquired::Queued { retry_in_ms: reply.int(), is_kept: reply.flag_if_there() },
-            "contended" => Acquired::Contended { retry_in_ms: reply.int() },
-            "kept" => Acquired::Kept { retry_in_ms: reply.int() },
+            "queued" => Acquired::Queued { retry_in_ms: reply.int(), is_kept: reply.flag() },
+            "contended" | "kept" => {
+                let (code, retry_in_ms) = (reply.code.clone(), reply.int());
+                assert!(!reply.flag(), "only a waiter recalls");
+                if code == "kept" { Acquired::Kept { retry_in_ms } } else { Acquired::Contended { retry_in_ms } }
+            }
             "late" => Acquired::Late,
             code => panic!("acquire answered {code}"),
         };
+        if !matches!(acquired, Acquired::Granted { .. } | Acquired::Late) {
+            self.named = reply.named();
+        }
         reply.end();
         match acquired {
             Acquired::Granted { token, turns, remaining_ms, .. } => {
@@ -792,11 +802,28 @@ impl Fields {
         word.parse().unwrap_or_else(|_| panic!("not a number, written out: {word}"))
     }
 
-    /// A last word that is there only if it is so.
-    fn flag_if_there(&mut self) -> bool {
-        let is_there = !self.words.as_slice().is_empty();
-        assert!(!is_there || self.int() == 1);
-        is_there
+    fn flag(&mut self) -> bool {
+        let flag = self.int();
+        assert!((0..=1).contains(&flag), "a flag");
+        flag == 1
+    }
+
+    /// The live holder that a refusal names: its id, and how many are recorded.
+    fn named(&mut self) -> Option<(String, i64)> {
+        if self.words.as_slice().is_empty() {
+            return None;
+        }
+        let letter = self.text();
+        let (deadline_ms, since_ms) = (self.int(), self.int());
+        match letter.as_str() {
+            "w" => assert!(self.int() > 0, "tokens"),
+            other => assert_eq!(other, "s"),
+        }
+        let (id, holders) = (self.text(), self.int());
+        let now_ms = self.server_us / 1000;
+        // The clock of a timestamp client may be ahead.
+        assert!(deadline_ms > now_ms && (since_ms <= now_ms || id == "?") && holders >= 1, "it is live");
+        Some((id, holders))
     }
 
     fn mode(&mut self) -> Mode {

@@ -8,7 +8,9 @@ use cluster_testenv::{Node, Proxy, Server};
 use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, at, new_name, program, said, send, until, wall_clock};
+use crate::program::{
+    Folder, PROGRAM, Running, SERVER, at, labelled, new_name, program, said, send, until, wall_clock,
+};
 
 /// Returns a command that runs a shell script under a lock.
 fn run<'a>(name: &'a str, script: &'a str) -> Command {
@@ -454,6 +456,21 @@ fn each_line_runs_to_its_end(url: &str) {
 #[test]
 fn command_runs_to_its_end_at_a_free_lock_and_behind_a_holder() {
     each_line_runs_to_its_end(&SERVER.url());
+}
+
+#[test]
+fn refused_run_names_the_holder() {
+    let name = new_name();
+    // This character would turn the rest of the line around.
+    let manager = labelled(&SERVER, "web\u{202e}12");
+    let guard = manager.write(&name).wait().expect("granted");
+    for options in [&["-n"][..], &["-w", "0.1"], &["--read", "-n"], &["-n", "--json"]] {
+        let said = said(with_options(&SERVER.url(), options, &name));
+        assert_eq!((said.code, &*said.out), (Some(75), ""), "{options:?}: {said:?}");
+        assert!(said.err.contains("u{202e}12") && !said.err.contains('\u{202e}'), "{options:?}: {said:?}");
+        assert!(said.err.contains("(write, for ") && said.err.contains(" left)"), "{options:?}: {said:?}");
+    }
+    guard.release().expect("ours to the end");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 -- Reads: call, key, id, now_ms, format, match, max, deadline_ms (of the caller), asked_mode (nil if the caller has no new
 --   request), end_reader and head_record with head_next (nil if unread), what `state` sets; and as `write`.
 -- Sets: phase counts, waiting_writers, head, tail, queue_changed; slots, end_slot, end_reader, sole, holder_changed,
---   live_reader_ms, too_many_dead, records_left; new_readers, read_until_ms, new_writer and its two, admitted, to_notify,
+--   live_reader_ms, live_reader, live_record, too_many_dead, records_left; new_readers, read_until_ms, new_writer and its two, admitted, to_notify,
 --   next_reader; own_ms, own_enters, own_is_dead, waiter_record; to_set, to_delete.
 local head_is_alive, old_head = false, head
 if writer_gone and in_phase == 0 and later_readers > 0 then
@@ -31,13 +31,14 @@ while true do
   local must_look = in_phase > 0 or asked_mode == 'r' and head == '-'
     or foreign_read_until_ms <= now_ms and (asked_mode or head ~= '-')
   while must_look and slots > 0 and not (live_reader_ms or too_many_dead) do
-    local ends_ms = sole_ms
+    local ends_ms, record = sole_ms, nil
     if not sole then
       end_reader = end_reader or call('HGET', key, 'r' .. end_slot)
-      ends_ms = match(call('HGET', key, 'R' .. end_reader), '^%d+') + 0
+      record = call('HGET', key, 'R' .. end_reader)
+      ends_ms = match(record, '^%d+') + 0
     end
     if ends_ms > now_ms and kind ~= 'x' then
-      live_reader_ms = ends_ms
+      live_reader_ms, live_reader, live_record = ends_ms, end_reader, record
     elseif records_left == 0 then
       too_many_dead = true
     else

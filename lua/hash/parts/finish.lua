@@ -1,7 +1,7 @@
 -- Writes the headers, the ttl and all that is pending. Publishes the notifications at last.
 -- Reads: call, key, id, now_ms, format, sub, max, RETENTION_MS, free_ms (when the lock may be free if nothing has changed),
 --   ttl_stays, and what the parts before have set.
--- Sets: to_set, to_delete, alive_until_ms, unpublished.
+-- Sets: to_set, to_delete, alive_until_ms, unpublished, holder (the new header).
 if holder_changed then
   local header
   if writer then
@@ -26,6 +26,7 @@ if holder_changed then
   elseif holder then
     to_delete[#to_delete + 1] = 'h'
   end
+  holder = header
 end
 if queue_changed then
   local count = in_phase + later_readers + waiting_writers

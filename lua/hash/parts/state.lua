@@ -17,6 +17,7 @@ local next_reader -- the waiting reader that shall ask again
 local joins -- the id that takes a random slot
 local waited_for -- 1 if the hold keeps a waiter out, else 0
 local live_reader_ms, too_many_dead -- the deadline of a live reader; true if only dead ones are found and more are left
+local live_reader, live_record -- the id and the record of this reader, if it has a slot
 local unpublished = '' -- the last word of the answer, if the server has refused a notification
 local writer_gone = false -- true if the hold of a writer ends in this script
 

@@ -12,7 +12,7 @@ use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::engine::Held;
 use crate::lock::hold::{self, Grant, GrantIdentity};
-use crate::lock::side::{Notifications, OpenOperation, Pending, SideOutage};
+use crate::lock::side::{LastRefusal, Notifications, OpenOperation, Pending, SideOutage};
 use crate::lock::wait::{Installed, WaitEntry};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
 
@@ -84,7 +84,7 @@ impl Acquisition<'_> {
                 Acquired::Cached { .. } if patience == Patience::AskOnce && self.recalls_from(now) <= now => {
                     return Ok(Pursued::Refused);
                 }
-                Acquired::Contended { retry_in } | Acquired::Cached { retry_in } => {
+                Acquired::Contended { retry_in, .. } | Acquired::Cached { retry_in, .. } => {
                     self.note_wait(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
@@ -229,8 +229,13 @@ impl Acquisition<'_> {
         let entry = self.entry.as_ref()?;
         drop(entry.end_attempt(&attempt, now, |pending| leaves(&attempt, pending))?);
         if let Ok(answer) = &attempt {
-            if let Acquired::Queued { is_cached: true, .. } | Acquired::Cached { .. } = answer.value {
+            let is_cached = matches!(answer.value, Acquired::Queued { is_cached: true, .. } | Acquired::Cached { .. });
+            if is_cached {
                 entry.note_recall(now.after(engine.options().recall_timeout));
+            }
+            if answer.value != Acquired::Late {
+                let holder = answer.value.named_holder().cloned();
+                entry.note_refusal(LastRefusal { at: now, server: answer.server, holder, is_cached });
             }
             self.answered_at = answer.server;
             self.on_first_answer(now);

@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::wait_queue::ExtraRequest;
-use super::{LeftEntry, State, WakeReason};
+use super::{Entry, LeftEntry, State, WakeReason};
 use crate::base::attempt::Failure;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::lock::effects::{Effects, InRenewalQueue, Rules};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{LeaderState, Pending, SideOutage, Waiter, WaiterId};
+use crate::lock::side::{LastRefusal, LeaderState, Pending, SideOutage, Waiter, WaiterId};
 
 impl<H: InRenewalQueue> State<H> {
     fn waiter_id(&mut self) -> WaiterId {
@@ -203,6 +203,23 @@ impl<H: InRenewalQueue> State<H> {
 
     pub(in crate::lock) fn recall_until(&mut self, mode: Mode) -> Option<Moment> {
         self.wait_queue().side(mode).recall_until()
+    }
+
+    /// Records a refusal of the server, for all that wait on this side.
+    pub(in crate::lock) fn note_refusal(&mut self, mode: Mode, refusal: LastRefusal) {
+        self.wait_queue().side(mode).refusal = Some(refusal);
+    }
+
+    /// Returns what keeps an acquisition of this side out: a hold that guards of this process use, and the last refusal of
+    /// the server.
+    pub(in crate::lock) fn obstacle(&self, mode: Mode) -> (Option<Arc<H>>, Option<LastRefusal>) {
+        let excludes = |entry: &&Entry<H>| mode == Mode::Write || entry.record.mode() == Mode::Write;
+        let own = self.used_holds().find(excludes).and_then(|entry| entry.handle.clone());
+        let refusal = self.wait_queue.as_deref().and_then(|queue| match mode {
+            Mode::Read => queue.reads.refusal.clone(),
+            Mode::Write => queue.writes.refusal.clone(),
+        });
+        (own, refusal)
     }
 
     pub(in crate::lock) fn outage(&mut self, mode: Mode) -> Option<SideOutage> {

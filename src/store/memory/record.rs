@@ -24,7 +24,8 @@ pub(crate) use self::timestamps::TimestampClientsMs;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, ReleaseReply, Renewed,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, NamedHolder, ReleaseReply,
+    Renewed,
 };
 
 /// Time for which a record without holders and waiters keeps its last token, as on a server.
@@ -150,6 +151,13 @@ impl GrantedRecord {
 
     fn extend(&mut self, lease: Duration, now_ms: u64) {
         self.deadline_ms = self.deadline_ms.max(now_ms + millis(lease));
+    }
+}
+
+impl NamedHolder {
+    pub(super) fn of(id: &AcquisitionId, mode: Mode, hold: &GrantedRecord, more: usize) -> Self {
+        let GrantedRecord { since_ms, deadline_ms, .. } = *hold;
+        Self { id: id.as_str().to_owned(), mode, since_ms: Some(since_ms), deadline_ms, more }
     }
 }
 
@@ -318,7 +326,8 @@ impl Record {
         {
             // An operator has ended this token here by force, so a hold that other masters still have must not come
             // back.
-            return Acquired::Contended { retry_in: Duration::from_millis(1) };
+            let holder = self.named_holder(now_ms, request.mode);
+            return Acquired::Contended { retry_in: Duration::from_millis(1), holder };
         }
         let acquired = self.acquire(now, not_after_ms, request);
         let (floor, counts) = match floor {

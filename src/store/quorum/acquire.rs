@@ -1,5 +1,6 @@
 //! Acquisition at a majority of the masters. Without a majority, the manager releases the acquisition.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::{
 use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
-use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed};
+use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, NamedHolder, RenewalRequest, Renewed};
 
 /// Time by which a proposed token is ahead of the latest clock. While a request takes no longer than this to arrive,
 /// its proposed token is above the clocks of all masters.
@@ -63,7 +64,10 @@ impl Quorum {
                 summary.refused_for_leftover += 1;
                 Vote::Silent
             }
-            Acquired::Queued { retry_in, .. } | Acquired::Contended { retry_in } | Acquired::Cached { retry_in } => {
+            Acquired::Queued { retry_in, holder, .. }
+            | Acquired::Contended { retry_in, holder }
+            | Acquired::Cached { retry_in, holder } => {
+                summary.named.extend(holder);
                 summary.retry_in = Some(summary.retry_in.map_or(retry_in, |least| least.min(retry_in)));
                 Vote::No
             }
@@ -126,7 +130,11 @@ impl Quorum {
         }
         // Other holders have the lock, or several acquisitions have a minority of the masters each.
         let retry_in = summary.retry_in.unwrap_or(Duration::from_millis(1));
-        Ok(answer_of(self.clock.now(), summary.server, Acquired::Contended { retry_in }))
+        Ok(answer_of(
+            self.clock.now(),
+            summary.server,
+            Acquired::Contended { retry_in, holder: named_by_most(summary.named) },
+        ))
     }
 
     fn ask_for(
@@ -225,10 +233,22 @@ impl Quorum {
                 Renewed::Renewed { remaining, .. } => {
                     Acquired::Granted(Granted { token, tokens: 1, remaining, is_waited_for: false })
                 }
-                Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1) },
+                Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1), holder: None },
             },
         ))
     }
+}
+
+/// Returns the holder that more masters name than any other holder, with the shortest remaining time that they report.
+fn named_by_most(named: Vec<Arc<NamedHolder>>) -> Option<Arc<NamedHolder>> {
+    let mut by_id: BTreeMap<String, Vec<Arc<NamedHolder>>> = BTreeMap::new();
+    for holder in named {
+        by_id.entry(holder.id.clone()).or_default().push(holder);
+    }
+    let most = by_id.values().map(Vec::len).max()?;
+    let mut leading = by_id.into_values().filter(|holders| holders.len() == most);
+    let holders = leading.next().filter(|_| leading.next().is_none())?;
+    holders.into_iter().min_by_key(|holder| holder.deadline_ms)
 }
 
 /// Returns the latest of these clocks that is right. Right clocks differ by at most `max_skew`, and at most `minority`
@@ -278,8 +298,29 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn refusal_for_an_own_failed_acquisition_is_neither_a_denial_nor_an_outage() {
         assert_eq!(acquire_behind_leftovers(|_| true).await, Acquired::Late, "both masters may only lack the release");
-        assert_eq!(acquire_behind_leftovers(|place| place == 0).await, Acquired::Contended { retry_in: LEASE });
-        assert_eq!(acquire_behind_leftovers(|_| false).await, Acquired::Contended { retry_in: LEASE }, "it is taken");
+        for own in [|place| place == 0, |_| false] {
+            let refused = acquire_behind_leftovers(own).await;
+            assert!(matches!(refused, Acquired::Contended { retry_in: LEASE, .. }), "it is taken: {refused:?}");
+            assert_eq!(refused.named_holder().expect("named").id, request(1).id.as_str());
+        }
+    }
+
+    #[test]
+    fn holder_is_named_that_most_masters_name() {
+        let named = |ids: &[&str]| {
+            let holder = |id: &&str| NamedHolder {
+                id: (*id).to_owned(),
+                mode: Mode::Read,
+                since_ms: None,
+                deadline_ms: 7,
+                more: 0,
+            };
+            named_by_most(ids.iter().map(|id| Arc::new(holder(id))).collect()).map(|holder| holder.id.clone())
+        };
+        assert_eq!(named(&["a", "b", "a"]).as_deref(), Some("a"));
+        assert_eq!(named(&["a"]).as_deref(), Some("a"));
+        assert_eq!(named(&["a", "b"]), None);
+        assert_eq!(named(&[]), None);
     }
 
     #[test]

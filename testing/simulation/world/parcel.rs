@@ -153,7 +153,7 @@ impl Answer {
                 }
             }
             Self::Acquired(Acquired::Queued { retry_in, .. }) => Reply::Queued { retry_in_ms: millis(*retry_in) },
-            Self::Acquired(Acquired::Contended { retry_in } | Acquired::Cached { retry_in }) => {
+            Self::Acquired(Acquired::Contended { retry_in, .. } | Acquired::Cached { retry_in, .. }) => {
                 Reply::Contended { retry_in_ms: millis(*retry_in) }
             }
             Self::Acquired(Acquired::Late) | Self::Converted(Converted::Late) => Reply::Late,

@@ -219,8 +219,45 @@ impl<S: Server> Scenario<S> {
 
     fn run(&mut self, step: &Step, lease_ms: u64) -> (String, Vec<String>) {
         let answer = self.server.run(self.now_us, step);
+        if let Step::Acquire(_) = step {
+            self.check_named(&answer.text);
+        }
         let messages = answer.messages.iter().map(|message| self.message(message)).collect();
         (self.text(&answer, lease_ms), messages)
+    }
+
+    /// Asserts that a refusal names a live holder with its times, unless only waiters are ahead.
+    fn check_named(&mut self, refusal: &str) {
+        let words: Vec<&str> = refusal.split(' ').collect();
+        let (side, deadline_ms, since_ms, id) = match words[..] {
+            ["queued" | "contended" | "kept", _, _] => ("", 0, 0, ""),
+            ["queued" | "contended" | "kept", _, _, "w", deadline_ms, since_ms, _, id, _] => {
+                ("w", number(deadline_ms), number(since_ms), id)
+            }
+            ["queued" | "contended" | "kept", _, _, "s", deadline_ms, since_ms, id, _] => {
+                ("r", number(deadline_ms), number(since_ms), id)
+            }
+            _ => return,
+        };
+        let view = self.server.run(self.now_us, &Step::Inspect);
+        let remaining_ms = deadline_ms.saturating_sub(self.now_us / 1000);
+        let is_it = |row: &String| match row.split(' ').collect::<Vec<_>>()[..] {
+            ["hold", holder, letter, since, ms] => {
+                let has_times = number(ms) == remaining_ms && (since_ms == 0 || number(since) == since_ms);
+                holder == id && letter == side && has_times
+            }
+            _ => false,
+        };
+        let stamps = numbers(&view.text);
+        match id {
+            "" => assert!(!view.rows.iter().any(|row| row.starts_with("hold")), "{refusal} beside {view:?}"),
+            "?" => assert!(stamps[1].max(stamps[2]) > 0 || view.rows.iter().any(is_it), "{refusal} beside {view:?}"),
+            // A view shows a limited number of holders, and no writer whose stamp is gone.
+            _ => assert!(
+                stamps[3] > 0 || !view.rows.iter().any(|row| row.starts_with("hold")) || view.rows.iter().any(is_it),
+                "{refusal} beside {view:?}"
+            ),
+        }
     }
 
     fn apply(&mut self, words: &[&str]) -> Vec<(String, Vec<String>)> {
@@ -421,7 +458,8 @@ impl<S: Server> Scenario<S> {
     /// Returns the answer in the words of transcripts.
     fn text(&self, answer: &Answer, lease_ms: u64) -> String {
         let (code, rest) = answer.text.split_once(' ').unwrap_or((&answer.text, ""));
-        let words = numbers(rest);
+        let refusal = rest.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        let words = numbers(if matches!(code, "queued" | "contended" | "kept") { &refusal } else { rest });
         let forced = |token: u64| if token > 0 { format!(", forced {}", token_text(token)) } else { String::new() };
         let waited_for = |flag: u64| if flag == 1 { ", waited for" } else { "" };
         let remaining = |ms: u64| if ms == lease_ms { String::new() } else { format!(" for {}", span(ms)) };
@@ -431,8 +469,8 @@ impl<S: Server> Scenario<S> {
             }
             ("queued", &[ms, 1]) => format!("queued {}, recalls", span(ms)),
             ("kept", []) => "cached".to_owned(),
-            ("kept", &[ms]) => format!("cached {}", span(ms)),
-            ("queued" | "contended", &[ms]) => format!("{code} {}", span(ms)),
+            ("kept", &[ms, 0]) => format!("cached {}", span(ms)),
+            ("queued" | "contended", &[ms, 0]) => format!("{code} {}", span(ms)),
             ("none", &[token, last, first]) => {
                 let known =
                     if last > 0 { format!(" of {} to {}", token_text(first), token_text(last)) } else { String::new() };

@@ -1,9 +1,10 @@
 //! Queue of a lock, and the admission of its waiters.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{GrantNotification, Record, ServerStep, WaiterRecord, millis};
-use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode};
+use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode, NamedHolder};
 
 /// Result of a search for a live reader. The search removes the dead readers that it finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,11 +139,38 @@ impl Record {
                 if is_kept {
                     self.recall(now_ms, request);
                 }
-                Acquired::Queued { retry_in, is_cached: is_kept }
+                Acquired::Queued { retry_in, is_cached: is_kept, holder: self.named_holder(now_ms, request.mode) }
             }
-            IfTaken::Leave if is_kept => Acquired::Cached { retry_in },
-            IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },
+            IfTaken::Leave if is_kept => Acquired::Cached { retry_in, holder: self.named_holder(now_ms, request.mode) },
+            IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => {
+                Acquired::Contended { retry_in, holder: self.named_holder(now_ms, request.mode) }
+            }
         }
+    }
+
+    /// Returns the live holder that a refusal names. Of several readers, any may be named. A timestamp client that
+    /// excludes the request comes before readers.
+    pub(super) fn named_holder(&self, now_ms: u64, mode: Mode) -> Option<Arc<NamedHolder>> {
+        let foreign = |mode, since_ms: Option<u64>, deadline_ms| NamedHolder {
+            id: NamedHolder::FOREIGN_ID.to_owned(),
+            mode,
+            since_ms,
+            deadline_ms,
+            more: self.readers.len(),
+        };
+        let named = if let Some(writer) = self.live_writer(now_ms) {
+            NamedHolder::of(&writer.id, Mode::Write, &writer.hold, 0)
+        } else if let Some(until_ms) = self.client_write_until(now_ms) {
+            foreign(Mode::Write, self.shown_write(), until_ms)
+        } else if let Some(until_ms) = self.client_read_until(now_ms)
+            && (mode == Mode::Write || !self.waiting_writers.is_empty())
+        {
+            foreign(Mode::Read, self.newest_client_read(), until_ms)
+        } else {
+            let reader = self.readers.iter().rfind(|reader| self.is_live(&reader.hold, now_ms))?;
+            NamedHolder::of(&reader.id, Mode::Read, &reader.hold, self.readers.len() - 1)
+        };
+        Some(Arc::new(named))
     }
 
     /// Returns true if the request may wait although it recalls no hold. A try may do so only if it has a place in the

@@ -205,6 +205,12 @@ impl Record {
         time(stamps.client_read().or(stamps.covered))
     }
 
+    /// Returns the newest foreign `read`, also if a value of this crate has replaced it.
+    pub(super) fn newest_client_read(&self) -> Option<u64> {
+        let stamps = self.stamps.as_ref()?;
+        time(stamps.client_read()).max(stamps.covered)
+    }
+
     /// Returns the first time at which the foreign `write` excludes no client any more, if it still counts. In the
     /// millisecond in which it reaches its limit it still counts, as for timestamp clients.
     pub(super) fn client_write_until(&self, now_ms: u64) -> Option<u64> {
@@ -216,7 +222,7 @@ impl Record {
     /// Returns the first time at which foreign `read`s exclude no writer any more, if one of them still counts.
     pub(super) fn client_read_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
-        let last_ms = time(stamps.client_read()).max(stamps.covered)? + stamps.limits.read_ms;
+        let last_ms = self.newest_client_read()? + stamps.limits.read_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 

@@ -31,8 +31,8 @@ fn all() -> Vec<Error> {
     let waited = Duration::from_micros(5_016_789);
     let lock = || Arc::clone(&lock);
     let mut all = vec![
-        Error::WaitTimeout { lock: lock(), waited, confirmed: true },
-        Error::WaitTimeout { lock: lock(), waited, confirmed: false },
+        Error::WaitTimeout { lock: lock(), waited, confirmed: true, denied: Box::default() },
+        Error::WaitTimeout { lock: lock(), waited, confirmed: false, denied: Box::default() },
         Error::UpgradeConflict { lock: lock() },
         Error::Closed { lock: lock() },
         Error::Forked { lock: lock(), process: 4711 },

@@ -549,7 +549,7 @@ async fn try_ends_where_the_server_says(said: Acquired) {
     for is_flooded in [false, true] {
         let store = Arc::new(Store::new());
         let stage = Stage::on(&store, Options::default());
-        (0..10_000).for_each(|_| stage.scheme.next_acquire(Fate::Says(said)));
+        (0..10_000).for_each(|_| stage.scheme.next_acquire(Fate::Says(said.clone())));
         let began = stage.engine.clock.now();
         let mut tries = stage.asks(Mode::Write, Overrides::default(), Patience::AskOnce);
         let ended = loop {
@@ -582,12 +582,17 @@ async fn try_ends_at_a_server_to_which_all_requests_are_late() {
 
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_says_again_and_again_that_the_lock_is_kept() {
-    try_ends_where_the_server_says(Acquired::Cached { retry_in: Duration::from_secs(1) }).await;
+    try_ends_where_the_server_says(Acquired::Cached { retry_in: Duration::from_secs(1), holder: None }).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
-    try_ends_where_the_server_says(Acquired::Queued { retry_in: Duration::from_secs(1), is_cached: true }).await;
+    try_ends_where_the_server_says(Acquired::Queued {
+        retry_in: Duration::from_secs(1),
+        is_cached: true,
+        holder: None,
+    })
+    .await;
 }
 
 /// Ten wait behind a request that replicas do not acknowledge, one comes while they are waited for, and one of the ten is dropped.

@@ -7,7 +7,7 @@ use super::Store;
 use super::record::{Record, RecordLimits, ServerStep, millis};
 use crate::base::key::Key;
 use crate::base::lease::ServerTime;
-use crate::store::{AcquireRequest, AcquisitionId, Mode};
+use crate::store::{AcquireRequest, AcquisitionId, Mode, NamedHolder};
 
 /// All records at one moment, by key.
 pub(crate) type Image = BTreeMap<Box<str>, Record>;
@@ -20,6 +20,16 @@ impl Record {
         let readers = self.readers.iter().filter(|reader| self.is_live(&reader.hold, now_ms));
         let readers = readers.map(|reader| (reader.id.as_str().to_owned(), Mode::Read, reader.hold.deadline_ms));
         writer.chain(readers).filter(|(_, _, deadline_ms)| *deadline_ms > now_ms).collect()
+    }
+
+    /// Live holders, as a refusal names them.
+    pub(crate) fn live_named(&self, now_ms: u64) -> Vec<NamedHolder> {
+        let writer = self.writer.iter().filter(|writer| self.is_live(&writer.hold, now_ms));
+        let writer = writer.map(|writer| NamedHolder::of(&writer.id, Mode::Write, &writer.hold, 0));
+        let readers = self.readers.iter().filter(|reader| self.is_live(&reader.hold, now_ms));
+        let more = self.readers.len().saturating_sub(1);
+        let readers = readers.map(|reader| NamedHolder::of(&reader.id, Mode::Read, &reader.hold, more));
+        writer.chain(readers).collect()
     }
 
     /// Live waiters: id, side, deadline in milliseconds. The writers come first, each side in its order.

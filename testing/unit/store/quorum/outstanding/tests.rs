@@ -71,7 +71,7 @@ impl Stage {
     }
 
     fn is_refused(&self, copy: RequestInFlight) {
-        copy.resolve(&self.answered(Acquired::Contended { retry_in: LEASE }), |_| Some(false));
+        copy.resolve(&self.answered(Acquired::Contended { retry_in: LEASE, holder: None }), |_| Some(false));
     }
 
     /// Ends all pending releases.

@@ -1,0 +1,147 @@
+//! Refusals, and the holder that a refusal names without a further request.
+
+use std::time::Duration;
+
+use redis_rwlock::{Denied, DenyingHolder, MemoryManager, Mode, RwLockManager};
+
+use crate::fixture::{Fixture, RECALL_TIMEOUT, ServerFixture, Settings, on_every_fixture};
+use crate::wait::{bounded, soon, start, until};
+
+on_every_fixture![
+    refusal_names_the_writer,
+    refusal_names_one_of_the_readers,
+    refusal_within_the_process_names_its_own_hold,
+    limit_ends_with_the_holder,
+    waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one,
+];
+
+mod refusal_costs_no_further_script {
+    crate::fixture::on_nodes!(refusal_costs_no_further_script, alone.await);
+}
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn holder(denied: Denied) -> DenyingHolder {
+    denied.holder.unwrap_or_else(|| panic!("the refusal names no holder"))
+}
+
+async fn refusal_names_the_writer(f: &Fixture) {
+    let name = f.name();
+    let (writer, other) = (f.manager_with(Settings::label("billing-1")).await, f.manager().await);
+    let guard = writer.write(&name).lease(LEASE).await.expect("granted");
+    let denials = [
+        other.write(&name).try_or_denied().await.expect("answered").expect_err("a writer is inside"),
+        other.read(&name).try_or_denied().await.expect("answered").expect_err("a writer is inside"),
+    ];
+    for denied in denials {
+        assert!(!denied.others_wait && denied.more_holders == 0 && denied.age < LEASE / 2, "{denied:?}");
+        assert!(denied.to_string().starts_with("held by \"billing-1\" (write"), "{denied}");
+        let holder = holder(denied);
+        assert_eq!((&*holder.label, holder.mode, holder.is_ours), ("billing-1", Mode::Write, false));
+        assert!(holder.age.is_some_and(|age| age < LEASE / 2), "{holder:?}");
+        assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE, "{holder:?}");
+        assert!(!holder.cached || f.holds_stay(), "{holder:?}");
+    }
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+async fn refusal_names_one_of_the_readers(f: &Fixture) {
+    let name = f.name();
+    let (a, b) = (f.manager_with(Settings::label("a")).await, f.manager_with(Settings::label("b")).await);
+    let guards =
+        [a.read(&name).lease(LEASE).await.expect("granted"), b.read(&name).lease(LEASE).await.expect("granted")];
+    let denied =
+        f.manager().await.write(&name).try_or_denied().await.expect("answered").expect_err("readers are inside");
+    // Masters of a quorum may name different readers.
+    if denied.holder.is_some() || !f.is_quorum() {
+        let named = holder(denied.clone());
+        assert!(["a", "b"].contains(&&*named.label) && named.mode == Mode::Read && !named.is_ours, "{named:?}");
+        assert!(named.remaining > LEASE / 2 && named.age.is_none_or(|age| age < LEASE / 2), "{named:?}");
+        // Two keys do not tell the age of a reader, nor how many there are.
+        assert_eq!(denied.more_holders, usize::from(named.age.is_some()), "{denied:?}");
+    }
+    for guard in guards {
+        guard.release().await.expect("released");
+    }
+}
+
+async fn refusal_within_the_process_names_its_own_hold(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::label("alone")).await, f.name());
+    let guard = manager.write(&name).lease(LEASE).await.expect("granted");
+    let denied = manager.read(&name).try_or_denied().await.expect("answered").expect_err("a guard is here");
+    let holder = holder(denied);
+    assert_eq!((&*holder.label, holder.mode, holder.is_ours), ("alone", Mode::Write, true));
+    assert!(holder.remaining > LEASE / 2 && holder.age.is_some_and(|age| age < LEASE / 2), "{holder:?}");
+    let error = manager.write(&name).wait_timeout(Duration::from_millis(20)).await.expect_err("a guard is here");
+    assert!(error.denied().and_then(|denied| denied.holder.as_ref()).is_some_and(|holder| holder.is_ours), "{error:?}");
+    guard.release().await.expect("released");
+}
+
+async fn limit_ends_with_the_holder(f: &Fixture) {
+    let name = f.name();
+    let (reader, other) = (f.manager_with(Settings::label("reporting")).await, f.manager().await);
+    let guard = reader.read(&name).lease(LEASE).await.expect("granted");
+    for limit in [Duration::ZERO, Duration::from_millis(60)] {
+        let error = other.write(&name).wait_timeout(limit).await.expect_err("a reader is inside");
+        let denied = error.denied().expect("of a wait");
+        assert!(error.to_string().contains("held by \"reporting\" (read"), "{error}");
+        assert_eq!(holder(denied.clone()).label, "reporting");
+    }
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f: &Fixture) {
+    let name = f.name();
+    let (writer, other) = (f.manager_with(Settings::label("writer")).await, f.manager().await);
+    let guard = writer.write(&name).await.expect("granted");
+    let mut first = other.read(&name).into_future();
+    start(&mut first);
+    let first = tokio::spawn(first);
+    // A reader that comes later waits here, and asks nothing.
+    let mut named = None;
+    until("the refusal of the first one is known", async || {
+        let error = other.read(&name).wait_timeout(Duration::from_millis(20)).await.expect_err("a writer is inside");
+        named = error.denied().and_then(|denied| denied.holder.clone());
+        named.is_some()
+    })
+    .await;
+    assert_eq!(named.map(|holder| (holder.label, holder.is_ours)), Some(("writer".to_owned(), false)));
+    guard.release().await.expect("released");
+    let granted = soon("its grant", first).await.expect("no panic").expect("granted");
+    granted.release().await.expect("released");
+}
+
+async fn refusal_costs_no_further_script(f: &ServerFixture) {
+    let name = f.name();
+    let (holder, other) = (f.manager_with(Settings::label("holder")).await, f.manager().await);
+    let guard = holder.write(&name).lease(LEASE).await.expect("granted");
+    let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
+    // The first requests load the scripts.
+    drop(other.read(&name).wait_timeout(Duration::ZERO).await);
+    let before = scripts();
+    let denied = other.write(&name).try_or_denied().await.expect("answered").expect_err("a writer is inside");
+    assert_eq!((denied.holder.map(|holder| holder.label).as_deref(), scripts() - before), (Some("holder"), 1));
+    let before = scripts();
+    let error = other.read(&name).wait_timeout(Duration::ZERO).await.expect_err("a writer is inside");
+    assert!(error.to_string().contains("\"holder\""), "{error}");
+    assert_eq!(scripts() - before, 2, "the request, and the one that takes its place back");
+    guard.release().await.expect("released");
+}
+
+/// The holder's process does not hear the recall, so it does not say that no guard is inside.
+#[tokio::test]
+async fn holder_that_may_only_cache_its_hold_is_shown_as_such() {
+    bounded(async {
+        let store = MemoryManager::new();
+        let caching = store.peer_builder().label("caching").cache_for(Duration::from_secs(300)).build().expect("valid");
+        let other = store.peer_builder().recall_timeout(RECALL_TIMEOUT / 10).build().expect("valid");
+        caching.write("cfg").await.expect("granted").release().await.expect("released");
+        caching.disconnect();
+        let denied = other.write("cfg").try_or_denied().await.expect("answered").expect_err("its hold stays");
+        assert!(denied.to_string().starts_with("held by \"caching\" (write, perhaps only cached"), "{denied}");
+        assert!(holder(denied).cached);
+    })
+    .await;
+}
