@@ -101,6 +101,7 @@ pub(crate) mod hash {
     pub(crate) const RENEW: &str = script!("hash/renew.lua", HASH_PARTS);
     pub(crate) const INSPECT: &str = script!("hash/inspect.lua", HASH_PARTS);
     pub(crate) const FORCE: &str = script!("hash/force.lua", HASH_PARTS);
+    pub(crate) const NOTE: &str = script!("hash/note.lua", HASH_PARTS);
     pub(crate) const USED: &str = script!("hash/used.lua", HASH_PARTS);
 }
 

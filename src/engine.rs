@@ -13,6 +13,7 @@ mod caching;
 pub(crate) mod convert;
 pub(crate) mod group;
 pub(crate) mod handles;
+mod note;
 mod operate;
 mod release;
 pub(crate) mod releases;
@@ -91,6 +92,7 @@ pub(crate) struct Core {
     /// Random id of the manager, 128 bits in hexadecimal. It is the first part of each acquisition id.
     pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
+    next_note: AtomicU64,
     waiters: WaiterLimit,
     pub(crate) table: Arc<Table>,
     pub(crate) releases: Arc<Releases>,
@@ -291,6 +293,7 @@ impl Engine {
             waiters,
             manager_id,
             next_acquisition: AtomicU64::new(1),
+            next_note: AtomicU64::new(1),
             table,
             releases,
             renewals,

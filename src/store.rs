@@ -247,6 +247,7 @@ pub(crate) struct Holder {
     pub(crate) mode: Mode,
     pub(crate) since_ms: u64,
     pub(crate) remaining: Duration,
+    pub(crate) note: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -280,6 +281,24 @@ pub(crate) struct RenewalRequest {
     /// Time of the server's clock, in whole milliseconds, until which a write hold lasts at least. Such a hold is not
     /// cached.
     pub(crate) rest_until: Option<ServerTime>,
+}
+
+/// Text for people on a hold.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Note {
+    /// Number that orders the notes of a hold. A copy of an earlier note that arrives late changes nothing.
+    pub(crate) number: u64,
+    /// Empty if the hold is to show no note.
+    pub(crate) text: Arc<str>,
+}
+
+/// Result of a request to set a note.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Noted {
+    /// The hold has this note, or a later one.
+    Noted,
+    /// The server has no live hold with this id.
+    None,
 }
 
 /// Hold or waiting acquisition that the server is to end.
@@ -343,6 +362,10 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn notifications(&self) -> Option<&dyn NotifyingScheme>;
     /// Returns the recalls of the scheme. In a scheme without them no process can cache a hold.
     fn recalls(&self) -> Option<&dyn RecallingScheme>;
+    /// Returns the notes of the scheme. In a scheme without them no hold has a note.
+    fn notes(&self) -> Option<&dyn NotingScheme> {
+        None
+    }
     /// Returns the names of the locks in `listing` that the servers know, in alphabetical order.
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;
     /// Returns the health of each server. Ends in time even if servers do not answer.
@@ -378,6 +401,12 @@ pub(crate) trait RecallingScheme: Send + Sync {
     /// Sends the recall reply "in use" to the try with this id. The server notifies the waiting try and changes nothing
     /// else.
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>>;
+}
+
+/// Notes on holds.
+pub(crate) trait NotingScheme: Send + Sync {
+    /// Sets the note of a live hold, unless the hold has a later note.
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>>;
 }
 
 /// Scheme in which a majority of several servers decides. It releases an acquisition that was not granted, so the next

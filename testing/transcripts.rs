@@ -11,7 +11,7 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Holder, IfTaken, Mode, NamedHolder,
-    ReleaseReply, Renewed, View,
+    Note, Noted, ReleaseReply, Renewed, View,
 };
 
 #[test]
@@ -51,6 +51,13 @@ impl Server for Record {
                     }
                 },
             ),
+            Step::Note { id: name, number, text } => {
+                let note = Note { number: *number, text: text.as_str().into() };
+                match self.set_note(now, &id(name), &note) {
+                    Noted::Noted => "noted".to_owned(),
+                    Noted::None => "none".to_owned(),
+                }
+            }
             Step::Convert(old, wish) => converted(self.convert(now, wish.not_after_ms, &id(old), &request(wish))),
             Step::Inspect => {
                 let view = self.inspect(now);
@@ -216,8 +223,11 @@ fn view_text(view: &View) -> String {
 
 fn rows_of(view: &View) -> impl Iterator<Item = String> {
     let letter = |mode| if mode == Mode::Read { "r" } else { "w" };
-    let holds = view.holders.iter().map(move |hold| {
-        format!("hold {} {} {} {}", hold.id, letter(hold.mode), hold.since_ms, hold.remaining.as_millis())
+    let holds = view.holders.iter().flat_map(move |hold| {
+        let sign = if hold.note.is_some() { " note" } else { "" };
+        let (since_ms, remaining_ms) = (hold.since_ms, hold.remaining.as_millis());
+        let row = format!("hold {} {} {since_ms} {remaining_ms}{sign}", hold.id, letter(hold.mode));
+        [row].into_iter().chain(hold.note.clone())
     });
     let waits =
         view.waiters.iter().map(move |wait| format!("wait {} {} {}", wait.id, letter(wait.mode), wait.since_ms));
@@ -225,7 +235,8 @@ fn rows_of(view: &View) -> impl Iterator<Item = String> {
 }
 
 fn view_of(seen: &Seen) -> View {
-    let holder = |id: &String| Holder { id: id.clone(), mode: Mode::Write, since_ms: 0, remaining: Duration::ZERO };
+    let holder =
+        |id: &String| Holder { id: id.clone(), mode: Mode::Write, since_ms: 0, remaining: Duration::ZERO, note: None };
     View {
         token: FencingToken::from_wire(seen.token).filter(|_| seen.token > 0),
         holders: seen.ids.iter().map(holder).collect(),

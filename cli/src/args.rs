@@ -189,6 +189,10 @@ pub(crate) struct RunOptions {
     /// lease, and less for leases below 3s. The limit is somewhat less than half of the lease.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) grace: Option<String>,
+    /// Note for people, such as `deploy 4711`, which `inspect`, `list` and `top` show while `run` holds the lock; at most
+    /// 4096 bytes.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
     /// Name of the lock.
     pub(crate) name: String,
     /// The command and its arguments.

@@ -112,6 +112,11 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
     if !rows.is_empty() {
         lines.extend(table::columns(["", "MODE", "LABEL", "FOR", ""], &rows));
     }
+    for holder in &view.holders {
+        if let Some(note) = &holder.note {
+            lines.push(format!("note of {}: {}", shown(&holder.label), shown(note)));
+        }
+    }
     let more = [(view.more_holders, "hold it"), (view.more_waiters, "wait")];
     lines.extend(more.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("and {count} more {what}")));
     lines

@@ -247,6 +247,10 @@ async fn take(
 }
 
 async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<Result<G, Denied>, Error> {
+    let acquire = match &options.note {
+        Some(note) => acquire.note(note),
+        None => acquire,
+    };
     if options.no_wait { acquire.try_or_denied().await } else { acquire.await.map(Ok) }
 }
 

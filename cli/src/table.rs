@@ -5,7 +5,9 @@ use redis_rwlock::{DurationText, LockView};
 use crate::look::Look;
 
 /// Heads of the columns of [`row`].
-const HEADS: [&str; 7] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST"];
+const HEADS: [&str; 8] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST", "NOTE"];
+/// Number of characters of a note that a row shows.
+const NOTE_LENGTH: usize = 40;
 
 /// Formats a table with a row for each lock. The lines below the table explain the unreadable keys.
 pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
@@ -13,7 +15,7 @@ pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
         .iter()
         .map(|look| match look {
             Look::View(view) => row(view),
-            Look::Odd { name, .. } => [name, "unreadable", "", "", "", "", ""].map(str::to_owned),
+            Look::Odd { name, .. } => [name, "unreadable", "", "", "", "", "", ""].map(str::to_owned),
         })
         .collect();
     let mut lines = columns(HEADS, &rows);
@@ -22,7 +24,7 @@ pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
 }
 
 /// Formats a lock as one row: its holders, their times, and its waiters.
-fn row(view: &LockView) -> [String; 7] {
+fn row(view: &LockView) -> [String; 8] {
     let readers_or_more = view.holders.len() + view.more_holders;
     let (mode, label, age, left) = match view.holders.first() {
         Some(holder) => (
@@ -47,7 +49,17 @@ fn row(view: &LockView) -> [String; 7] {
         left,
         if waiting == 0 { String::new() } else { waiting.to_string() },
         longest.map(|longest| DurationText(longest).to_string()).unwrap_or_default(),
+        view.holders.iter().find_map(|holder| holder.note.as_deref()).map(beginning).unwrap_or_default(),
     ]
+}
+
+/// Cuts a note that is too long for a row.
+fn beginning(note: &str) -> String {
+    let mut beginning: String = note.chars().take(NOTE_LENGTH).collect();
+    if beginning.len() < note.len() {
+        beginning.push('…');
+    }
+    beginning
 }
 
 /// Formats a table whose columns are as wide as their longest cells.

@@ -109,6 +109,7 @@ elseif mode == 'r' then
 end
 if mode == 'w' and writer == id and write ~= writer_stamp then
   -- Its stamp is gone, so an intruder may have been inside: this is a new acquisition.
+  if sub(since_ms, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. id end
   birth, writer, writer_gone, holder_changed = last + 1, nil, true, true
 end
 --@admit
@@ -132,6 +133,7 @@ if not (is_granted or free_ms) then
   else
     read_until_ms = max(read_until_ms or 0, deadline_ms)
     if own_is_dead then -- its record is used again, for a hold that begins now
+      if sub(own_since, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. id end
       to_set[#to_set + 1], to_set[#to_set + 2] = 'R' .. id, format('%d %d', deadline_ms, now_ms)
     else
       new_readers, joins = new_readers or {}, id

@@ -27,7 +27,7 @@ last = tonumber(last or 0)
 --@dead
 
 if sole == id then stored = format('%d %d', sole_ms, sole_since) end
-if sole == old then old_record = format('%d %d', sole_ms, sole_since) end
+if sole == old then old_record = format('%d %s', sole_ms, sole_since) end
 -- Returns the deadline of a live reader beside which no intruder is or was, and the time of its grant.
 local function held_until(record)
   local ends_ms, since = match(record or '', '^(%d+) (%d+)$')
@@ -46,6 +46,7 @@ end
 --@writer
 local is_downgrade = not is_granted and mode == 'r' and writer == old and write == writer_stamp
 local is_upgrade = not is_granted and mode == 'w' and old_ms ~= nil
+local has_note = sub(is_downgrade and since_ms or old_record or '', -14, -14) == '0'
 if is_downgrade or is_upgrade then
   -- All is written before records are removed: `read` of readers that have just entered, and the links of the queue.
   --@write
@@ -62,7 +63,7 @@ if is_downgrade or is_upgrade then
       if match(call('HGET', key, 'R' .. other), '^%d+') + 0 > now_ms or records_left == 0 then
         is_granted = false
       else
-        call('HDEL', key, 'r' .. slots, 's' .. other, 'R' .. other)
+        call('HDEL', key, 'r' .. slots, 's' .. other, 'R' .. other, 'n' .. other)
         slots, records_left, holder_changed = slots - 1, records_left - 1, true
       end
     end
@@ -85,6 +86,17 @@ if is_granted and (is_downgrade or is_upgrade) then
     --@readers
   end
   --@writer
+  if has_note then -- it goes with the hold
+    local n = #to_set
+    to_set[n + 1], to_set[n + 2], to_delete[#to_delete + 1] = 'n' .. id, call('HGET', key, 'n' .. old), 'n' .. old
+    if is_upgrade then
+      since_ms = '0' .. since_ms
+    elseif sole then
+      sole_since = '0' .. sole_since
+    else
+      to_set[n + 3], to_set[n + 4] = 'R' .. id, format('%d 0%d', deadline_ms, now_ms)
+    end
+  end
 end
 
 local flag_token = match(flag or '', '^%d+')

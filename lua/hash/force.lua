@@ -34,10 +34,12 @@ if last then to_set[1], to_set[2] = 'F', last end
 last = tonumber(last or 0)
 if writer then
   if write == writer_stamp then reply[2], to_delete[1], write = writer, 'write', nil end
+  if sub(since_ms, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. writer end
   writer, writer_gone = nil, true
 end
 if sole then
   if sole_ms > now_ms then reply[2] = sole end
+  if sub(sole_since, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. sole end
   sole, slots, records_left, kind = nil, 0, records_left - 1, 'x'
 end
 local count, names, records = math.min(slots, records_left), {}, {}
@@ -50,6 +52,7 @@ if count > 0 then
   records = call('HMGET', key, unpack(records))
   for n, reader_id in ipairs(ids) do
     if match(records[n], '^%d+') + 0 > now_ms then reply[#reply + 1] = reader_id end
+    if sub(records[n], -14, -14) == '0' then names[#names + 1] = 'n' .. reader_id end
   end
   call('HDEL', key, unpack(names))
   slots, records_left, kind = slots - count, records_left - count, 'x'

@@ -4,7 +4,8 @@
 -- ARGV: none
 -- Returns {'view - <time> last_token foreign_write_stamp_ms foreign_read_stamp_ms more_holders more_waiters recallable'
 --   (0 or 1), row, …} | 'version - <time>'; a row is 'hold id mode since_ms remaining_ms' or 'wait id mode since_ms': live
---   holds and live waiters, writers first and in their order. A stamp of 0 is none; the caller knows if it still counts
+--   holds and live waiters, writers first and in their order. A row 'hold … note' has the text of its note behind it. A stamp
+--   of 0 is none; the caller knows if it still counts
 local call, key = redis.call, KEYS[1]
 local format, match, sub = string.format, string.match, string.sub
 local MAX_RECORDS = 96 -- the holders and waiters that one script examines, live or dead
@@ -29,30 +30,35 @@ local holders, waiters = (writer and 1 or 0) + slots, in_phase + later_readers +
 local waiters_seen = math.min(waiters, math.max(MAX_RECORDS - holders, math.floor(MAX_RECORDS / 2)))
 local holders_seen = math.min(holders, MAX_RECORDS - waiters_seen)
 
-local rows = {}
--- Adds rows for the live clients whose ids are in the fields `places`. `prefix` and an id name the client's record.
+local rows, noted = {}, {}
+-- Adds the row of a holder. A since_ms that begins with 0 is that of a hold with a note.
+local function add_holder(id, mode, since_ms, remaining_ms)
+  rows[#rows + 1] = format('hold %s %s %d %d', id, mode, since_ms, remaining_ms)
+  if sub(since_ms, 1, 1) == '0' then noted[#noted + 1], noted[#noted + 2] = #rows, id end
+end
+-- Calls `row` for the live clients whose ids are in the fields `places`. `prefix` and an id name the client's record.
 local function show(places, prefix, row)
   if #places == 0 then return end
   local ids, names = call('HMGET', key, unpack(places)), {}
   for n, id in ipairs(ids) do names[n] = prefix .. id end
   for n, record in ipairs(call('HMGET', key, unpack(names))) do
     local ends_ms, second, third = match(record, '^(%d+) (%d+) ?(%d*)')
-    if tonumber(ends_ms) > now_ms then rows[#rows + 1] = row(ids[n], ends_ms, second, third) end
+    if tonumber(ends_ms) > now_ms then row(ids[n], ends_ms, second, third) end
   end
 end
 
 if writer then
   if write == ends and holders_seen > 0 and tonumber(ends) > now_ms then
-    rows[1] = format('hold %s w %s %d', writer, since, ends - now_ms)
+    add_holder(writer, 'w', since, ends - now_ms)
   end
 elseif sole then
   if holders_seen > 0 and tonumber(sole_ends) > now_ms then
-    rows[1] = format('hold %s r %s %d', sole, sole_since, sole_ends - now_ms)
+    add_holder(sole, 'r', sole_since, sole_ends - now_ms)
   end
 elseif kind == 'r' then
   local places = {}
   for slot = 1, holders_seen do places[slot] = 'r' .. slot end
-  show(places, 'R', function(id, ends_ms, since_ms) return format('hold %s r %s %d', id, since_ms, ends_ms - now_ms) end)
+  show(places, 'R', function(id, ends_ms, since_ms) add_holder(id, 'r', since_ms, ends_ms - now_ms) end)
 end
 local more = waiters_seen
 while head ~= '-' and more > 0 do
@@ -64,7 +70,16 @@ end
 local places = {}
 for slot = 1, math.min(in_phase + 0, more) do places[slot] = phase .. slot end
 for slot = 1, math.min(later_readers + 0, more - #places) do places[#places + 1] = (phase == 'x' and 'y' or 'x') .. slot end
-show(places, 'U', function(id, _, _, since_ms) return format('wait %s r %s', id, since_ms) end)
+show(places, 'U', function(id, _, _, since_ms) rows[#rows + 1] = format('wait %s r %s', id, since_ms) end)
+
+-- From the end on, so that the places of earlier rows stay.
+for n = #noted - 1, 1, -2 do
+  local row, text = noted[n], match(call('HGET', key, 'n' .. noted[n + 1]) or '', '^%d+ (.+)$')
+  if text then
+    rows[row] = rows[row] .. ' note'
+    table.insert(rows, row + 1, text)
+  end
+end
 
 --@stamp_of
 if write == ends then write = nil end

@@ -42,7 +42,7 @@ end
 local count, stamp = match(read and not (write or queue) and holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
 if stamp == read and count ~= '1' and stamp + 0 > now_ms then
   local record, slot_of, moved = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count))
-  if record and match(record, '^%d+') + 0 > now_ms then
+  if record and #record == 27 and match(record, '^%d+') + 0 > now_ms then -- a longer record has a note
     local header = '3 r ' .. format('%d', count - 1) .. ' ' .. stamp .. ' 0 0'
     if slot_of == count then
       call('HSET', key, 'h', header)
@@ -116,6 +116,7 @@ elseif writer == id then
   else -- another stamp, or none, is that of an intruder, who may delete it
     birth = last + 1
   end
+  if sub(since_ms, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. id end
   writer, writer_gone, holder_changed = nil, true, true
 elseif own_record or sole == id then
   if sole then own_ms, own_since = sole_ms, sole_since else own_ms, own_since = match(own_record, '^(%d+) (%d+)$') end

@@ -100,11 +100,12 @@ type Outcome<G> = Result<G, Box<Denied>>;
 struct Request {
     name: LockName,
     overrides: Overrides,
+    note: Option<Arc<str>>,
 }
 
 impl<G: Guard> Acquire<G> {
     pub(crate) fn new(engine: Arc<Engine>, name: LockName) -> Self {
-        Self { engine, request: Request { name, overrides: Overrides::default() }, guard: PhantomData }
+        Self { engine, request: Request { name, overrides: Overrides::default(), note: None }, guard: PhantomData }
     }
 
     /// Sets how long the server keeps the hold without a renewal. Defaults to the lease of the manager, which is 10 s
@@ -193,6 +194,40 @@ impl<G: Guard> Acquire<G> {
     /// other processes. Until then, they must first recall the hold, which means to ask this process to release it.
     pub fn cache_for(mut self, cache_for: Duration) -> Self {
         self.request.overrides.cache_for = Some(cache_for);
+        self
+    }
+
+    /// Sets a note for people: what the holder does, such as `deploy 4711`. [`inspect`](crate::RwLockManager::inspect)
+    /// and the program `redis-rwlock` show it. At most 4096 bytes; defaults to no note.
+    ///
+    /// A hold on the server has one note, and the last one counts. So a reader that joins the hold of its process
+    /// replaces the note there. [`set_note`](WriteGuard::set_note) changes the note later. A conversion keeps it. If the
+    /// hold goes to another guard of the process, by a hand-off or from the [cache](crate::Builder::cache_for), and that
+    /// guard has no note, the manager removes the note.
+    ///
+    /// The note is set after the grant and before the guard is returned, by one more request. If this request fails, the
+    /// acquisition fails, and the manager releases the hold. A failover can lose a note.
+    ///
+    /// Only [`RedisManager`](crate::RedisManager) and [`MemoryManager`](crate::MemoryManager) have notes, and not with
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys). Elsewhere, the acquisition fails with
+    /// [`InvalidOption`](crate::Error::InvalidOption) before anything is sent.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let guard = manager.write("production").note("deploy 4711").await?;
+    /// let view = manager.peer().inspect("production").await?;
+    /// assert_eq!(view.holders[0].note.as_deref(), Some("deploy 4711"));
+    /// guard.set_note("deploy 4711, migrating").await?;
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.request.note = Some(note.into().into());
         self
     }
 
@@ -404,7 +439,7 @@ impl Request {
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
         // Here a writer can only get a cached hold, and without the option `cache_for` there is none. Nested
         // acquisitions and hand-offs need a future, which `take` returns.
-        if mode == Mode::Write && !engine.options().may_cache() {
+        if mode == Mode::Write && !engine.options().may_cache() || self.note.is_some() {
             return None;
         }
         // A hold that is to rest needs a request before its guard is handed out.
@@ -440,9 +475,17 @@ impl Request {
     ) -> Result<impl Future<Output = Result<Outcome<G>>> + Send + 'static> {
         let key = engine.key(self.name.as_str())?;
         let terms = Terms::new(engine.options(), self.overrides)?;
+        let note = self.note;
+        note.as_deref().map_or(Ok(()), |note| engine.check_note(note))?;
         Ok(async move {
             let taken = pin!(acquire::acquire_or_denied(&engine, Arc::clone(&key), G::MODE, terms, patience));
-            Ok(engine.process.here(key.name(), taken).await?.map(G::new))
+            let outcome = engine.process.here(key.name(), taken).await?;
+            match (&outcome, note) {
+                (Ok(held), Some(note)) => Box::pin(held.set_note(&note)).await?,
+                (Ok(held), None) => engine.drop_old_note(held.hold()),
+                (Err(_), _) => {}
+            }
+            Ok(outcome.map(G::new))
         })
     }
 }
@@ -536,6 +579,7 @@ impl<G: Guard> Future for Acquiring<G> {
             // Borrows the request, since moving it would cost time on the fastest path.
             if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
                 engine.table.metrics().count_join(G::MODE);
+                engine.drop_old_note(&hold);
                 return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
             }
             self.set_out(engine)?;

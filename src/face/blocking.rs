@@ -449,6 +449,12 @@ impl<G: AsyncGuard> Acquire<G> {
         self
     }
 
+    /// Sets a note for people, as [`Acquire::note`](crate::Acquire::note) does.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.acquire = self.acquire.note(note);
+        self
+    }
+
     /// Sets the longest time that the hold lasts, as [`Acquire::max_hold`](crate::Acquire::max_hold) does.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.acquire = self.acquire.max_hold(max_hold);
@@ -766,6 +772,27 @@ impl<G: AsyncGuard> Guard<G> {
     /// ```
     pub fn confirmed(&self) -> Result<()> {
         self.background.block_on(self.guard.as_held().confirmed())
+    }
+
+    /// Sets the note of the hold; see [`ReadGuard::set_note`](crate::ReadGuard::set_note).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ReadGuard::set_note`](crate::ReadGuard::set_note).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let guard = MemoryManager::new()?.write("cfg").note("step 1 of 3").wait()?;
+    /// guard.set_note("step 2 of 3")?;
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn set_note(&self, note: &str) -> Result<()> {
+        self.background.block_on(self.guard.as_held().set_note(note))
     }
 
     /// Releases the lock and returns when the server has confirmed the release.

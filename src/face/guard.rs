@@ -176,6 +176,38 @@ macro_rules! guard {
                 self.0.confirmed().await
             }
 
+            /// Sets the [note](crate::Acquire::note) of the hold, and returns when the server has it. The note replaces the
+            /// earlier one, and an empty note removes it. All guards that share the hold share its note.
+            ///
+            /// # Errors
+            ///
+            /// - [`Error::InvalidOption`](crate::Error::InvalidOption), before anything is sent: the note has more than
+            ///   4096 bytes, or the locks of the manager have no room for notes.
+            /// - [`Error::Lost`](crate::Error::Lost): the hold is over.
+            /// - [`Error::Unreachable`](crate::Error::Unreachable) and [`Error::Refused`](crate::Error::Refused): the
+            ///   server has not confirmed the note. The guard keeps its hold.
+            ///
+            /// # Cancel safety
+            ///
+            /// If the future was polled and is then dropped, the hold has the earlier note or the new one.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use redis_rwlock::{MemoryManager, RwLockManager};
+            /// # #[tokio::main(flavor = "current_thread")]
+            /// # async fn main() -> redis_rwlock::Result<()> {
+            /// let manager = MemoryManager::new();
+            /// let guard = manager.write("cfg").await?;
+            /// guard.set_note("step 2 of 3").await?;
+            /// assert_eq!(manager.inspect("cfg").await?.holders[0].note.as_deref(), Some("step 2 of 3"));
+            /// # guard.release().await
+            /// # }
+            /// ```
+            pub async fn set_note(&self, note: &str) -> Result<()> {
+                self.0.set_note(note).await
+            }
+
             /// Returns a [`HoldWatch`], with which other tasks can see whether the hold is still valid. The watch can
             /// be cloned and sent to other tasks. It does not prevent the release of the lock.
             pub fn watch(&self) -> HoldWatch {

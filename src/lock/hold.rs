@@ -39,6 +39,8 @@ pub(crate) struct Hold {
     pub(crate) queue_moment: AtomicU64,
     /// Nothing is due for it any more: it was given back, or its loss was told.
     retired: AtomicBool,
+    /// True if the hold may have a note on the server.
+    noted: AtomicBool,
     span: HoldSpan,
     counted: Counted,
 }
@@ -52,6 +54,7 @@ impl Hold {
             queue_slot: AtomicU64::new(0),
             queue_moment: AtomicU64::new(Moment::NEVER.as_nanos()),
             retired: AtomicBool::new(false),
+            noted: AtomicBool::new(false),
             span: HoldSpan::default(),
             counted: Counted::default(),
         }
@@ -224,6 +227,16 @@ impl Hold {
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let now = self.clock().now();
         self.quietly(|record, signals| record.lose(reason, now, signals))
+    }
+
+    /// Returns true if the hold may have a note on the server.
+    #[inline]
+    pub(crate) fn is_noted(&self) -> bool {
+        self.noted.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_noted(&self, is_noted: bool) {
+        self.noted.store(is_noted, Ordering::Relaxed);
     }
 
     /// How many guards share it, with those that are on their way to a waiter, and whether its renewal is late.
@@ -505,7 +518,12 @@ impl Hold {
     /// The server has converted it into another hold, which takes its place. `None` if that one is over already.
     pub(crate) fn convert_into(&self, granted: NewHold, now: Moment) -> Option<(Arc<Self>, ShareId)> {
         let cell = &self.cell;
-        let make = |number, granting| Arc::new(Self::new(cell, number, granting));
+        let make = |number, granting| {
+            let new = Self::new(cell, number, granting);
+            // The note goes with the hold.
+            new.set_noted(self.is_noted());
+            Arc::new(new)
+        };
         cell.event(now, |state, rules, effects| state.on_converted(make, self.number, granted, now, rules, effects))
     }
 

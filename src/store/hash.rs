@@ -16,6 +16,7 @@ static SCRIPTS: Scripts = Scripts {
     inspect: Script::new(hash::INSPECT),
     force: Script::new(hash::FORCE),
     used: Some(Script::new(hash::USED)),
+    note: Some(Script::new(hash::NOTE)),
     key_parts: &["lock"],
 };
 

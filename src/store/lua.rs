@@ -24,9 +24,9 @@ use crate::base::recalls::Recalls;
 use crate::net::{Call, Expiry, NO_ID, Router, Script, Words};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Holder, IfTaken, MasterScheme, Mode, NamedHolder, Notification, NotifyingScheme, QueuedWaiter,
-    RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription,
-    View, refused_failure, scripts,
+    Granted, Holder, IfTaken, MasterScheme, Mode, NamedHolder, Note, Noted, Notification, NotifyingScheme,
+    NotingScheme, QueuedWaiter, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme,
+    ServerContact, Subscription, View, refused_failure, scripts,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -39,6 +39,8 @@ pub(crate) struct Scripts {
     pub(crate) force: Script,
     /// Script that sends the recall reply "in use" to a try. `None` in a scheme without recalls.
     pub(crate) used: Option<Script>,
+    /// Script that sets the note of a hold. `None` in a scheme without notes.
+    pub(crate) note: Option<Script>,
     /// Last part of the name of each key of a lock, in the order of `KEYS`.
     pub(crate) key_parts: &'static [&'static str],
 }
@@ -46,8 +48,9 @@ pub(crate) struct Scripts {
 impl Scripts {
     /// Returns the commands of the server that the scheme needs.
     pub(super) fn commands(&self) -> BTreeSet<&'static str> {
-        let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self;
-        [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
+        let Scripts { acquire, leave, convert, renew, inspect, force, used, note, key_parts: _ } = self;
+        let all = [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).chain(note);
+        all.flat_map(Script::commands).collect()
     }
 }
 
@@ -423,6 +426,10 @@ impl Scheme for LuaScheme {
         self.has_recalls().then_some(self as &dyn RecallingScheme)
     }
 
+    fn notes(&self) -> Option<&dyn NotingScheme> {
+        self.scripts.note.is_some().then_some(self as &dyn NotingScheme)
+    }
+
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             let mut names = BTreeSet::new();
@@ -472,6 +479,19 @@ impl RecallingScheme for LuaScheme {
             }
             let reply = self.router.call_ahead(self.in_use_call(script, key, id)).await?;
             read_reply(reply, id, |code, _| (code == "told").then_some(()))
+        })
+    }
+}
+
+impl NotingScheme for LuaScheme {
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>> {
+        Box::pin(async move {
+            let script = self.scripts.note.as_ref().expect("a scheme with notes has this script");
+            let mut call = self.call(script, key);
+            call.echoed_arg(id.as_str());
+            call.number(note.number);
+            call.arg(&note.text);
+            read_reply(self.router.call(call).await?, id.as_str(), parse_noted)
         })
     }
 }
@@ -638,6 +658,14 @@ fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     }
 }
 
+fn parse_noted(code: &str, _: &mut Fields<'_>) -> Option<Noted> {
+    match code {
+        "noted" => Some(Noted::Noted),
+        "none" => Some(Noted::None),
+        _ => None,
+    }
+}
+
 fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     let remaining = fields.millis()?;
     // The reply has more numbers only if the renewal asked to cache the hold.
@@ -669,7 +697,12 @@ fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         let kind = row.text()?;
         let (id, mode, since_ms) = (row.text()?.to_owned(), row.mode()?, row.number()?);
         match kind {
-            "hold" => view.holders.push(Holder { id, mode, since_ms, remaining: row.millis()? }),
+            "hold" => {
+                let remaining = row.millis()?;
+                // The text may contain blanks, so it is an element of its own behind the row.
+                let note = if row.text() == Some("note") { Some(fields.whole_text()?) } else { None };
+                view.holders.push(Holder { id, mode, since_ms, remaining, note });
+            }
             "wait" => view.waiters.push(QueuedWaiter { id, mode, since_ms }),
             _ => return None,
         }
@@ -758,6 +791,16 @@ impl<'a> Fields<'a> {
         let (row, rows) = self.rows.split_first()?;
         self.rows = rows;
         Self::of(row)
+    }
+
+    /// Takes the next row, which is one text.
+    fn whole_text(&mut self) -> Option<String> {
+        let (row, rows) = self.rows.split_first()?;
+        self.rows = rows;
+        match row {
+            Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
+            _ => None,
+        }
     }
 
     fn text(&mut self) -> Option<&'a str> {

@@ -33,8 +33,8 @@ use crate::base::process::Process;
 use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    MasterScheme, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest,
-    Renewed, Route, Scheme, ServerContact, Subscription, View,
+    MasterScheme, Note, Noted, Notification, NotifyingScheme, NotingScheme, RecallingScheme, ReleaseReply,
+    ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 /// Number of locks below which the store does not search for idle locks.
@@ -425,6 +425,10 @@ impl Scheme for MemoryScheme {
         Some(self)
     }
 
+    fn notes(&self) -> Option<&dyn NotingScheme> {
+        Some(self)
+    }
+
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             self.connection.check()?;
@@ -463,6 +467,12 @@ impl NotifyingScheme for MemoryScheme {
 
     fn subscribe_if_live(&self, _: &Key, _: &str) -> Option<Subscription> {
         None
+    }
+}
+
+impl NotingScheme for MemoryScheme {
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>> {
+        Box::pin(async move { self.apply(key, |record, now| record.set_note(now, id, note)) })
     }
 }
 

@@ -14,6 +14,7 @@ static SCRIPTS: Scripts = Scripts {
     inspect: Script::new(two_key::INSPECT),
     force: Script::new(two_key::FORCE),
     used: None,
+    note: None,
     key_parts: &["read", "write"],
 };
 

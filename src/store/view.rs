@@ -101,6 +101,8 @@ pub struct HolderView {
     /// Time for which the server will keep the hold without a further renewal.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::remaining"))]
     pub remaining: Duration,
+    /// [Note](crate::Acquire::note) of the hold. The text may contain any character, so escape it before you print it.
+    pub note: Option<String>,
 }
 
 /// Waiter of a lock, as [`inspect`](crate::RwLockManager::inspect) shows it.
@@ -176,6 +178,7 @@ impl HolderView {
                 cached: guards.map_or(view.is_recallable, |guards| guards.is_idle),
                 age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
                 remaining: holder.remaining,
+                note: holder.note.clone(),
                 ..Self::unseen_reader(&holder.id, guards)
             };
             (Some(&*holder.id), shown)
@@ -198,6 +201,7 @@ impl HolderView {
             cached: guards.is_some_and(|guards| guards.is_idle),
             age: Duration::ZERO,
             remaining: Duration::ZERO,
+            note: None,
         }
     }
 }
@@ -219,5 +223,6 @@ fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> O
         resting: false,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
+        note: None,
     })
 }

@@ -410,11 +410,12 @@ impl Server {
                 id: self.id(writer.hold.id),
                 token: token - u64::from(writer.back),
                 hold: hold(&writer.hold),
+                note: None,
             }),
             readers: shelf
                 .readers
                 .iter()
-                .map(|until| ReaderRecord { id: self.id(until.id), hold: hold(until) })
+                .map(|until| ReaderRecord { id: self.id(until.id), hold: hold(until), note: None })
                 .collect(),
             waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
             batch_readers: shelf.batch_readers.iter().map(waiting(Side::Read)).collect(),
@@ -549,6 +550,7 @@ impl Server {
             mode: Mode::Write,
             since_ms: NOW_MS,
             remaining: span(LEASE),
+            note: None,
         };
         let holders = (0..OPERATOR).filter(|id| seen & (1 << id) != 0).map(holder).collect();
         let forced = record.force_seen(now, &View { token, holders, ..View::default() });

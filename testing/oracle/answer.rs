@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::store::{Absence, Acquired, Converted, Forced, Holder, Mode, NamedHolder, ReleaseReply, Renewed, View};
+use crate::store::{
+    Absence, Acquired, Converted, Forced, Holder, Mode, NamedHolder, Noted, ReleaseReply, Renewed, View,
+};
 
 /// Live holders when an answer was given.
 #[derive(Debug, Default)]
@@ -38,6 +40,7 @@ pub(super) enum Answer {
     ReleaseReply(ReleaseReply),
     Converted(Mode, Converted),
     Renewed(Renewed),
+    Noted(Noted),
     View(View),
     Forced(Forced),
     Theirs(Mode, bool),
@@ -94,6 +97,8 @@ impl Answer {
             Self::Renewed(Renewed::Renewed { .. }) => "renewed",
             Self::Renewed(Renewed::Lost { forced: None }) => "lost",
             Self::Renewed(Renewed::Lost { forced: Some(_) }) => "lost, by force",
+            Self::Noted(Noted::Noted) => "noted",
+            Self::Noted(Noted::None) => "not noted",
             Self::View(view) if !view.waiters.is_empty() => "view with waiters",
             Self::View(_) => "view",
             Self::Forced(Forced { has_more: true, .. }) => "forced some",

@@ -69,6 +69,9 @@ impl Face {
             "renewed, and waited for",
             "renewed with tokens",
             "view with waiters",
+            "view with notes",
+            "noted",
+            "not noted",
             "view of a marked lock",
             "called",
             "called by a try",
@@ -152,6 +155,11 @@ pub(super) enum Operation {
     },
     /// Renews the holds in one batch.
     Renew(Vec<Renews>),
+    /// Sets the note of a hold.
+    Note {
+        who: usize,
+        number: u64,
+    },
     Inspect,
     /// Inspects the lock, then forces.
     Force,
@@ -222,6 +230,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         1 => (reader(), reader(), writer(), wish())
             .prop_map(|(old, beside, new, wish)| Operation::UpgradeBeside { old, beside, new, wish }),
         5 => vec(renews(), 1..4).prop_map(Operation::Renew),
+        5 => (who(), 0..4_u64).prop_map(|(who, number)| Operation::Note { who, number }),
         3 => Just(Operation::Inspect),
         1 => Just(Operation::Force),
         1 => Just(Operation::ForceLate),

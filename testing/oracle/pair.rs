@@ -18,7 +18,7 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::lua::LuaScheme;
 use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
 use crate::store::{
-    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, ReleaseRequest, RenewalRequest, Renewed,
+    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, Note, ReleaseRequest, RenewalRequest, Renewed,
     Scheme, View,
 };
 
@@ -121,6 +121,7 @@ impl<'a> Pair<'a> {
             }
             Operation::ConvertUntil { old, new, wish, limit_ms } => self.convert_until(old, new, wish, limit_ms).await,
             Operation::Renew(holds) => self.renew(&holds).await,
+            Operation::Note { who, number } => self.note(who, number).await,
             Operation::Inspect => self.look().await,
             Operation::Force => {
                 self.look().await?;
@@ -277,6 +278,15 @@ impl<'a> Pair<'a> {
             self.seen = answer.value.clone();
         }
         self.compare(None, real, |view| Answer::View(sorted(view)), |record, now| record.inspect(now))
+    }
+
+    async fn note(&mut self, who: usize, number: u64) -> TestCaseResult {
+        let Some(notes) = self.real.notes() else { return Ok(()) };
+        // Two notes with one number differ. The number 0 removes the note.
+        let text = if number == 0 { String::new() } else { format!("note {number}\n{}", self.history.len()) };
+        let (id, note) = (acquisition(who), Note { number, text: text.into() });
+        let real = notes.set_note(&self.key, &id, &note).await;
+        self.compare(None, real, Answer::Noted, |record, now| record.set_note(now, &id, &note))
     }
 
     async fn force(&mut self) -> TestCaseResult {

@@ -7,6 +7,7 @@ mod groups;
 mod guards;
 mod lease;
 mod limits;
+mod notes;
 mod operate;
 mod queue;
 mod reentry;

@@ -251,6 +251,10 @@ fn keeping_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(cost(&mut lock, "w", Write, keep), 5, "writer repeats before waiting ones");
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews before waiting ones");
     assert_eq!(lock.cost("used", &["b"]), 2, "a try is answered");
+    assert_eq!(lock.cost("note", &["w", "1", "deploy 4711"]), 4, "the first note");
+    assert_eq!(lock.cost("note", &["w", "2", "done"]), 3, "a later note");
+    assert_eq!(lock.cost("note", &["w", "1", "deploy 4711"]), 2, "a late copy");
+    assert_eq!(lock.cost("note", &["b", "3", "waits"]), 2, "no holder");
     for id in ["b", "a", "w"] {
         lock.leave(id);
     }

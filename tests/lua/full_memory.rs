@@ -5,7 +5,7 @@
 
 use cluster_testenv::{Reply, Server};
 
-use crate::lab::{Form, LEASE_MS, LONG_MS, Lock, Mode, Read, Scheme, Wish, Write};
+use crate::lab::{Form, LEASE_MS, LONG_MS, Left, Lock, Mode, Read, Scheme, Wish, Write};
 
 /// Outcome of a script at full memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,6 +208,20 @@ fn each_write_at_full_memory_does_what_the_documents_say() {
         }
     }
     assert_eq!(count, 112);
+}
+
+/// A note is not worth more memory than the operator has given.
+#[test]
+fn note_is_refused_at_full_memory_in_both_forms_and_the_hold_stays() {
+    for form in [Form::Fast, Form::Portable] {
+        let mut lock = Lock::alone_in(form, Scheme::Hash, Server::Redis70);
+        lock.granted_for("a", Write, LEASE_MS);
+        assert!(lock.note("a", 1, "before"));
+        let reply = full(&mut lock, |lock| lock.try_run("note", &["a", "2", "deploy 4711"]));
+        assert!(matches!(&reply, Reply::Error(text) if text.contains("OOM")), "{form:?}: {reply:?}");
+        assert_eq!(lock.inspect().holders[0].note.as_deref(), Some("before"), "{form:?}");
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
 }
 
 #[test]

@@ -84,7 +84,18 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
         let count = fields.keys().filter(named).count();
         assert_eq!(count, ids.len(), "fields {letter} beside {slots} slots: {fields:?}");
     }
+    check_notes(fields, slots);
     check_queue(fields, now_ms);
+}
+
+/// A hold has a note exactly if the time of its grant begins with 0.
+fn check_notes(fields: &BTreeMap<String, String>, slots: i64) {
+    let writer = fields.get("W").map(|id| (id, &fields["I"]));
+    let readers = (1..=slots).map(|slot| (&fields[&format!("r{slot}")], &fields[&format!("i{slot}")]));
+    let with_sign = writer.into_iter().chain(readers).filter(|(_, since_ms)| since_ms.starts_with('0'));
+    let noted: BTreeSet<String> = with_sign.map(|(id, _)| format!("n{id}")).collect();
+    let notes: BTreeSet<String> = fields.keys().filter(|name| name.starts_with('n')).cloned().collect();
+    assert_eq!(notes, noted, "{fields:?}");
 }
 
 /// The list of waiting writers and the array of waiting readers.

@@ -104,6 +104,7 @@ pub(crate) struct Holder {
     pub(crate) mode: Mode,
     pub(crate) since_ms: i64,
     pub(crate) remaining_ms: i64,
+    pub(crate) note: Option<String>,
 }
 
 impl View {
@@ -137,7 +138,7 @@ pub(crate) struct Lab {
     scripts: BTreeMap<(&'static str, &'static str), (String, String)>,
 }
 
-pub(crate) const SCRIPTS: [(&str, &str, &str); 13] = [
+pub(crate) const SCRIPTS: [(&str, &str, &str); 14] = [
     ("hash", "acquire", scripts::hash::ACQUIRE),
     ("hash", "leave", scripts::hash::LEAVE),
     ("hash", "convert", scripts::hash::CONVERT),
@@ -145,6 +146,7 @@ pub(crate) const SCRIPTS: [(&str, &str, &str); 13] = [
     ("hash", "inspect", scripts::hash::INSPECT),
     ("hash", "force", scripts::hash::FORCE),
     ("hash", "used", scripts::hash::USED),
+    ("hash", "note", scripts::hash::NOTE),
     ("two_key", "acquire", scripts::two_key::ACQUIRE),
     ("two_key", "leave", scripts::two_key::LEAVE),
     ("two_key", "convert", scripts::two_key::CONVERT),
@@ -522,6 +524,17 @@ impl Lock {
         }
     }
 
+    /// Sets a note; false if the hold is over.
+    pub(crate) fn note(&mut self, id: &str, number: i64, text: &str) -> bool {
+        let reply = self.run("note", id, &[id, &number.to_string(), text]);
+        reply.end();
+        match reply.code.as_str() {
+            "noted" => true,
+            "none" => false,
+            code => panic!("note answered {code}"),
+        }
+    }
+
     pub(crate) fn inspect(&mut self) -> View {
         let mut reply = self.run("inspect", "", &[""; 0]);
         assert_eq!(reply.code, "view");
@@ -532,7 +545,14 @@ impl Lock {
         while let Some(mut row) = reply.row() {
             let (kind, id, mode, since_ms) = (row.text(), row.text(), row.mode(), row.int());
             match kind.as_str() {
-                "hold" => holders.push(Holder { id, mode, since_ms, remaining_ms: row.int() }),
+                "hold" => {
+                    let remaining_ms = row.int();
+                    let has_note = !row.words.as_slice().is_empty();
+                    assert!(!has_note || row.text() == "note", "a note is behind this row");
+                    let note =
+                        has_note.then(|| reply.rows.next().expect("a note").text().expect("a text").into_owned());
+                    holders.push(Holder { id, mode, since_ms, remaining_ms, note });
+                }
                 "wait" => waiters.push(Waiter { id, mode, since_ms }),
                 kind => panic!("a row of {kind}"),
             }

@@ -127,6 +127,9 @@ impl Server for Scripts {
             Step::Inspect => ("inspect", "-", Vec::new()),
             Step::Force(seen) => ("force", "-", self.force_args(seen)),
             Step::Used(id) => ("used", id.as_str(), vec![id.clone()]),
+            Step::Note { id, number, text } => {
+                ("note", id.as_str(), vec![id.clone(), number.to_string(), text.clone()])
+            }
             other => return Answer { text: self.change(other).to_owned(), ..Answer::default() },
         };
         let before = self.lock.snapshot();
@@ -229,8 +232,7 @@ impl Scripts {
         if ends_ms < 0 || self.has_clients {
             return;
         }
-        let remaining =
-            rows.iter().filter_map(|row| row.strip_prefix("hold ")?.rsplit(' ').next()?.parse::<i64>().ok());
+        let remaining = rows.iter().filter_map(|row| row.strip_prefix("hold ")?.split(' ').nth(3)?.parse::<i64>().ok());
         let fields =
             if self.lock.scheme == Scheme::Hash { invariants::fields(&mut self.lock) } else { BTreeMap::new() };
         let has = |names: [&str; 2]| names.iter().any(|name| fields.contains_key(*name));

@@ -474,6 +474,27 @@ fn refused_run_names_the_holder() {
 }
 
 #[test]
+fn note_is_shown_while_the_command_runs() {
+    let name = new_name();
+    let note = "deploy 4711\u{1b}[31m\u{202e} with more words than a row of a table has room for";
+    let script = format!("{PROGRAM} inspect {name}; {PROGRAM} list --held; {PROGRAM} inspect --json {name}");
+    let shows = said(at(&SERVER.url(), &["run", "--note", note, &name, "--", "sh", "-c", &script]));
+    assert_eq!(shows.code, Some(0), "{shows:?}");
+    let shown = "deploy 4711\\u{1b}[31m\\u{202e} with more words than a row of a table has room for";
+    assert!(shows.out.lines().any(|line| line.starts_with("note of ") && line.ends_with(shown)), "{}", shows.out);
+    let row = shows.out.lines().find(|line| line.starts_with(&format!("{name}  write"))).expect("a row of the list");
+    assert!(row.contains("deploy 4711\\u{1b}[31m\\u{202e} with") && row.ends_with('…'), "{row}");
+    assert!(!shows.out.contains(['\u{1b}', '\u{202e}']), "{}", shows.out);
+    let json = shows.out.lines().last().expect("JSON");
+    let view: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    assert_eq!(view["holders"][0]["note"].as_str(), Some(note));
+    assert!(is_free(&name));
+    let long = "x".repeat(4097);
+    let refused = said(at(&SERVER.url(), &["run", "--note", &long, &name, "--", "true"]));
+    assert!(refused.code == Some(78) && refused.err.contains("4096 are allowed"), "{refused:?}");
+}
+
+#[test]
 fn command_runs_to_its_end_when_the_server_is_slow() {
     let slow = Proxy::before(SERVER.addr()).expect("it starts");
     slow.delay(Duration::from_millis(40));

@@ -50,6 +50,7 @@ while true do
         local n = #to_delete
         to_delete[n + 1], to_delete[n + 2], to_delete[n + 3] = 'r' .. end_slot, 's' .. end_reader, 'R' .. end_reader
       end
+      if sub(record or sole_since, -14, -14) == '0' then to_delete[#to_delete + 1] = 'n' .. (sole or end_reader) end
       sole, end_reader, slots, records_left, holder_changed = nil, nil, slots - 1, records_left - 1, true
       end_slot = format('%d', slots)
     end

@@ -5,9 +5,9 @@
 if holder_changed then
   local header
   if writer then
-    header = format('3 w %d %d %04d %s', writer_ms, since_ms, tokens, writer)
+    header = format('3 w %d %s %04d %s', writer_ms, since_ms, tokens, writer)
   elseif sole then
-    header = format('3 s %d %d %s', sole_ms, sole_since, sole)
+    header = format('3 s %d %s %s', sole_ms, sole_since, sole)
   elseif slots > 0 then
     header = format('3 %s %d %s %d %d', kind == 'x' and 'x' or 'r', slots, read_stamp, covered, overrun_ms)
   elseif kind and kind ~= 'w' and not foreign_read then -- a foreign reader whose stamp ours hid may still be inside

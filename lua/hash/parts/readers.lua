@@ -26,10 +26,10 @@ if read_until_ms then
   to_set[n - 1], to_set[n] = 'read', read
   if last ~= old_last then to_set[n + 1], to_set[n + 2], n = 't', format('%d', last), n + 2 end
   if slots == 0 and count == 2 and stamp_ms == new_readers[2] and covered + overrun_ms == 0 then
-    sole, sole_ms, sole_since, slots, count = new_readers[1], new_readers[2], now_ms, 1, 0
+    sole, sole_ms, sole_since, slots, count = new_readers[1], new_readers[2], format('%d', now_ms), 1, 0
   elseif sole and (count > 0 or stamp_ms > sole_ms or covered + overrun_ms > 0) then -- it gets a slot
     to_set[n + 1], to_set[n + 2], to_set[n + 3], to_set[n + 4] = 'r1', sole, 's' .. sole, '1'
-    to_set[n + 5], to_set[n + 6], n = 'R' .. sole, format('%d %d', sole_ms, sole_since), n + 6
+    to_set[n + 5], to_set[n + 6], n = 'R' .. sole, format('%d %s', sole_ms, sole_since), n + 6
     sole, end_reader = nil, sole
   end
   local first_new = slots

@@ -1,6 +1,7 @@
 -- Removes the record of the reader `id`, which is in `slot`. The reader in the last slot moves into the gap.
--- Reads: id, slot, end_reader, before_end (the reader in the slot before the last one, if it is known), format.
+-- Reads: id, own_since, slot, end_reader, before_end (the reader in the slot before the last one, if it is known), format, sub.
 -- Sets: sole, slots, end_slot, end_reader, picked, holder_changed, to_set, to_delete.
+if sub(own_since, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. id end
 if sole then
   sole = nil
 else

@@ -12,7 +12,8 @@ if new_writer then -- every other recorded client is dead
     tokens = max(1, math.min(new_writer_tokens + 0, MAX_TOKENS, last - known))
   end
   if read then to_delete[#to_delete + 1] = 'read' end
-  writer, writer_ms, since_ms, slots, sole, kind, holder_changed = new_writer, new_writer_ms, now_ms, 0, nil, 'w', true
+  writer, writer_ms, since_ms = new_writer, new_writer_ms, format('%d', now_ms)
+  slots, sole, kind, holder_changed = 0, nil, 'w', true
   foreign_read, covered = nil, 0 -- all that has stamped the lock is dead, and `convert` may let in readers yet
   writer_stamp = format('%d', writer_ms)
   write, read, new_writer = writer_stamp, nil, nil

@@ -24,8 +24,8 @@ pub(crate) use self::timestamps::TimestampClientsMs;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, NamedHolder, ReleaseReply,
-    Renewed,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, NamedHolder, Note, Noted,
+    ReleaseReply, Renewed,
 };
 
 /// Time for which a record without holders and waiters keeps its last token, as on a server.
@@ -124,12 +124,14 @@ pub(super) struct WriterRecord {
     /// First token of the writer. Its last token is `Record::token`.
     pub(super) token: u64,
     pub(super) hold: GrantedRecord,
+    pub(super) note: Option<Note>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ReaderRecord {
     pub(super) id: AcquisitionId,
     pub(super) hold: GrantedRecord,
+    pub(super) note: Option<Note>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -232,7 +234,7 @@ impl Record {
         }
         let hold = GrantedRecord::new(now_us / 1000, lease);
         self.show_reader(now_us, hold.deadline_ms);
-        self.readers.push(ReaderRecord { id: id.clone(), hold });
+        self.readers.push(ReaderRecord { id: id.clone(), hold, note: None });
         if let Some(place) = place {
             let end = self.readers.len() - 1;
             self.readers.swap(place, end);
@@ -244,7 +246,7 @@ impl Record {
     pub(super) fn begin_write(&mut self, now_us: u64, request: &AcquireRequest, lease: Duration) {
         let token = self.take_tokens(now_us, request.max_tokens);
         let hold = GrantedRecord::new(now_us / 1000, lease);
-        self.writer = Some(WriterRecord { id: request.id.clone(), token, hold });
+        self.writer = Some(WriterRecord { id: request.id.clone(), token, hold, note: None });
         self.show_new_writer(hold.deadline_ms);
         self.remember(hold.deadline_ms);
     }
@@ -387,6 +389,7 @@ impl Record {
                     let hold = GrantedRecord::new(step.now_ms, request.lease);
                     self.show_reader(step.now_us, hold.deadline_ms);
                     self.readers[reader].hold = hold;
+                    self.readers[reader].note = None;
                     self.remember(hold.deadline_ms);
                 }
                 // The choice of the place does not matter. The reader of that place moves to the end, so each dead
@@ -531,10 +534,11 @@ impl Record {
         }
         match request.mode {
             Mode::Read if self.sound_writer(step.now_ms).is_some_and(|writer| writer.id == *old) => {
-                self.writer = None;
+                let note = self.writer.take().and_then(|writer| writer.note);
                 self.begin_batch();
                 self.cancel(step.now_ms, &request.id);
                 self.begin_read(step.now_us, &request.id, request.lease, None);
+                self.put_note(&request.id, note);
                 self.admit(step);
             }
             Mode::Write if self.sound_reader(step.now_ms, old).is_some() => {
@@ -542,13 +546,44 @@ impl Record {
                     return self.refuse_upgrade(&request.id);
                 }
                 // No other reader is recorded by now.
-                self.readers.clear();
+                let note = self.readers.pop().and_then(|reader| reader.note);
                 self.cancel(step.now_ms, &request.id);
                 self.begin_write(step.now_us, request, request.lease);
+                self.put_note(&request.id, note);
             }
             Mode::Read | Mode::Write => return Converted::Lost { forced: self.forced_token() },
         }
         Converted::Granted(self.answer_granted(step, request))
+    }
+
+    /// Sets the note of a live hold, unless the hold has a later one. A note goes with its record, also through a
+    /// conversion.
+    pub(crate) fn set_note(&mut self, now: ServerTime, id: &AcquisitionId, note: &Note) -> Noted {
+        if !self.is_sound(now.as_micros() / 1000, id) {
+            return Noted::None;
+        }
+        if self.note_of(id).is_none_or(|earlier| earlier.number < note.number) {
+            self.put_note(id, Some(note.clone()));
+        }
+        Noted::Noted
+    }
+
+    fn note_of(&self, id: &AcquisitionId) -> Option<&Note> {
+        match &self.writer {
+            Some(writer) if writer.id == *id => writer.note.as_ref(),
+            _ => self.readers[self.reader(id)?].note.as_ref(),
+        }
+    }
+
+    fn put_note(&mut self, id: &AcquisitionId, note: Option<Note>) {
+        match &mut self.writer {
+            Some(writer) if writer.id == *id => writer.note = note,
+            _ => {
+                if let Some(reader) = self.reader(id) {
+                    self.readers[reader].note = note;
+                }
+            }
+        }
     }
 
     /// Returns true if `old` is the only reader, no writer waits, and no reader of the next phase waits. Removes dead

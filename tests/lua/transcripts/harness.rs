@@ -20,6 +20,7 @@
 //! | `a releases` `a renews lease 2s` `a renews cached tokens 9` | |
 //! | `a renews until 30s` `a releases until 30s` | the hold lasts, or rests, until this point in time |
 //! | `a becomes reader b lease 2s` | converts the hold a into the hold b |
+//! | `a notes 2 some text` | sets the note with this number |
 //! | `inspect` `force` `force seen` | ends the holds of now, or of the last `inspect` or `force` |
 //! | `force shown 3 highest 5 a b` | ends what several servers have shown |
 //! | `client x reads` `client x writes at -2s` `client x leaves` | a timestamp client, with its own clock |
@@ -52,6 +53,7 @@ const FILES: [(&str, &str); 9] = [
     ("contract", include_str!("contract.txt")),
     ("force", include_str!("force.txt")),
     ("conversions", include_str!("conversions.txt")),
+    ("notes", include_str!("notes.txt")),
     ("queue", include_str!("queue.txt")),
     ("rests", include_str!("rests.txt")),
     ("timestamps", include_str!("timestamps.txt")),
@@ -101,6 +103,7 @@ pub(crate) enum Step {
     Release { id: String, rest_until_ms: Option<u64> },
     Renew { id: String, lease_ms: u64, tokens: Option<u64>, rest_until_ms: Option<u64> },
     Convert(String, Wish),
+    Note { id: String, number: u64, text: String },
     Inspect,
     Force(Seen),
     Used(String),
@@ -242,7 +245,7 @@ impl<S: Server> Scenario<S> {
         let view = self.server.run(self.now_us, &Step::Inspect);
         let remaining_ms = deadline_ms.saturating_sub(self.now_us / 1000);
         let is_it = |row: &String| match row.split(' ').collect::<Vec<_>>()[..] {
-            ["hold", holder, letter, since, ms] => {
+            ["hold", holder, letter, since, ms, ..] => {
                 let has_times = number(ms) == remaining_ms && (since_ms == 0 || number(since) == since_ms);
                 holder == id && letter == side && has_times
             }
@@ -357,6 +360,10 @@ impl<S: Server> Scenario<S> {
                 let (lease_ms, rest_until_ms) = (wish.lease_ms, wish.rest_until_ms);
                 self.run(&Step::Renew { id: full(id), lease_ms, tokens, rest_until_ms }, lease_ms)
             }
+            ["notes" | "note", count, text @ ..] => {
+                let step = Step::Note { id: full(id), number: number(count), text: text.join(" ") };
+                self.run(&step, 0)
+            }
             ["becomes", side @ ("reader" | "writer"), new, rest @ ..] => {
                 (wish.id, wish.side) = (full(new), side_of(side));
                 self.read_options(&mut wish, rest);
@@ -431,6 +438,14 @@ impl<S: Server> Scenario<S> {
             names
         };
         let mut parts = Vec::new();
+        let mut rows = view.rows.iter();
+        while let Some(row) = rows.next() {
+            if row.starts_with("hold ") && row.ends_with(" note") {
+                let text = rows.next().expect("the text is behind the row");
+                parts.push(format!("note of {}: {text}", name(row.split(' ').nth(1).expect("an id"))));
+            }
+        }
+        parts.sort_unstable(); // any order of holders is right
         for (kind, letter, one, several) in [
             ("hold", "w", "writes", "write"),
             ("rest", "w", "rests", "rest"),
@@ -494,7 +509,7 @@ impl<S: Server> Scenario<S> {
                 let token = if last > 0 { token_text(last) } else { "none".to_owned() };
                 [format!("token {token}")].into_iter().chain(rows).collect::<Vec<_>>().join("; ")
             }
-            ("held" | "queued" | "refused" | "late" | "told" | "", []) => code.to_owned(),
+            ("held" | "queued" | "refused" | "late" | "told" | "noted" | "none" | "", []) => code.to_owned(),
             _ => panic!("no answer: {answer:?}"),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{GrantedRecord, Record, ServerStep, WaiterRecord};
 use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::{AcquisitionId, Forced, Holder, Mode, QueuedWaiter, View};
+use crate::store::{AcquisitionId, Forced, Holder, Mode, Note, QueuedWaiter, View};
 
 impl Record {
     /// Returns a view of the lock and changes nothing. The view omits dead holders and waiters. `inspect` reads at most
@@ -16,12 +16,17 @@ impl Record {
         let waiters_recorded = waiting.clone().count();
         let waiters_seen = waiters_recorded.min(most.saturating_sub(holders_recorded).max(most / 2));
         let holders_seen = holders_recorded.min(most - waiters_seen);
-        let show = |id: &AcquisitionId, mode, hold: &GrantedRecord| {
+        let show = |id: &AcquisitionId, mode, hold: &GrantedRecord, note: Option<&Note>| {
             let (id, since_ms) = (id.as_str().to_owned(), hold.since_ms);
-            self.is_live(hold, now_ms).then(|| Holder { id, mode, since_ms, remaining: hold.remaining(now_ms) })
+            let note = note.map(|note| note.text.to_string()).filter(|text| !text.is_empty());
+            self.is_live(hold, now_ms).then(|| Holder { id, mode, since_ms, remaining: hold.remaining(now_ms), note })
         };
-        let writer = self.sound_writer(now_ms).into_iter().map(|writer| show(&writer.id, Mode::Write, &writer.hold));
-        let readers = self.readers.iter().map(|reader| show(&reader.id, Mode::Read, &reader.hold));
+        let writer = self
+            .sound_writer(now_ms)
+            .into_iter()
+            .map(|writer| show(&writer.id, Mode::Write, &writer.hold, writer.note.as_ref()));
+        let readers =
+            self.readers.iter().map(|reader| show(&reader.id, Mode::Read, &reader.hold, reader.note.as_ref()));
         let live = waiting.take(waiters_seen).filter(|waiting| waiting.until_ms > now_ms);
         let mut waiters: Vec<_> = live
             .map(|WaiterRecord { request, since_ms, .. }| QueuedWaiter {

@@ -8,7 +8,7 @@ fn token(raw: u64) -> FencingToken {
 }
 
 fn holder(id: &str, since_ms: u64, remaining_ms: u64) -> Holder {
-    Holder { id: id.to_owned(), mode: Mode::Read, since_ms, remaining: Duration::from_millis(remaining_ms) }
+    Holder { id: id.to_owned(), mode: Mode::Read, since_ms, remaining: Duration::from_millis(remaining_ms), note: None }
 }
 
 /// Answer of a master whose clock shows `server_ms`.
