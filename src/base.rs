@@ -9,6 +9,7 @@ pub(crate) mod clock;
 pub(crate) mod cork;
 pub(crate) mod credentials;
 pub(crate) mod deadline_queue;
+pub(crate) mod deadlock;
 pub(crate) mod denied;
 pub(crate) mod digits;
 pub(crate) mod durability;

@@ -11,6 +11,7 @@ mod background;
 mod cache_policy;
 mod caching;
 pub(crate) mod convert;
+mod deadlocks;
 pub(crate) mod group;
 pub(crate) mod handles;
 mod note;

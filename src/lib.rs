@@ -113,6 +113,7 @@ mod testing;
 
 pub use base::attempt::BoxFuture;
 pub use base::credentials::Credentials;
+pub use base::deadlock::{Cycle, CycleWait};
 pub use base::denied::{Denied, DenyingHolder};
 pub use base::durability::{Durability, Replicas};
 pub use base::duration_text::{DurationText, InvalidDuration};

@@ -14,6 +14,7 @@ pub(crate) mod deadlines;
 pub(crate) mod effects;
 pub(crate) mod end;
 pub(crate) mod hold;
+pub(crate) mod local_waits;
 mod record;
 pub(crate) mod release;
 pub(crate) mod shares;

@@ -14,8 +14,9 @@ macro_rules! exit_codes {
     () => {
         "\
 Exit codes:
-  0    success; inspect: the lock is held; doctor: all is well
-  1    inspect: the lock is free; force-release: the lock was free, or you did not agree; doctor: a problem or a warning
+  0    success; inspect: the lock is held; doctor: all is well; deadlocks: there is none
+  1    inspect: the lock is free; force-release: the lock was free, or you did not agree; doctor: a problem or a warning;
+       deadlocks: there may be one
   2    the command line is wrong
   69   no server answered, or too few servers answered
   70   the operating system refused an operation
@@ -125,6 +126,12 @@ pub(crate) enum Command {
         #[arg(value_name = "NAME")]
         names: Vec<String>,
     },
+    /// Show possible deadlocks: processes that wait for each other in a ring.
+    ///
+    /// Looks at all locks as `list` does, and looks again a second later if there is a ring. It is only a possible
+    /// deadlock, because the task that holds a lock need not be the one that waits. The program does not see waits within
+    /// one process.
+    Deadlocks,
     /// End all holds of a lock. The holders may still be working, and others can get the lock at once.
     ForceRelease {
         /// Name of the lock.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis_rwlock::{DurationText, Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
+use redis_rwlock::{Cycle, DurationText, Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
 use serde::Serialize;
 
 use crate::exit::{Code, Failure, full_text};
@@ -29,6 +29,21 @@ pub(crate) async fn list(held: bool, settings: &Settings, output: Output) -> Res
     }
     output.answer(&looks, || table::of_locks(&looks).join("\n") + "\n")?;
     Ok(if looks.iter().any(|look| look.problem().is_some()) { Code::REFUSED } else { Code::OK })
+}
+
+pub(crate) async fn deadlocks(settings: &Settings, output: Output) -> Result<Code, Failure> {
+    let cycles = settings.manager()?.deadlocks().await?;
+    output.answer(&cycles, || match &*cycles {
+        [] => "no deadlock\n".to_owned(),
+        cycles => cycles.iter().map(cycle_text).collect(),
+    })?;
+    Ok(if cycles.is_empty() { Code::OK } else { Code::NO })
+}
+
+/// Formats a cycle with a line for each wait.
+fn cycle_text(cycle: &Cycle) -> String {
+    let waits = cycle.waits.iter().map(|wait| format!("  {wait}\n"));
+    ["possible deadlock:\n".to_owned()].into_iter().chain(waits).collect()
 }
 
 /// Result of inspecting one lock.

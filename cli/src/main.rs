@@ -49,6 +49,7 @@ fn on_servers(command: &Command, servers: &args::Servers, output: Output) -> Res
             Command::Inspect { name } => look::inspect(name, &settings, output).await,
             Command::List { held } => look::list(*held, &settings, output).await,
             Command::Top { names } => top::top(names, &settings, output).await,
+            Command::Deadlocks => look::deadlocks(&settings, output).await,
             Command::ForceRelease { name, yes } => force::force_release(name, *yes, &settings, output).await,
             Command::Doctor { replicas } => doctor::doctor(*replicas, &settings, output).await,
             Command::Completions { .. } | Command::Man { .. } => {

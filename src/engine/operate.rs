@@ -18,7 +18,7 @@ impl Engine {
         Ok(LockView::new(key.name(), answer.into(), self.options.timestamp_clients, |id| self.guards_of(key, id)))
     }
 
-    async fn look(&self, key: &Key) -> Result<Answered<View>> {
+    pub(super) async fn look(&self, key: &Key) -> Result<Answered<View>> {
         self.answered(key, || self.scheme.inspect(key)).await
     }
 
@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// Returns the guards of this manager that share a hold. Returns `None` for the hold of another manager.
-    fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
+    pub(super) fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
         let id = AcquisitionId::before_rest(id).unwrap_or(id);
         let rest = id.strip_prefix(&*self.manager_id)?;
         rest.starts_with('.').then(|| {

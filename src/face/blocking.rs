@@ -30,6 +30,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 use crate::base::background_runtime::DetachedRuntime;
+use crate::base::deadlock::Cycle;
 use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::health::{Health, Stats};
@@ -354,6 +355,15 @@ impl<M: RwLockManager> Blocking<M> {
     /// The errors of [`RwLockManager::locks`].
     pub fn locks(&self) -> Result<Vec<String>> {
         self.background.block_on(self.manager.locks())
+    }
+
+    /// Returns possible deadlocks; see [`RwLockManager::deadlocks`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::deadlocks`].
+    pub fn deadlocks(&self) -> Result<Vec<Cycle>> {
+        self.background.block_on(self.manager.deadlocks())
     }
 
     /// Asks every server of this manager for its health.

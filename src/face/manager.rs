@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Clock;
+use crate::base::deadlock::Cycle;
 use crate::base::durability::Durability;
 #[allow(unused_imports)] // only links in the documentation use this import
 use crate::base::error::Error;
@@ -435,6 +436,44 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     fn locks(&self) -> BoxFuture<'static, Result<Vec<String>>> {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.names().await })
+    }
+
+    /// Returns possible deadlocks: cycles of processes in which each one waits for a lock that the next one holds. This
+    /// call is for operators.
+    ///
+    /// The call looks at all [`locks`](RwLockManager::locks), and at the waits within this process, which no server
+    /// knows. If it finds a cycle, it looks again a second later, and returns the cycles whose holds and waits are the
+    /// same. So it returns at once if there is no cycle. A cached hold that no guard uses is no part of a cycle. Servers
+    /// do not know the waits within other processes.
+    ///
+    /// Among processes a cycle is only a *possible* deadlock, because a process may have several tasks. For this process,
+    /// the call also knows its tasks: it returns the cycles among the tasks that acquired its guards.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`locks`](RwLockManager::locks), and [`InvalidOption`](Error::InvalidOption) from a
+    /// [`QuorumManager`], whose masters have no waiters.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: the call changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// for cycle in manager.deadlocks().await? {
+    ///     eprintln!("{cycle}"); // possible deadlock: "web:1" waits to write "a" for 3.2s, held by "web:2" (…); …
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn deadlocks(&self) -> BoxFuture<'static, Result<Vec<Cycle>>> {
+        let engine = Arc::clone(self.engine());
+        Box::pin(async move { engine.deadlocks().await })
     }
 
     /// Asks every server of this manager for its health. This call is for health checks and operators.

@@ -321,6 +321,11 @@ impl HoldRecord {
         self.cache.as_ref().and_then(|keep| keep.last_token()).unwrap_or_else(|| self.token.plus(self.handoffs))
     }
 
+    /// Returns the owners of the guards.
+    pub(super) fn owners(&self) -> Vec<OwnerId> {
+        self.shares.owners()
+    }
+
     pub(super) fn began(&self) -> Moment {
         self.began
     }

@@ -212,6 +212,14 @@ impl Shares {
         }
     }
 
+    /// Returns the owners of the shares.
+    pub(super) fn owners(&self) -> Vec<OwnerId> {
+        match &self.order {
+            Some(order) => order.by_owner.keys().copied().collect(),
+            None => self.few().map(|share| share.owner).collect(),
+        }
+    }
+
     /// Returns true if this owner has a share that is not over.
     pub(super) fn has_owner(&self, owner: OwnerId, now: Moment) -> bool {
         match &self.order {

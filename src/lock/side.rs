@@ -16,7 +16,10 @@ use crate::base::denied::NamedHolder;
 use crate::base::error::Source;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{Moment, ServerTime};
+use crate::base::mode::Mode;
+use crate::base::reentry::OwnerId;
 use crate::lock::effects::Signals;
+use crate::lock::local_waits::LocalWait;
 use crate::lock::shares::ShareRequest;
 
 /// Names a waiter of its cell, later ones by higher numbers.
@@ -149,6 +152,7 @@ pub(super) enum First {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
+    pub(super) since: Moment,
     /// For so long it may not be seen when it asks.
     pub(super) poll_within: Duration,
     pub(super) signal: Arc<Notify>,
@@ -157,6 +161,8 @@ pub(super) struct Waiter {
 #[derive(Debug)]
 pub(super) struct Leader {
     pub(super) waiter_id: WaiterId,
+    owner: OwnerId,
+    since: Moment,
     /// If it is not seen by then, its future is not polled.
     pub(super) poll_deadline: Moment,
     pub(super) pending: Option<Pending>,
@@ -172,6 +178,18 @@ impl Side {
     /// How many wait here, and ask.
     pub(super) fn len(&self) -> usize {
         self.waiters.len() + usize::from(self.leader.is_some())
+    }
+
+    /// Returns the acquisitions that wait here, and the one that asks.
+    pub(super) fn local_waits(&self, mode: Mode) -> impl Iterator<Item = LocalWait> {
+        let leader = self.leader.iter().map(|leader| (leader.waiter_id, leader.owner, leader.since));
+        let waiters = self.waiters.iter().map(|(waiter_id, waiter)| (*waiter_id, waiter.wants.owner, waiter.since));
+        leader.chain(waiters).map(move |(waiter_id, owner, since)| LocalWait {
+            number: waiter_id.0,
+            mode,
+            owner,
+            since,
+        })
     }
 
     pub(super) fn has_waiters(&self) -> bool {
@@ -216,8 +234,10 @@ impl Side {
         std::mem::replace(&mut self.waiters, later)
     }
 
-    pub(super) fn lead(&mut self, waiter_id: WaiterId, poll_deadline: Moment) {
-        self.leader = Some(Leader { waiter_id, poll_deadline, pending: self.pending.take(), newest: waiter_id });
+    /// Gives a waiter, or a newcomer, the right to ask the server. It has waited here since then.
+    pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, Moment), poll_deadline: Moment) {
+        let pending = self.pending.take();
+        self.leader = Some(Leader { waiter_id, owner, since, poll_deadline, pending, newest: waiter_id });
         self.is_answered = false;
     }
 
@@ -249,7 +269,7 @@ impl Side {
             self.outage = None;
             return None;
         };
-        self.lead(first, now.after(waiter.poll_within));
+        self.lead(first, (waiter.wants.owner, waiter.since), now.after(waiter.poll_within));
         signals.wake(waiter.signal);
         Some(first)
     }

@@ -16,6 +16,7 @@ use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::Rules;
 use crate::lock::hold::Hold;
+use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::LastRefusal;
 use crate::lock::wait::WaitEntry;
@@ -229,6 +230,17 @@ impl Table {
             }
         }
         counts
+    }
+
+    /// Returns the waits of this process, by lock.
+    pub(crate) fn local_waits(&self) -> Vec<(Arc<Key>, LocalWaits<Hold>)> {
+        let mut waits = Vec::new();
+        for shard in &self.shards {
+            let cells = shard.0.lock().all();
+            let here = |cell: &Arc<Cell<Hold>>| Some((Arc::clone(cell.key()), cell.ask(|state| state.local_waits())?));
+            waits.extend(cells.iter().filter_map(here));
+        }
+        waits
     }
 
     /// Returns a hold of which this owner has a guard.

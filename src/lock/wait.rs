@@ -254,6 +254,11 @@ impl WaitEntry {
         self.cell.ask(|state| state.note_refusal(self.mode, refusal));
     }
 
+    /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
+    pub(crate) fn note_in_use(&self) {
+        self.cell.ask(|state| state.note_in_use(self.mode));
+    }
+
     /// Whether the server may have something of what this one asked for.
     pub(crate) fn has_traces(&self) -> bool {
         self.cell.ask(|state| match state.pending(self.mode, self.waiter_id) {

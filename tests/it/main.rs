@@ -21,6 +21,7 @@ mod callers;
 mod cancellation;
 mod conditions;
 mod contract;
+mod deadlocks;
 mod dials;
 mod drops;
 mod durability;

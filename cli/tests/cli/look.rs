@@ -1,11 +1,14 @@
 //! Tests the output about locks and about the program itself, and the sources of the servers' addresses.
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
+use cluster_testenv::{Node, Server};
 use redis_rwlock::blocking::RedisManager;
 use serde_json::Value;
 
-use crate::program::{Folder, SERVER, at, new_name, program, said};
+use crate::program::{Folder, SERVER, at, labelled, new_name, program, said, until};
 
 #[test]
 fn locks_are_shown_to_people_and_programs() {
@@ -29,6 +32,38 @@ fn locks_are_shown_to_people_and_programs() {
     let json: Value = serde_json::from_str(&said(program(&["list", "--json"])).out).expect("JSON");
     assert!(json.as_array().expect("a list").iter().any(|lock| lock["name"] == *held));
     guard.release().expect("ours to the end");
+}
+
+#[test]
+fn ring_of_waits_is_shown_as_a_possible_deadlock() {
+    let node = Node::start(Server::Redis70).expect("it starts");
+    let deadlocks = |args: &[&str]| said(at(&node.url(), &[&["deadlocks"], args].concat()));
+    let none = deadlocks(&[]);
+    assert_eq!((none.code, &*none.out), (Some(0), "no deadlock\n"), "{none:?}");
+    let names = ["first\u{1b}[31m", "second"];
+    let managers = ["a\u{202e}", "b"].map(|label| labelled(&node, label));
+    let guards = [0, 1].map(|n| managers[n].write(names[n]).wait().expect("granted"));
+    let limit = Duration::from_secs(60);
+    let tasks = [0, 1].map(|n| {
+        let manager = managers[n].clone();
+        thread::spawn(move || drop(manager.write(names[1 - n]).wait_timeout(limit).wait()))
+    });
+    until("both wait", || names.iter().all(|name| !managers[0].inspect(name).expect("inspected").waiters.is_empty()));
+    let ring = deadlocks(&[]);
+    assert!(ring.code == Some(1) && ring.out.starts_with("possible deadlock:\n"), "{ring:?}");
+    assert_eq!(ring.out.lines().count(), 3, "{ring:?}");
+    for part in ["\"a\\u{202e}\" waits to write \"second\" for ", "held by \"b\" (write, for ", "\"first\\u{1b}[31m\""]
+    {
+        assert!(ring.out.contains(part), "{part}: {}", ring.out);
+    }
+    assert!(!ring.out.contains(['\u{202e}', '\u{1b}']), "{}", ring.out);
+    let json: Value = serde_json::from_str(&deadlocks(&["--json"]).out).expect("JSON");
+    let wait = &json[0]["waits"][0];
+    assert!(wait["waiting_ms"].as_u64() >= Some(1_000) && wait["age_ms"].is_u64(), "{json}");
+    assert!(names.contains(&wait["lock"].as_str().expect("a name")), "{json}");
+    guards.into_iter().for_each(drop);
+    tasks.into_iter().for_each(|task| task.join().expect("no panic"));
+    assert_eq!(deadlocks(&[]).code, Some(0));
 }
 
 #[test]

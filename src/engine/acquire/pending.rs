@@ -100,7 +100,13 @@ impl Acquisition<'_> {
                             Taken::Over => {}
                         },
                         RecallReply::AskAgain => {}
-                        RecallReply::Refused | RecallReply::Silence => return Ok(Pursued::Refused),
+                        RecallReply::Refused => {
+                            if let Some(entry) = &self.entry {
+                                entry.note_in_use();
+                            }
+                            return Ok(Pursued::Refused);
+                        }
+                        RecallReply::Silence => return Ok(Pursued::Refused),
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.

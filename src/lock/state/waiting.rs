@@ -11,6 +11,7 @@ use crate::base::attempt::Failure;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::lock::effects::{Effects, InRenewalQueue, Rules};
+use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{LastRefusal, LeaderState, Pending, SideOutage, Waiter, WaiterId};
 
@@ -41,13 +42,13 @@ impl<H: InRenewalQueue> State<H> {
         crowd.extra_requests.remove(&waiter_id);
         let side = crowd.side(mode);
         if may_ask && side.is_idle() {
-            side.lead(waiter_id, now.after(grace));
+            side.lead(waiter_id, (wants.owner, now), now.after(grace));
             return (waiter_id, None);
         }
         self.recall_cached(mode, now, effects);
         let side = self.wait_queue().side(mode);
         let signal = Arc::<Notify>::default();
-        side.wait(waiter_id, Waiter { wants, poll_within: grace, signal: Arc::clone(&signal) });
+        side.wait(waiter_id, Waiter { wants, since: now, poll_within: grace, signal: Arc::clone(&signal) });
         (waiter_id, Some(signal))
     }
 
@@ -80,7 +81,7 @@ impl<H: InRenewalQueue> State<H> {
         if crowd.side(mode).has_leader() {
             crowd.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
         } else {
-            crowd.side(mode).lead(waiter_id, now.after(grace));
+            crowd.side(mode).lead(waiter_id, (wants.owner, now), now.after(grace));
         }
         Some((waiter_id, None))
     }
@@ -208,6 +209,21 @@ impl<H: InRenewalQueue> State<H> {
     /// Records a refusal of the server, for all that wait on this side.
     pub(in crate::lock) fn note_refusal(&mut self, mode: Mode, refusal: LastRefusal) {
         self.wait_queue().side(mode).refusal = Some(refusal);
+    }
+
+    /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
+    pub(in crate::lock) fn note_in_use(&mut self, mode: Mode) {
+        if let Some(refusal) = &mut self.wait_queue().side(mode).refusal {
+            refusal.is_cached = false;
+        }
+    }
+
+    /// Returns the waits here, and the holds that guards of this process use. `None` if nobody waits.
+    pub(in crate::lock) fn local_waits(&self) -> Option<LocalWaits<H>> {
+        let queue = self.wait_queue.as_deref().filter(|queue| !queue.is_idle())?;
+        let waits = queue.reads.local_waits(Mode::Read).chain(queue.writes.local_waits(Mode::Write)).collect();
+        let used = self.used_holds().filter_map(|entry| Some((entry.handle.clone()?, entry.record.owners())));
+        Some(LocalWaits { waits, holds: used.collect() })
     }
 
     /// Returns what keeps an acquisition of this side out: a hold that guards of this process use, and the last refusal of

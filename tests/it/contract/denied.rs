@@ -132,6 +132,26 @@ async fn refusal_costs_no_further_script(f: &ServerFixture) {
     guard.release().await.expect("released");
 }
 
+#[tokio::test]
+async fn holder_that_has_said_that_a_guard_is_inside_is_not_shown_as_cached() {
+    bounded(async {
+        let store = MemoryManager::new();
+        let caching = store.peer_builder().cache_for(Duration::from_secs(300)).build().expect("valid");
+        let other = store.peer_builder().recall_timeout(RECALL_TIMEOUT).build().expect("valid");
+        // Only a lock that is used again is worth caching.
+        until("the hold stays", async || {
+            caching.write("cfg").await.expect("granted").release().await.expect("released");
+            caching.stats().cached_holds == 1
+        })
+        .await;
+        let guard = caching.write("cfg").await.expect("its cached hold");
+        let denied = other.write("cfg").try_or_denied().await.expect("answered").expect_err("a guard is inside");
+        assert!(!holder(denied).cached);
+        guard.release().await.expect("released");
+    })
+    .await;
+}
+
 /// The holder's process does not hear the recall, so it does not say that no guard is inside.
 #[tokio::test]
 async fn holder_that_may_only_cache_its_hold_is_shown_as_such() {

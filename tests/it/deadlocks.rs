@@ -1,0 +1,241 @@
+//! Possible deadlocks: rings of processes are named, and a busy service without a ring is not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{Cycle, Error, Mode};
+use tokio::task::JoinHandle;
+
+use crate::either::take;
+use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, on_every_fixture, on_every_queue};
+use crate::wait::{soon, until};
+
+on_every_queue![
+    ring_of_three_processes_is_named_within_two_seconds,
+    ring_through_a_local_wait_is_named,
+    ring_of_the_tasks_of_one_process_is_named,
+    ring_through_a_waiting_writer_is_named,
+    ring_that_breaks_up_between_the_looks_is_not_named,
+];
+
+on_every_fixture![quorum_is_refused_and_no_other_manager];
+
+/// A lease that outlasts each case.
+fn patient(label: &str) -> Settings {
+    Settings { lease: Duration::from_secs(300), ..Settings::label(label) }
+}
+
+/// Starts an acquisition in a task, and returns when its process waits.
+async fn waits(f: &Fixture, manager: &Manager, name: &str, mode: Mode) -> JoinHandle<()> {
+    let (manager_of_task, lock) = (Arc::clone(manager), name.to_owned());
+    let before = f.view(name).await.waiters.len();
+    let task = tokio::spawn(async move { drop(take(&manager_of_task, &lock, mode).await) });
+    until("it waits", async || f.view(name).await.waiters.len() > before).await;
+    task
+}
+
+/// Returns who waits in a cycle, with the lock and the holder, from the label `a` on.
+fn told(cycle: &Cycle) -> Vec<(String, String, String)> {
+    let mut waits: Vec<_> =
+        cycle.waits.iter().map(|wait| (wait.waiter.clone(), wait.lock.clone(), wait.holder.clone())).collect();
+    let first = waits.iter().enumerate().min_by_key(|(_, wait)| wait.0.clone()).map_or(0, |(n, _)| n);
+    waits.rotate_left(first);
+    waits
+}
+
+async fn ring_of_three_processes_is_named_within_two_seconds(f: &Fixture) {
+    let labels = ["a", "b", "c"];
+    let names = labels.map(|_| f.name());
+    let (mut managers, mut guards, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+    for (label, name) in labels.iter().zip(&names) {
+        let manager = f.manager_with(patient(label)).await;
+        guards.push(manager.write(name).await.expect("granted"));
+        managers.push(manager);
+    }
+    let looker = f.manager().await;
+    assert_eq!(looker.deadlocks().await.expect("looked"), [], "nobody waits");
+    for (n, manager) in managers.iter().enumerate() {
+        tasks.push(waits(f, manager, &names[(n + 1) % 3], Mode::Write).await);
+    }
+    let began = Instant::now();
+    let cycles = looker.deadlocks().await.expect("looked");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(cycles.len(), 1, "{cycles:?}");
+    let expected = (0..3).map(|n| (labels[n], names[(n + 1) % 3].as_str(), labels[(n + 1) % 3]));
+    let expected: Vec<_> =
+        expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.to_owned(), holder.to_owned())).collect();
+    assert_eq!(told(&cycles[0]), expected);
+    for wait in &cycles[0].waits {
+        assert!(wait.is_held && !wait.is_local && wait.waiting >= Duration::from_secs(1) && wait.age >= wait.waiting);
+        assert_eq!((wait.mode, wait.holder_mode), (Mode::Write, Mode::Write));
+    }
+    assert!(cycles[0].to_string().starts_with("possible deadlock: \""), "{}", cycles[0]);
+    // One of them gives up, so the others go on.
+    tasks.remove(0).abort();
+    drop(guards.remove(0));
+    for (task, guard) in tasks.into_iter().zip(guards).rev() {
+        soon("its turn", task).await.expect("no panic");
+        guard.release().await.expect("released");
+    }
+    assert_eq!(looker.deadlocks().await.expect("looked"), []);
+}
+
+/// Process `a` has two tasks. One holds the lock for which `b` waits, and waits for the other one, which waits for `b`.
+async fn ring_through_a_local_wait_is_named(f: &Fixture) {
+    let (first, inner, second) = (f.name(), f.name(), f.name());
+    let (a, b) = (f.manager_with(patient("a")).await, f.manager_with(patient("b")).await);
+    let guards = [
+        a.write(&first).await.expect("granted"),
+        a.write(&inner).await.expect("granted"),
+        b.write(&second).await.expect("granted"),
+    ];
+    let (manager, lock) = (Arc::clone(&a), inner.clone());
+    let local = tokio::spawn(async move { drop(manager.write(&lock).await) });
+    until("it waits in its process", async || a.stats().waiters == 1).await;
+    let tasks = [local, waits(f, &a, &second, Mode::Write).await, waits(f, &b, &first, Mode::Write).await];
+    let cycles = f.manager().await.deadlocks().await.expect("looked");
+    assert_eq!(cycles.len(), 1, "{cycles:?}");
+    let expected = [("a", &second, "b"), ("b", &first, "a")];
+    let expected = expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.clone(), holder.to_owned()));
+    assert_eq!(told(&cycles[0]), expected);
+    drop((guards, tasks));
+}
+
+/// No server knows of these waits: a writer does not ask while its own process holds the lock.
+async fn ring_of_the_tasks_of_one_process_is_named(f: &Fixture) {
+    let names = [f.name(), f.name()];
+    let manager = f.manager_with(patient("a")).await;
+    let mut tasks = Vec::new();
+    for n in 0..2 {
+        let (manager, own, other) = (Arc::clone(&manager), names[n].clone(), names[1 - n].clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = manager.write(&own).await.expect("granted");
+            while manager.stats().holds < 2 {
+                tokio::task::yield_now().await;
+            }
+            drop((manager.write(&other).await, guard));
+        }));
+    }
+    until("both wait", async || manager.stats().waiters == 2).await;
+    let cycles = manager.deadlocks().await.expect("looked");
+    assert_eq!(cycles.len(), 1, "{cycles:?}");
+    assert!(cycles[0].waits.len() == 2 && cycles[0].waits.iter().all(|wait| wait.is_local), "{cycles:?}");
+    assert!(cycles[0].to_string().contains("a task of the same process"), "{}", cycles[0]);
+    assert_eq!(f.manager().await.deadlocks().await.expect("looked"), [], "other processes do not see it");
+    tasks.into_iter().for_each(|task| task.abort());
+}
+
+/// A reader waits for a writer that only waits: the reader may not pass it.
+async fn ring_through_a_waiting_writer_is_named(f: &Fixture) {
+    let (read, written) = (f.name(), f.name());
+    let settings = |label| Settings { join_window: Duration::ZERO, ..patient(label) };
+    let (a, b) = (f.manager_with(settings("a")).await, f.manager_with(settings("b")).await);
+    let c = f.manager_with(settings("c")).await;
+    let guards = (a.read(&read).await.expect("granted"), b.write(&written).await.expect("granted"));
+    let writer = waits(f, &c, &read, Mode::Write).await;
+    let tasks = [writer, waits(f, &b, &read, Mode::Read).await, waits(f, &a, &written, Mode::Write).await];
+    let cycles = f.manager().await.deadlocks().await.expect("looked");
+    assert_eq!(cycles.len(), 1, "{cycles:?}");
+    let expected = [("a", &written, "b"), ("b", &read, "c"), ("c", &read, "a")];
+    let expected = expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.clone(), holder.to_owned()));
+    assert_eq!(told(&cycles[0]), expected);
+    assert_eq!(cycles[0].waits.iter().filter(|wait| !wait.is_held).count(), 1, "{cycles:?}");
+    assert!(cycles[0].to_string().contains("behind the waiter \"c\" (write"), "{}", cycles[0]);
+    drop((guards, tasks));
+}
+
+async fn ring_that_breaks_up_between_the_looks_is_not_named(f: &Fixture) {
+    let names = [f.name(), f.name()];
+    let (a, b) = (f.manager_with(patient("a")).await, f.manager_with(patient("b")).await);
+    let guards = [a.write(&names[0]).await.expect("granted"), b.write(&names[1]).await.expect("granted")];
+    let tasks = [waits(f, &a, &names[1], Mode::Write).await, waits(f, &b, &names[0], Mode::Write).await];
+    let looker = f.manager().await;
+    let looking = tokio::spawn(async move { looker.deadlocks().await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for guard in guards {
+        guard.release().await.expect("released");
+    }
+    assert_eq!(soon("the second look", looking).await.expect("no panic").expect("looked"), []);
+    for task in tasks {
+        soon("its turn", task).await.expect("no panic");
+    }
+}
+
+async fn quorum_is_refused_and_no_other_manager(f: &Fixture) {
+    if f.is_proxied() {
+        return; // nobody lists the locks behind a proxy
+    }
+    match f.manager().await.deadlocks().await {
+        Ok(_) => assert!(!f.is_quorum()),
+        Err(error) => {
+            assert!(f.is_quorum() && matches!(error, Error::InvalidOption { option: "deadlocks", .. }), "{error:?}");
+            assert!(error.to_string().contains("no waiters"), "{error}");
+        }
+    }
+}
+
+/// Tasks of four processes have one lock at a time, for less than half a second.
+async fn nobody_is_named(f: &Fixture, names: usize, tasks: usize, span: Duration) {
+    let locks: Arc<Vec<String>> = Arc::new((0..names).map(|_| f.name()).collect());
+    let mut managers = Vec::new();
+    for n in 0..4 {
+        managers.push(f.manager_with(Settings::label(&format!("process-{n}"))).await);
+    }
+    let is_over = Arc::<AtomicBool>::default();
+    let work = (0..tasks).map(|n| {
+        let (manager, locks, is_over) = (Arc::clone(&managers[n % 4]), Arc::clone(&locks), Arc::clone(&is_over));
+        tokio::spawn(async move {
+            while !is_over.load(Ordering::Relaxed) {
+                // Most of them meet at a few locks, and all locks are in use at some time.
+                let count = if fastrand::bool() { 8 } else { locks.len() };
+                let (name, inside) = (&locks[fastrand::usize(..count)], Duration::from_millis(fastrand::u64(..450)));
+                if fastrand::bool() {
+                    let guard = manager.write(name).await.expect("granted");
+                    tokio::time::sleep(inside).await;
+                    drop(guard);
+                } else {
+                    let guard = manager.read(name).await.expect("granted");
+                    tokio::time::sleep(inside).await;
+                    drop(guard);
+                }
+            }
+        })
+    });
+    let work: Vec<_> = work.collect();
+    let (looker, began) = (f.manager().await, Instant::now());
+    while began.elapsed() < span {
+        assert_eq!(looker.deadlocks().await.expect("looked"), [], "there is no ring");
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for task in work {
+        task.await.expect("no panic");
+    }
+}
+
+#[test]
+fn busy_service_without_a_ring_is_not_named() {
+    let within = Duration::from_secs(40);
+    crate::wait::run(
+        within,
+        4,
+        Box::pin(async {
+            let f = ServerFixture::shared(Kind::HashNode, cluster_testenv::Server::Valkey91);
+            nobody_is_named(&f, 100, 64, Duration::from_secs(5)).await;
+        }),
+    );
+}
+
+#[test]
+#[ignore = "takes a minute: see `.ci/all`"]
+fn busy_service_with_a_thousand_locks_is_not_named_for_a_minute() {
+    let within = Duration::from_secs(120);
+    crate::wait::run(
+        within,
+        4,
+        Box::pin(async {
+            let f = ServerFixture::shared(Kind::HashNode, cluster_testenv::Server::Redis82);
+            nobody_is_named(&f, 1_000, 64, Duration::from_secs(60)).await;
+        }),
+    );
+}
