@@ -36,7 +36,7 @@ local function add_holder(id, mode, since_ms, remaining_ms)
   rows[#rows + 1] = format('hold %s %s %d %d', id, mode, since_ms, remaining_ms)
   if sub(since_ms, 1, 1) == '0' then noted[#noted + 1], noted[#noted + 2] = #rows, id end
 end
--- Calls `row` for the live clients whose ids are in the fields `places`. `prefix` and an id name the client's record.
+-- Passes the live clients to `row` whose ids are in the fields `places`. `prefix` and an id name the client's record.
 local function show(places, prefix, row)
   if #places == 0 then return end
   local ids, names = call('HMGET', key, unpack(places)), {}

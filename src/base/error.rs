@@ -327,14 +327,14 @@ impl Error {
     /// let manager = MemoryManager::builder().label("web:12").build()?;
     /// let guard = manager.write("cfg").await?;
     /// let error = manager.peer().read("cfg").wait_timeout(Duration::ZERO).await.expect_err("a writer holds the lock");
-    /// let holder = error.denied().and_then(|denied| denied.holder.as_ref()).expect("the refusal names it");
+    /// let holder = error.denial().and_then(|denied| denied.holder.as_ref()).expect("the refusal names it");
     /// assert_eq!(holder.label, "web:12");
     /// # drop(guard);
     /// # Ok(())
     /// # }
     /// ```
     #[must_use]
-    pub fn denied(&self) -> Option<&Denied> {
+    pub fn denial(&self) -> Option<&Denied> {
         match self {
             Self::WaitTimeout { denied, .. } => Some(denied),
             _ => None,

@@ -23,9 +23,9 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// Limit of looks at locks that are in progress at the same time.
 const AT_ONCE: usize = 32;
 
-/// Place in the graph of waits.
+/// Node in the graph of waits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Place {
+enum WaitNode {
     /// Process, by the id of its manager.
     Process(String),
     /// Task of this process, by a number of its own.
@@ -37,8 +37,8 @@ enum Place {
 struct Wait {
     /// Lock, and the ids of both clients. Another wait never has the same ids.
     ids: (String, String, String),
-    waiter: Place,
-    blocker: Place,
+    waiter: WaitNode,
+    blocker: WaitNode,
     shown: CycleWait,
 }
 
@@ -138,7 +138,7 @@ impl Engine {
         for other in local.waits.iter().filter(is_ahead) {
             blockers.push((format!("waiter {}", other.number), other.owner, other.mode, now.since(other.since), false));
         }
-        let mut place = |owner| Place::Task(number_of(tasks, owner));
+        let mut place = |owner| WaitNode::Task(number_of(tasks, owner));
         let waiter = place(wait.owner);
         let waits = blockers.into_iter().map(|(id, owner, holder_mode, age, is_held)| Wait {
             ids: (key.name().to_owned(), format!("waiter {}", wait.number), id),
@@ -198,8 +198,8 @@ impl<'a> Client<'a> {
         let (waiter, other) = (self.manager()?, blocker.manager()?);
         (waiter != other).then(|| Wait {
             ids: (lock.to_owned(), self.id.to_owned(), blocker.id.to_owned()),
-            waiter: Place::Process(waiter.to_owned()),
-            blocker: Place::Process(other.to_owned()),
+            waiter: WaitNode::Process(waiter.to_owned()),
+            blocker: WaitNode::Process(other.to_owned()),
             shown: CycleWait {
                 lock: lock.to_owned(),
                 waiter: AcquisitionId::label_of(self.id).to_owned(),
@@ -236,7 +236,7 @@ fn ahead_of<'a>(
 
 /// Returns cycles of waits, each as the indices of its waits. Each place that is in a cycle is in at least one of them.
 fn cycles(waits: &[Wait]) -> Vec<Vec<usize>> {
-    let mut by_waiter: BTreeMap<&Place, Vec<usize>> = BTreeMap::new();
+    let mut by_waiter: BTreeMap<&WaitNode, Vec<usize>> = BTreeMap::new();
     for (n, wait) in waits.iter().enumerate() {
         by_waiter.entry(&wait.waiter).or_default().push(n);
     }
@@ -253,9 +253,9 @@ fn cycles(waits: &[Wait]) -> Vec<Vec<usize>> {
 }
 
 /// Returns the shortest cycle through `start`, by a search in breadth.
-fn shortest_cycle(waits: &[Wait], by_waiter: &BTreeMap<&Place, Vec<usize>>, start: &Place) -> Option<Vec<usize>> {
+fn shortest_cycle(waits: &[Wait], by_waiter: &BTreeMap<&WaitNode, Vec<usize>>, start: &WaitNode) -> Option<Vec<usize>> {
     // Wait by which the search has reached a place.
-    let mut reached: BTreeMap<&Place, usize> = BTreeMap::new();
+    let mut reached: BTreeMap<&WaitNode, usize> = BTreeMap::new();
     let mut next = VecDeque::from([start]);
     while let Some(place) = next.pop_front() {
         for &n in by_waiter.get(place).into_iter().flatten() {
@@ -273,7 +273,7 @@ fn shortest_cycle(waits: &[Wait], by_waiter: &BTreeMap<&Place, Vec<usize>>, star
 }
 
 /// Returns the waits from `start` up to the wait `last`.
-fn path_to(waits: &[Wait], reached: &BTreeMap<&Place, usize>, start: &Place, last: usize) -> Vec<usize> {
+fn path_to(waits: &[Wait], reached: &BTreeMap<&WaitNode, usize>, start: &WaitNode, last: usize) -> Vec<usize> {
     let mut path = vec![last];
     while let Some(first) = path.last().map(|n| &waits[*n].waiter).filter(|waiter| *waiter != start) {
         path.push(reached[first]);

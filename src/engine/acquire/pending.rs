@@ -100,13 +100,7 @@ impl Acquisition<'_> {
                             Taken::Over => {}
                         },
                         RecallReply::AskAgain => {}
-                        RecallReply::Refused => {
-                            if let Some(entry) = &self.entry {
-                                entry.note_in_use();
-                            }
-                            return Ok(Pursued::Refused);
-                        }
-                        RecallReply::Silence => return Ok(Pursued::Refused),
+                        RecallReply::Refused | RecallReply::Silence => return Ok(Pursued::Refused),
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.
@@ -196,6 +190,10 @@ impl Acquisition<'_> {
         let until = self.recalls_from(now);
         match self.word(request, until).await {
             RecallReply::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => RecallReply::AskAgain,
+            RecallReply::Refused => {
+                self.entry.iter().for_each(WaitEntry::note_in_use);
+                RecallReply::Refused
+            }
             word => word,
         }
     }

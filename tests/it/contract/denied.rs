@@ -74,7 +74,7 @@ async fn refusal_within_the_process_names_its_own_hold(f: &Fixture) {
     assert_eq!((&*holder.label, holder.mode, holder.is_ours), ("alone", Mode::Write, true));
     assert!(holder.remaining > LEASE / 2 && holder.age.is_some_and(|age| age < LEASE / 2), "{holder:?}");
     let error = manager.write(&name).wait_timeout(Duration::from_millis(20)).await.expect_err("a guard is here");
-    assert!(error.denied().and_then(|denied| denied.holder.as_ref()).is_some_and(|holder| holder.is_ours), "{error:?}");
+    assert!(error.denial().and_then(|denied| denied.holder.as_ref()).is_some_and(|holder| holder.is_ours), "{error:?}");
     guard.release().await.expect("released");
 }
 
@@ -84,7 +84,7 @@ async fn limit_ends_with_the_holder(f: &Fixture) {
     let guard = reader.read(&name).lease(LEASE).await.expect("granted");
     for limit in [Duration::ZERO, Duration::from_millis(60)] {
         let error = other.write(&name).wait_timeout(limit).await.expect_err("a reader is inside");
-        let denied = error.denied().expect("of a wait");
+        let denied = error.denial().expect("of a wait");
         assert!(error.to_string().contains("held by \"reporting\" (read"), "{error}");
         assert_eq!(holder(denied.clone()).label, "reporting");
     }
@@ -103,7 +103,7 @@ async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f:
     let mut named = None;
     until("the refusal of the first one is known", async || {
         let error = other.read(&name).wait_timeout(Duration::from_millis(20)).await.expect_err("a writer is inside");
-        named = error.denied().and_then(|denied| denied.holder.clone());
+        named = error.denial().and_then(|denied| denied.holder.clone());
         named.is_some()
     })
     .await;
@@ -130,6 +130,22 @@ async fn refusal_costs_no_further_script(f: &ServerFixture) {
     assert!(error.to_string().contains("\"holder\""), "{error}");
     assert_eq!(looks() - before, 0, "the requests of the wait, and no look");
     guard.release().await.expect("released");
+}
+
+/// The clock stands still but for the waits of this case, and a leader asks once a second.
+#[tokio::test(start_paused = true)]
+async fn refusal_of_another_waiter_is_told_with_its_age() {
+    let store = MemoryManager::new();
+    let (writer, other) = (store.peer(), store.peer());
+    let guard = writer.write("cfg").await.expect("granted");
+    let leader = tokio::spawn(other.read("cfg").into_future());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let error = other.read("cfg").wait_timeout(Duration::from_millis(500)).await.expect_err("a writer is inside");
+    let denied = error.denial().expect("of a wait").clone();
+    assert!((590..=610).contains(&denied.age.as_millis()), "the leader was refused at the start: {denied:?}");
+    assert!(holder(denied).age.is_some_and(|age| age < Duration::from_millis(10)), "as the refusal said");
+    guard.release().await.expect("released");
+    leader.await.expect("no panic").expect("granted").release().await.expect("released");
 }
 
 #[tokio::test]

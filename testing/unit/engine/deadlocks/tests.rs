@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::{Client, Place, Wait, ahead_of, cycles};
+use super::{Client, Wait, WaitNode, ahead_of, cycles};
 use crate::base::deadlock::CycleWait;
 use crate::store::Mode;
 
 fn wait(waiter: usize, blocker: usize) -> Wait {
     Wait {
         ids: (format!("{waiter} to {blocker}"), String::new(), String::new()),
-        waiter: Place::Task(waiter),
-        blocker: Place::Task(blocker),
+        waiter: WaitNode::Task(waiter),
+        blocker: WaitNode::Task(blocker),
         shown: CycleWait {
             lock: String::new(),
             waiter: String::new(),
@@ -36,8 +36,8 @@ fn found(waits: &[(usize, usize)]) -> Vec<Vec<usize>> {
         }
     }
     let place = |wait: &usize| match waits[*wait].waiter {
-        Place::Task(place) => place,
-        Place::Process(_) => unreachable!("only tasks here"),
+        WaitNode::Task(place) => place,
+        WaitNode::Process(_) => unreachable!("only tasks here"),
     };
     cycles.iter().map(|cycle| cycle.iter().map(place).collect()).collect()
 }
