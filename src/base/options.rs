@@ -456,6 +456,18 @@ mod tests {
     }
 
     #[test]
+    fn rests_are_refused_where_a_foreign_grant_ends_them() {
+        let overrides = Overrides { at_least: Some(Duration::from_secs(60)), ..Overrides::default() };
+        let options = Options::default();
+        assert_eq!(Terms::new(&options, overrides).expect("valid").at_least, overrides.at_least);
+        let template = KeyTemplate::new("lock:*");
+        let options = Options { timestamp_keys: Some(template), ..options };
+        let refused = Terms::new(&options, overrides).expect_err("refused");
+        let Error::InvalidOption { option: "at_least", reason } = &refused else { panic!("{refused:?}") };
+        assert!(reason.contains("timestamp_keys"), "{reason}");
+    }
+
+    #[test]
     fn labels_with_blanks_are_refused() {
         for label in ["", "a b", "a\n", "\u{7}", &"x".repeat(65)] {
             assert!(check_label(label).is_err(), "{label:?}");

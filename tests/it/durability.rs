@@ -58,6 +58,7 @@ on_a_pair![
     conversion_that_no_replica_has_loses_the_guard,
     nobody_waits_for_a_wait_of_others,
     dropped_future_leaves_nothing,
+    lock_stays_taken_when_the_primary_is_lost,
 ];
 
 struct Field {
@@ -241,6 +242,26 @@ async fn dropped_future_leaves_nothing(f: &Field) {
     waits_for_the_replica(f, &name).await;
     waiting.abort();
     f.fixture.becomes_free(&name).await;
+}
+
+/// The replica knows until when the locks stay taken, also where it has not learned of the release.
+async fn lock_stays_taken_when_the_primary_is_lost(f: &Field) {
+    const AT_LEAST: Duration = Duration::from_secs(300);
+    let manager = f.manager(SHORT_WAIT).await;
+    let [done, held, unheard] = [f.fixture.name(), f.fixture.name(), f.fixture.name()];
+    let take = async |name: &str| manager.write(name).at_least(AT_LEAST).await.expect("granted");
+    take(&done).await.release().await.expect("ours to the end");
+    let (working, last) = (take(&held).await, take(&unheard).await);
+    crate::servers::ask(&f.pair.replica, &["REPLICAOF", "NO", "ONE"]);
+    last.release().await.expect("the primary knows");
+    f.pair.primary.kill();
+    let promoted = f.fixture.manager_elsewhere(Topology::node(f.pair.replica.url())).await;
+    for name in [&done, &held, &unheard] {
+        assert!(promoted.try_write(name).await.expect("answered").is_none(), "it is taken");
+        let view = promoted.inspect(name).await.expect("answered");
+        assert!(view.holders[0].remaining > AT_LEAST - Duration::from_secs(60), "{view:?}");
+    }
+    drop(working);
 }
 
 fn two_replicas() -> Durability {
