@@ -460,7 +460,7 @@ mod tests {
         let overrides = Overrides { at_least: Some(Duration::from_secs(60)), ..Overrides::default() };
         let options = Options::default();
         assert_eq!(Terms::new(&options, overrides).expect("valid").at_least, overrides.at_least);
-        let template = KeyTemplate::new("lock:*");
+        let template = KeyTemplate::new("lock:*".to_owned());
         let options = Options { timestamp_keys: Some(template), ..options };
         let refused = Terms::new(&options, overrides).expect_err("refused");
         let Error::InvalidOption { option: "at_least", reason } = &refused else { panic!("{refused:?}") };

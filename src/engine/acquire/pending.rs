@@ -59,12 +59,7 @@ impl Acquisition<'_> {
                     continue;
                 }
             };
-            if !matches!(answer.value, Acquired::Granted(_)) {
-                self.begin_anew();
-            }
-            if answer.value != Acquired::Late {
-                self.late_since = None;
-            }
+            self.note_answer(&answer.value);
             match answer.value {
                 Acquired::Granted(granted) => match self.on_grant(&request, &answer, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
@@ -109,6 +104,16 @@ impl Acquisition<'_> {
                     Box::pin(self.tries.backoff.wait()).await;
                 }
             }
+        }
+    }
+
+    /// Notes what an answer means for the next request.
+    fn note_answer(&mut self, answer: &Acquired) {
+        if !matches!(answer, Acquired::Granted(_)) {
+            self.begin_anew();
+        }
+        if *answer != Acquired::Late {
+            self.late_since = None;
         }
     }
 

@@ -49,7 +49,7 @@ const LEASE_MS: u64 = 10_000;
 const WAITER_MS: u64 = 7_000;
 const DAY_MS: i64 = 86_400_000;
 
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     ("contract", include_str!("contract.txt")),
     ("force", include_str!("force.txt")),
     ("conversions", include_str!("conversions.txt")),
