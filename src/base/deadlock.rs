@@ -18,7 +18,7 @@ pub struct Cycle {
     pub waits: Vec<CycleWait>,
 }
 
-/// Wait in a [`Cycle`].
+/// Wait in a [`Cycle`], which [`deadlocks`](crate::RwLockManager::deadlocks) returns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
