@@ -347,7 +347,7 @@ struct Acquisition<'a> {
     /// Present where there is a limit.
     attempts: Option<Arc<Attempts>>,
     /// Label of the holder when it had waited long, if that is to be told.
-    holder: Option<Option<String>>,
+    holder: Option<Box<Option<String>>>,
     /// Whether the hold may stay. Known when the server is asked.
     may_stay: Option<bool>,
     /// What the last attempt has said of that.

@@ -478,16 +478,30 @@ impl Request {
         let note = self.note;
         note.as_deref().map_or(Ok(()), |note| engine.check_note(note))?;
         Ok(async move {
-            let taken = pin!(acquire::acquire_or_denied(&engine, Arc::clone(&key), G::MODE, terms, patience));
-            let outcome = engine.process.here(key.name(), taken).await?;
-            match (&outcome, note) {
-                (Ok(held), Some(note)) => Box::pin(held.set_note(&note)).await?,
-                (Ok(held), None) => engine.drop_old_note(held.hold()),
-                (Err(_), _) => {}
+            let outcome = {
+                let taken = pin!(acquire::acquire_or_denied(&engine, Arc::clone(&key), G::MODE, terms, patience));
+                engine.process.here(key.name(), taken).await?
+            };
+            let held = match outcome {
+                Ok(held) => held,
+                Err(denied) => return Ok(Err(denied)),
+            };
+            match note {
+                // In a box, since most acquisitions have no note, and each future has room for the longest way.
+                Some(note) => Ok(Ok(G::new(Box::pin(with_note(held, note)).await?))),
+                None => {
+                    engine.drop_old_note(held.hold());
+                    Ok(Ok(G::new(held)))
+                }
             }
-            Ok(outcome.map(G::new))
         })
     }
+}
+
+/// Sets the note of a hold that was just acquired. If that fails, the hold is released.
+async fn with_note(held: Held, note: Arc<str>) -> Result<Held> {
+    held.set_note(&note).await?;
+    Ok(held)
 }
 
 /// Returns true if the feature `metrics` is on, or if a subscriber of `tracing` wants spans. Usually returns false.

@@ -17,14 +17,14 @@ impl Acquisition<'_> {
         self.warn_of_self(now);
         if self.is_long(now) && self.holder.is_none() {
             // The refusal that it has just got names the holder.
-            self.holder = Some(self.denied().label());
+            self.holder = Some(Box::new(self.denied().label()));
         }
     }
 
     /// It waited for a guard of this process, which handed its hold on.
     pub(super) fn note_kept_out(&mut self, now: Moment) {
         if self.is_long(now) {
-            self.holder = Some(Some(self.engine.label.clone()));
+            self.holder = Some(Box::new(Some(self.engine.label.clone())));
         }
     }
 
@@ -43,7 +43,7 @@ impl Acquisition<'_> {
             return;
         };
         let (lock, waited) = (self.key.name(), now.since(self.began));
-        let wait = Waited { lock, mode: self.mode, waited, holder: holder.as_deref(), left_out };
+        let wait = Waited { lock, mode: self.mode, waited, holder: (*holder).as_deref(), left_out };
         match ends {
             WaitEnds::Granted => events::log_wait(&wait),
             WaitEnds::InVain => events::waited_in_vain(&wait),

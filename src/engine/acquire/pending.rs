@@ -112,7 +112,7 @@ impl Acquisition<'_> {
         if !matches!(answer, Acquired::Granted(_)) {
             self.begin_anew();
         }
-        if *answer != Acquired::Late {
+        if !matches!(answer, Acquired::Late) {
             self.late_since = None;
         }
     }
@@ -242,7 +242,7 @@ impl Acquisition<'_> {
             if is_cached {
                 entry.note_recall(now.after(engine.options().recall_timeout));
             }
-            if answer.value != Acquired::Late {
+            if !matches!(answer.value, Acquired::Late) {
                 let holder = answer.value.named_holder().cloned();
                 entry.note_refusal(LastRefusal { at: now, server: answer.server, holder, is_cached });
             }
