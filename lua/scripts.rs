@@ -27,6 +27,10 @@ const HASH_PARTS: &Parts = &[
 /// Parts of the two-key scheme: the queue.
 const TWO_KEY_PARTS: &Parts = &[("queue", include_str!("two_key/queue.lua"))];
 
+/// Parts of the scheme of Redisson.
+const REDISSON_PARTS: &Parts =
+    &[("others", include_str!("redisson/others.lua")), ("publish", include_str!("redisson/publish.lua"))];
+
 /// Writes `text` with its parts, and theirs, to `buffer` from `at` on, and returns the end. Only counts if `buffer` is
 /// empty.
 const fn assemble(text: &[u8], parts: &Parts, buffer: &mut [u8], mut at: usize) -> usize {
@@ -114,4 +118,15 @@ pub(crate) mod two_key {
     pub(crate) const RENEW: &str = script!("two_key/renew.lua", TWO_KEY_PARTS);
     pub(crate) const INSPECT: &str = script!("two_key/inspect.lua", TWO_KEY_PARTS);
     pub(crate) const FORCE: &str = script!("two_key/force.lua", TWO_KEY_PARTS);
+}
+
+pub(crate) mod redisson {
+    use super::{REDISSON_PARTS, assemble};
+
+    pub(crate) const ACQUIRE: &str = script!("redisson/acquire.lua", REDISSON_PARTS);
+    pub(crate) const LEAVE: &str = script!("redisson/leave.lua", REDISSON_PARTS);
+    pub(crate) const CONVERT: &str = script!("redisson/convert.lua", REDISSON_PARTS);
+    pub(crate) const RENEW: &str = script!("redisson/renew.lua", REDISSON_PARTS);
+    pub(crate) const INSPECT: &str = script!("redisson/inspect.lua", REDISSON_PARTS);
+    pub(crate) const FORCE: &str = script!("redisson/force.lua", REDISSON_PARTS);
 }

@@ -21,9 +21,10 @@
 //! | [`RedisManager`] | one node, Sentinel, a cluster | services; the recommended manager |
 //! | [`QuorumManager`] | 3 or 5 independent masters | locks that survive a server that loses its data; waiters have no order |
 //! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout of the data on the server, with two keys for each lock |
+//! | [`RedissonManager`] | one node, Sentinel, a cluster | locks that services in Java share, through Redisson |
 //! | [`MemoryManager`] | this process | tests |
 //!
-//! All four implement [`RwLockManager`], so code can take an `Arc<dyn RwLockManager>`. The module [`blocking`] has the
+//! All of them implement [`RwLockManager`], so code can take an `Arc<dyn RwLockManager>`. The module [`blocking`] has the
 //! same managers for threads without a tokio runtime.
 //!
 //! # Cargo features
@@ -132,6 +133,8 @@ pub use face::group::{
     AcquireAll, AcquiringAll, GroupDenied, GroupGuard, GroupLock, GroupLoss, NamedLock, read, write,
 };
 pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
-pub use face::manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
+pub use face::manager::{
+    Build, Builder, MemoryManager, QuorumManager, RedisManager, RedissonManager, RwLockManager, TwoKeyManager,
+};
 pub use lock::end::{Ended, HoldState};
 pub use store::view::{HolderView, LockView, WaiterView};

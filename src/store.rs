@@ -45,6 +45,7 @@ pub(crate) mod hash;
 pub(crate) mod lua;
 pub(crate) mod memory;
 pub(crate) mod quorum;
+pub(crate) mod redisson;
 #[path = "../lua/scripts.rs"]
 pub(crate) mod scripts;
 pub(crate) mod two_key;

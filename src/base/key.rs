@@ -85,6 +85,19 @@ impl Key {
         Ok(Self::of(base.into(), base_len, name_begin, name.len(), Form::Whole))
     }
 
+    /// Checks the name of a lock of Redisson, whose key is the name.
+    ///
+    /// Redisson puts the name into the names of further keys, in braces if it has no `{`. They have the hash slot of the
+    /// lock only if the name has no braces, or a whole hash tag. A cluster would refuse the scripts with other names.
+    pub(crate) fn of_redisson(name: &str) -> Result<Self> {
+        check_name(name)?;
+        if name.contains(['{', '}']) && !(name.contains('{') && hash_tag(name.as_bytes()).is_some()) {
+            let reason = "it has a brace but no hash tag, so that Redisson's further keys lie in another hash slot";
+            return Err(invalid_name(name, reason.to_owned()));
+        }
+        Ok(Self::of(name.into(), name.len(), 0, name.len(), Form::Whole))
+    }
+
     fn of(text: Box<str>, base_len: usize, name_begin: usize, name_len: usize, form: Form) -> Self {
         // Keys and channels append text to the base, so the base alone decides their slot.
         let slot = slot_of(&text.as_bytes()[..base_len]);

@@ -86,6 +86,8 @@ pub(crate) struct Options {
     pub(crate) timestamp_clients: TimestampClients,
     /// Template for the keys of the locks. If it is present, `key_prefix` has no effect.
     pub(crate) timestamp_keys: Option<KeyTemplate>,
+    /// `lockWatchdogTimeout` of the clients of Redisson that share the locks, if the locks are of Redisson's format.
+    pub(crate) redisson_watchdog: Option<Duration>,
     pub(crate) join_window: Duration,
     pub(crate) max_handoffs: u64,
     /// Time for which an unused hold is cached.
@@ -96,6 +98,8 @@ pub(crate) struct Options {
     pub(crate) recall_timeout: Duration,
     /// Largest number of acquisitions that may be in progress.
     pub(crate) max_waiters: usize,
+    /// Longest lease that the manager requests, whatever lease the caller wants.
+    pub(crate) longest_lease: Duration,
     pub(crate) durability: Durability,
     /// Runtime for background work, if the user has chosen one.
     pub(crate) background: Option<Handle>,
@@ -127,12 +131,14 @@ impl Default for Options {
             label: None,
             timestamp_clients: TimestampClients::default(),
             timestamp_keys: None,
+            redisson_watchdog: None,
             join_window: Duration::from_millis(50),
             max_handoffs: MAX_HANDOFFS,
             cache_for: Duration::ZERO,
             max_cached: 10_000,
             recall_timeout: Duration::from_millis(50),
             max_waiters: 100_000,
+            longest_lease: MAX_LEASE,
             durability: Durability::default(),
             background: None,
         }
@@ -207,6 +213,7 @@ impl Options {
     /// Checks a name and derives its keys.
     pub(crate) fn key(&self, name: &str) -> Result<Key> {
         match &self.timestamp_keys {
+            _ if self.redisson_watchdog.is_some() => Key::of_redisson(name),
             Some(template) => Key::from_template(template, name),
             None => Key::new(&self.key_prefix, name),
         }
@@ -282,7 +289,7 @@ impl Terms {
             overrides.check(options)?;
         }
         Ok(Self {
-            lease: overrides.lease.unwrap_or(options.lease),
+            lease: overrides.lease.unwrap_or(options.lease).min(options.longest_lease),
             max_hold: overrides.max_hold.unwrap_or(options.max_hold),
             wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
             reentry: overrides.reentry.unwrap_or(options.reentry),

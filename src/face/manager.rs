@@ -669,8 +669,10 @@ pub struct RedisManager {
 manager!(RedisManager);
 
 mod quorum;
+mod redisson;
 use quorum::Masters;
 pub use quorum::QuorumManager;
+pub use redisson::RedissonManager;
 
 /// Manager of locks on one node, or behind Sentinel, with a read key and a write key for each lock. This layout is the
 /// *two-key scheme*. After a release, the server does not grant the lock to the next waiter, but notifies this waiter,
@@ -866,7 +868,7 @@ impl MemoryManager {
     }
 }
 
-/// Manager that a [`Builder`] can build: one of the four managers of this crate.
+/// Manager that a [`Builder`] can build: one of the managers of this crate.
 pub trait Build: RwLockManager + FromDeployment {}
 impl<M: RwLockManager + FromDeployment> Build for M {}
 
@@ -1097,6 +1099,7 @@ macro_rules! durability {
 }
 durability!(RedisManager);
 durability!(TwoKeyManager);
+durability!(RedissonManager);
 
 impl<M: Build> Builder<M> {
     fn new(place: Deployment) -> Self {

@@ -82,6 +82,7 @@ use crate::base::recalls::{LIVE_FOR, LiveSubscription, Liveness, Recalls};
 use crate::base::throttle::Throttle;
 use crate::net::ReadNotification;
 use crate::net::node::Node;
+use crate::net::script::PublishCommand;
 use crate::net::slot_owners::SlotOwners;
 use channel::{Channel, LinkId, Listener, Purpose};
 use link::{LinkRun, Lost};
@@ -116,6 +117,8 @@ pub(super) struct Pace {
     pub(super) response_timeout: Duration,
     /// Pause between two pings to a node, on a link with recall channels.
     pub(super) ping: Duration,
+    /// Kind of the channels at a node that owns all slots. Clients of Redisson publish plain messages there.
+    pub(super) channels: PublishCommand,
 }
 
 impl Pace {
@@ -131,6 +134,7 @@ impl Pace {
             max_clock_sample_age: Duration::from_secs(2),
             response_timeout: options.response_timeout,
             ping: LIVE_FOR / 2,
+            channels: if options.redisson_watchdog.is_some() { PublishCommand::Plain } else { PublishCommand::Sharded },
         }
     }
 }

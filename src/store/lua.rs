@@ -54,7 +54,7 @@ impl Scripts {
     }
 }
 
-static RIGHTS: Script = Script::new(scripts::RIGHTS);
+pub(super) static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
 /// Place in which a scheme records the waiters of a lock.
 pub(crate) enum ScriptQueue {
@@ -291,7 +291,7 @@ const CACHE_FLAG: &str = "k";
 const UNTIL_FLAG: &str = "u";
 
 /// Reads from the reply to a check of rights which commands the user may not run.
-fn refused_commands(reply: &Value) -> Option<Vec<String>> {
+pub(super) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     let mut words = Words::of(reply)?;
     words.word()?;
     words.word()?;
@@ -301,11 +301,11 @@ fn refused_commands(reply: &Value) -> Option<Vec<String>> {
 }
 
 /// Returns the ids of all holds in a view, with blanks between them.
-fn ids(seen: &View) -> String {
+pub(super) fn ids(seen: &View) -> String {
     seen.holders.iter().map(|holder| &*holder.id).collect::<Vec<_>>().join(" ")
 }
 
-fn letter(mode: Mode) -> &'static str {
+pub(super) fn letter(mode: Mode) -> &'static str {
     match mode {
         Mode::Read => "r",
         Mode::Write => "w",
@@ -532,12 +532,12 @@ impl MasterScheme for LuaScheme {
 
 /// Converts a lease to whole milliseconds, the unit of the scripts. The options allow no lease that comes near the
 /// largest 64-bit number.
-fn whole_millis(lease: Duration) -> u64 {
+pub(super) fn whole_millis(lease: Duration) -> u64 {
     lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
 }
 
 /// Checks the words that all replies have and hands the rest to `parse`.
-fn read_reply<T>(
+pub(super) fn read_reply<T>(
     reply: Answered<Value>,
     id: &str,
     parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
@@ -569,7 +569,7 @@ fn other_version() -> Failure {
     Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
 }
 
-fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+pub(super) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
         "granted" => Some(Acquired::Granted(parse_granted(fields)?)),
         "queued" | "contended" | "kept" => parse_refused(code, fields),
@@ -628,7 +628,7 @@ fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
     FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
 }
 
-fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
+pub(super) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     match code {
         "granted" => Some(Converted::Granted(parse_granted(fields)?)),
         "refused" => Some(Converted::Refused),
@@ -639,7 +639,7 @@ fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     }
 }
 
-fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
+pub(super) fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     match code {
         "held" => Some(ReleaseReply::Held),
         "queued" => Some(ReleaseReply::Queued),
@@ -650,7 +650,7 @@ fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     }
 }
 
-fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
+pub(super) fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
         "renewed" => parse_renewed_hold(fields),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
@@ -677,7 +677,7 @@ fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
 }
 
-fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
+pub(super) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     if code != "view" {
         return None;
     }
@@ -711,7 +711,7 @@ fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     Some(view)
 }
 
-fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
+pub(super) fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     if code != "forced" {
         return None;
     }
@@ -773,7 +773,7 @@ fn parse_grant_notification(message: &[u8], clock_sample: ClockSample) -> Option
 }
 
 /// Words of a reply or of a row, and the rows of the reply.
-struct Fields<'a> {
+pub(super) struct Fields<'a> {
     words: Words<'a>,
     rows: &'a [Value],
 }

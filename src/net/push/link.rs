@@ -308,11 +308,10 @@ impl LinkRun {
     }
 
     async fn send(&self, connection: &Connection, batch: &[Command]) -> Result<Vec<Value>, Lost> {
-        let channels = match self.node.publish_command() {
-            PublishCommand::Plain if self.shared.slot_owners.has_one_primary() => PublishCommand::Plain,
-            // In a cluster, a waiter without sharded channels asks once a second.
-            PublishCommand::Plain | PublishCommand::Sharded => PublishCommand::Sharded,
-        };
+        let is_plain = [self.node.publish_command(), self.shared.pace.channels].contains(&PublishCommand::Plain);
+        // In a cluster, a waiter without sharded channels asks once a second.
+        let is_plain = is_plain && self.shared.slot_owners.has_one_primary();
+        let channels = if is_plain { PublishCommand::Plain } else { PublishCommand::Sharded };
         let command = |(verb, channel): &Command| redis::cmd(verb.command(channels)).arg(&**channel).take();
         let commands: Vec<_> = batch.iter().map(command).collect();
         in_time(self.shared.pace.response_timeout, connection.subscribe_all(&commands)).await
