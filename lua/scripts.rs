@@ -29,7 +29,7 @@ const TWO_KEY_PARTS: &Parts = &[("queue", include_str!("two_key/queue.lua"))];
 
 /// Parts of the scheme of Redisson.
 const REDISSON_PARTS: &Parts =
-    &[("others", include_str!("redisson/others.lua")), ("publish", include_str!("redisson/publish.lua"))];
+    &[("others", include_str!("redisson/parts/others.lua")), ("publish", include_str!("redisson/parts/publish.lua"))];
 
 /// Writes `text` with its parts, and theirs, to `buffer` from `at` on, and returns the end. Only counts if `buffer` is
 /// empty.

@@ -73,7 +73,7 @@ impl RedissonScheme {
         Self { router, most: longest_lease(watchdog) }
     }
 
-    fn trusted(&self, granted: Granted) -> Granted {
+    fn limit_remaining(&self, granted: Granted) -> Granted {
         Granted { remaining: granted.remaining.min(self.most), ..granted }
     }
 }
@@ -92,7 +92,7 @@ impl Scheme for RedissonScheme {
             let reply = self.router.call(calls::acquire(key, request)).await?;
             let answer = read_reply(reply, request.id.as_str(), parse_acquired)?;
             let value = match to_waiter(answer.value, request) {
-                Acquired::Granted(granted) => Acquired::Granted(self.trusted(granted)),
+                Acquired::Granted(granted) => Acquired::Granted(self.limit_remaining(granted)),
                 value => value,
             };
             Ok(Answered { value, ..answer })
@@ -134,7 +134,7 @@ impl Scheme for RedissonScheme {
             let reply = self.router.call(calls::convert(key, old, request)).await?;
             let answer = read_reply(reply, request.id.as_str(), parse_converted)?;
             let value = match answer.value {
-                Converted::Granted(granted) => Converted::Granted(self.trusted(granted)),
+                Converted::Granted(granted) => Converted::Granted(self.limit_remaining(granted)),
                 value => value,
             };
             Ok(Answered { value, ..answer })

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, Durability, Error, LockView, MemoryManager, QuorumManager, RedisManager, Reentry, Replicas,
-    RwLockManager, TimestampClients, Topology, TwoKeyManager,
+    Build, Builder, Durability, Error, LockView, MemoryManager, QuorumManager, RedisManager, RedissonManager, Reentry,
+    Replicas, RwLockManager, TimestampClients, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
 
@@ -121,6 +121,8 @@ enum Backend {
     /// The hash scheme, where a replica has to acknowledge each grant.
     Replicated(Topology),
     Quorum(Vec<String>),
+    /// The format of Redisson, whose keys have no prefix.
+    Redisson(Topology),
 }
 
 /// Time of a manager's first connection.
@@ -160,6 +162,10 @@ impl Backend {
                 // The masters were started just now, and would not vote yet.
                 let builder = QuorumManager::builder(masters.clone()).restarts_are_delayed();
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
+            }
+            Self::Redisson(topology) => {
+                let builder = RedissonManager::builder(topology.clone()).durability(settings.durability);
+                finish(settings.apply(builder), connects).await
             }
             Self::Hash(topology) => {
                 let mut builder = RedisManager::builder(topology.clone()).durability(settings.durability);
@@ -247,6 +253,17 @@ impl Fixture {
         Self::at(Backend::Quorum(masters))
     }
 
+    /// The format of Redisson on a node that other cases use at the same time.
+    pub(crate) fn redisson(server: Server) -> Self {
+        Self::at(Backend::Redisson(Topology::node(Servers::shared_node(server).primaries()[0].url())))
+    }
+
+    /// The format of Redisson on a cluster that other cases use at the same time.
+    pub(crate) fn redisson_cluster(server: Server) -> Self {
+        let servers = Servers::shared_cluster(server);
+        Self::at(Backend::Redisson(Topology::cluster(servers.cluster().expect("a cluster").urls())))
+    }
+
     fn at(backend: Backend) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("case{}", CASES.fetch_add(1, Ordering::Relaxed));
@@ -255,7 +272,8 @@ impl Fixture {
 
     /// A name that no other lock has.
     pub(crate) fn name(&self) -> String {
-        format!("lock-{}", self.names.fetch_add(1, Ordering::Relaxed))
+        let name = format!("lock-{}", self.names.fetch_add(1, Ordering::Relaxed));
+        if self.is_redisson() { format!("{}-{name}", self.prefix) } else { name }
     }
 
     /// The name of a lock's key in the hash scheme, as documented.
@@ -297,6 +315,7 @@ impl Fixture {
         let backend = match &self.backend {
             Backend::TwoKey(_) => Backend::TwoKey(topology),
             Backend::Hash(_) => Backend::Hash(topology),
+            Backend::Redisson(_) => Backend::Redisson(topology),
             Backend::Memory(_) | Backend::Replicated(_) | Backend::Quorum(_) => panic!("it has its own servers"),
         };
         backend.manager(&self.prefix, Settings::default(), Connects::Now).await.expect("the manager connects")
@@ -345,6 +364,11 @@ impl Fixture {
 
     pub(crate) fn is_proxied(&self) -> bool {
         matches!(&self.backend, Backend::Hash(topology) if format!("{topology:?}").starts_with("Proxy"))
+    }
+
+    /// True if the keys are the names, and each write grant has one token.
+    pub(crate) fn is_redisson(&self) -> bool {
+        matches!(self.backend, Backend::Redisson(_))
     }
 
     pub(crate) fn is_quorum(&self) -> bool {
@@ -693,8 +717,20 @@ macro_rules! on_every_fixture {
             $crate::fixture::on_quorum_and_levels!($case);
             $crate::fixture::on_portable!($case);
             $crate::fixture::on_lacking!($case);
+            $crate::fixture::on_redisson!($case);
         }
     )+};
+}
+
+/// A case in the format of Redisson, on a cluster with `.ci/all` only.
+macro_rules! on_redisson {
+    ($case:ident) => {
+        $crate::fixture::on_this!($case, redisson, $crate::fixture::Fixture::redisson(cluster_testenv::Server::Redis82));
+        $crate::fixture::on_this!(
+            later $case, redisson_on_a_cluster,
+            $crate::fixture::Fixture::redisson_cluster(cluster_testenv::Server::Valkey91)
+        );
+    };
 }
 
 /// Each case of the hash scheme on its server fixtures, shared with others.
@@ -766,7 +802,7 @@ macro_rules! on_each_server {
 
 pub(crate) use {
     alone_on_every_server, hash_on_every_server, on_each_server, on_every_fixture, on_every_queue, on_every_server,
-    on_hash, on_lacking, on_nodes, on_one, on_portable, on_quorum_and_levels, on_servers, on_this,
+    on_hash, on_lacking, on_nodes, on_one, on_portable, on_quorum_and_levels, on_redisson, on_servers, on_this,
     proxied_on_every_server,
 };
 

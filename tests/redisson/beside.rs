@@ -1,55 +1,31 @@
-//! A client of Redisson and a manager of this crate, on one lock.
+//! A client of Redisson and a manager of this crate, on one lock: what each does, the other obeys.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redis_rwlock::RwLockManager;
+use redis_rwlock::{Error, LossReason, Mode, RwLockManager};
 
-use crate::java::Version;
-use crate::places::Place;
+use crate::places::{Place, WATCHDOG, beside, until};
 
+/// Time for which a case sees that somebody still waits. No case depends on its length.
 const WAITS: Duration = Duration::from_millis(300);
+/// Time that is far longer than a message takes, and shorter than the second after which a waiter asks by itself.
+const WOKEN: Duration = Duration::from_millis(700);
 
-/// Runs a case with each version of Redisson, on a node and on a cluster.
-macro_rules! beside {
-    ($($case:ident),+ $(,)?) => {$(
-        mod $case {
-            use crate::java::Version;
-            use crate::places::Place;
-
-            #[test]
-            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
-            fn v4_on_a_node() {
-                super::run(super::$case(&Place::node(Version::V4)));
-            }
-
-            #[test]
-            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
-            fn v3_on_a_node() {
-                super::run(super::$case(&Place::node(Version::V3)));
-            }
-
-            #[test]
-            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
-            fn v4_on_a_cluster() {
-                super::run(super::$case(&Place::cluster(Version::V4)));
-            }
-
-            #[test]
-            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
-            fn v3_on_a_cluster() {
-                super::run(super::$case(&Place::cluster(Version::V3)));
-            }
-        }
-    )+};
-}
-
-beside![writers_wait_for_each_other];
-
-fn run(case: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let bounded = async { tokio::time::timeout(Duration::from_secs(120), case).await.expect("the case ends") };
-    runtime.expect("a runtime starts").block_on(bounded);
-}
+beside![
+    writers_wait_for_each_other,
+    readers_share_and_keep_writers_out,
+    waiting_readers_enter_together,
+    reentry_counts_on_either_side,
+    downgrade_lets_readers_in,
+    upgrade_needs_a_sole_reader,
+    lease_of_redisson_ends_by_itself,
+    watchdog_of_redisson_keeps_its_lock,
+    hold_outlives_renewals_that_cut_the_key,
+    force_ends_holds_of_the_other,
+    view_shows_holders_of_both,
+    dead_reader_of_redisson_goes_with_the_last_live_one,
+    process_that_is_killed_holds_for_its_lease,
+];
 
 async fn writers_wait_for_each_other(place: &Place) {
     let (rust, java) = (place.manager().await, place.java().await);
@@ -61,18 +37,333 @@ async fn writers_wait_for_each_other(place: &Place) {
     let waiting = tokio::spawn(rust.write("cfg").into_future());
     tokio::time::sleep(WAITS).await;
     assert!(!waiting.is_finished());
-    let released = std::time::Instant::now();
+    let released = Instant::now();
     one.ok("unlock w cfg").await;
     let guard = waiting.await.expect("no panic").expect("granted");
-    println!("java wakes rust after {:?}", released.elapsed());
+    assert!(released.elapsed() < WOKEN, "a message of Redisson wakes the manager: {:?}", released.elapsed());
 
     assert_eq!(one.ask("try w cfg 0").await, "false");
+    assert_eq!(one.ask("try r cfg 0").await, "false");
     one.begin("lock w cfg").await;
     assert_eq!(one.answer_within(WAITS).await, None);
-    let released = std::time::Instant::now();
+    let released = Instant::now();
     guard.release().await.expect("ours to the end");
     assert_eq!(one.answer().await, "ok");
-    println!("rust wakes java after {:?}", released.elapsed());
+    assert!(released.elapsed() < WOKEN, "a message of the manager wakes Redisson: {:?}", released.elapsed());
     one.ok("unlock w cfg").await;
     assert_eq!(place.fields_of("cfg"), []);
+}
+
+async fn readers_share_and_keep_writers_out(place: &Place) {
+    let (rust, other, java) = (place.manager().await, place.manager().await, place.java().await);
+    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    for first in ["rust", "java"] {
+        let ours = if first == "rust" {
+            let ours = rust.read("cfg").await.expect("granted");
+            one.ok("lock r cfg").await;
+            ours
+        } else {
+            one.ok("lock r cfg").await;
+            rust.read("cfg").await.expect("granted")
+        };
+        let theirs = other.read("cfg").await.expect("granted");
+        assert_eq!(ours.fencing_token(), theirs.fencing_token(), "readers of this crate share a token");
+        two.ok("lock r cfg").await;
+        assert_eq!(two.ask("try w cfg 0").await, "false");
+        assert!(rust.try_write("cfg").await.expect("answered").is_none());
+        // Whoever leaves last frees the lock, and wakes a writer of the other side.
+        theirs.release().await.expect("ours to the end");
+        two.ok("unlock r cfg").await;
+        if first == "rust" {
+            let waiting = tokio::spawn(other.write("cfg").into_future());
+            ours.release().await.expect("ours to the end");
+            tokio::time::sleep(WAITS).await;
+            assert!(!waiting.is_finished(), "a reader of Redisson is inside");
+            let released = Instant::now();
+            one.ok("unlock r cfg").await;
+            let writer = waiting.await.expect("no panic").expect("granted");
+            assert!(released.elapsed() < WOKEN, "{:?}", released.elapsed());
+            writer.release().await.expect("ours to the end");
+        } else {
+            one.ok("unlock r cfg").await;
+            two.begin("lock w cfg").await;
+            assert_eq!(two.answer_within(WAITS).await, None, "a reader of this crate is inside");
+            let released = Instant::now();
+            ours.release().await.expect("ours to the end");
+            assert_eq!(two.answer().await, "ok");
+            assert!(released.elapsed() < WOKEN, "{:?}", released.elapsed());
+            two.ok("unlock w cfg").await;
+        }
+    }
+    assert_eq!(place.fields_of("cfg"), []);
+}
+
+async fn waiting_readers_enter_together(place: &Place) {
+    let (rust, java) = (place.manager().await, place.java().await);
+    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let writer = rust.write("cfg").await.expect("granted");
+    one.begin("lock r cfg").await;
+    two.begin("lock r cfg").await;
+    let ours = tokio::spawn(place.manager().await.read("cfg").into_future());
+    assert_eq!(one.answer_within(WAITS).await, None);
+    let released = Instant::now();
+    writer.release().await.expect("ours to the end");
+    let ours = ours.await.expect("no panic").expect("granted");
+    assert_eq!((one.answer().await, two.answer().await), ("ok".to_owned(), "ok".to_owned()));
+    assert!(released.elapsed() < WOKEN * 2, "{:?}", released.elapsed());
+    one.ok("unlock r cfg").await;
+    two.ok("unlock r cfg").await;
+    ours.release().await.expect("ours to the end");
+    assert_eq!(place.fields_of("cfg"), []);
+}
+
+async fn reentry_counts_on_either_side(place: &Place) {
+    let (rust, java) = (place.manager().await, place.java().await);
+    let mut one = java.actor("one").await;
+    one.ok("lock w cfg").await;
+    one.ok("lock w cfg").await;
+    one.ok("lock r cfg").await;
+    one.ok("unlock w cfg").await;
+    assert!(rust.try_read("cfg").await.expect("answered").is_none(), "the writer is inside once more");
+    one.ok("unlock r cfg").await;
+    one.ok("unlock w cfg").await;
+
+    let outer = rust.write("cfg").reentrant().await.expect("granted");
+    let inner = rust.write("cfg").reentrant().await.expect("nested");
+    let reads = rust.read("cfg").reentrant().await.expect("nested");
+    inner.release().await.expect("ours to the end");
+    assert_eq!(one.ask("try r cfg 0").await, "false");
+    reads.release().await.expect("ours to the end");
+    outer.release().await.expect("ours to the end");
+
+    for count in 1..=2 {
+        one.ok("lock r cfg").await;
+        assert_eq!(one.ask("count r cfg").await, count.to_string());
+    }
+    let ours = rust.read("cfg").await.expect("granted");
+    one.ok("unlock r cfg").await;
+    ours.release().await.expect("ours to the end");
+    assert!(rust.try_write("cfg").await.expect("answered").is_none(), "a reader of Redisson is inside once more");
+    one.ok("unlock r cfg").await;
+    rust.try_write("cfg").await.expect("answered").expect("free").release().await.expect("ours");
+}
+
+async fn downgrade_lets_readers_in(place: &Place) {
+    let (rust, java) = (place.manager().await, place.java().await);
+    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    // Ours.
+    let writer = rust.write("cfg").await.expect("granted");
+    let token = writer.fencing_token();
+    one.begin("lock r cfg").await;
+    assert_eq!(one.answer_within(WAITS).await, None);
+    let (reader, began) = (writer.downgrade().await.expect("downgraded"), Instant::now());
+    assert!(reader.fencing_token() > token);
+    assert_eq!(one.answer().await, "ok");
+    assert!(began.elapsed() < WOKEN, "the downgrade wakes readers of Redisson: {:?}", began.elapsed());
+    assert_eq!(two.ask("try w cfg 0").await, "false");
+    one.ok("unlock r cfg").await;
+    reader.release().await.expect("ours to the end");
+    // Theirs.
+    one.ok("lock w cfg").await;
+    one.ok("lock r cfg").await;
+    one.ok("unlock w cfg").await;
+    let ours = rust.try_read("cfg").await.expect("answered").expect("the writer reads now");
+    assert!(rust.try_write("cfg").await.expect("answered").is_none());
+    one.ok("unlock r cfg").await;
+    ours.release().await.expect("ours to the end");
+    assert_eq!(place.fields_of("cfg"), []);
+}
+
+async fn upgrade_needs_a_sole_reader(place: &Place) {
+    let (rust, java) = (place.manager().await, place.java().await);
+    let mut one = java.actor("one").await;
+    one.ok("lock r cfg").await;
+    let reader = rust.read("cfg").await.expect("granted");
+    let refused = reader.try_upgrade().await.expect_err("a reader of Redisson is inside");
+    let reader = refused.into_guard();
+    one.ok("unlock r cfg").await;
+    let writer = reader.try_upgrade().await.expect("the sole reader");
+    assert_eq!(one.ask("try r cfg 0").await, "false");
+    one.begin("lock r cfg").await;
+    assert_eq!(one.answer_within(WAITS).await, None);
+    writer.release().await.expect("ours to the end");
+    assert_eq!(one.answer().await, "ok");
+    one.ok("unlock r cfg").await;
+}
+
+async fn lease_of_redisson_ends_by_itself(place: &Place) {
+    let (rust, java) = (place.manager().await, place.java().await);
+    let mut one = java.actor("one").await;
+    for mode in ["w", "r"] {
+        let began = Instant::now();
+        one.ok(&format!("lock {mode} cfg 1500")).await;
+        let writer = rust.write("cfg").await.expect("granted when the lease is over");
+        assert!(began.elapsed() >= Duration::from_millis(1490), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
+        let refused = one.ask(&format!("unlock {mode} cfg")).await;
+        assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+        writer.release().await.expect("ours to the end");
+    }
+}
+
+async fn watchdog_of_redisson_keeps_its_lock(place: &Place) {
+    let rust = place.manager().await;
+    let java = place.java_with(Duration::from_secs(3)).await;
+    let mut one = java.actor("one").await;
+    for mode in ["w", "r"] {
+        one.ok(&format!("lock {mode} cfg")).await;
+        let waiting = rust.write("cfg").wait_timeout(Duration::from_secs(6)).await;
+        assert!(matches!(waiting, Err(Error::WaitTimeout { .. })), "renewed: {waiting:?}");
+        one.ok(&format!("unlock {mode} cfg")).await;
+        rust.write("cfg").await.expect("granted").release().await.expect("ours to the end");
+    }
+}
+
+/// A watchdog of Redisson sets the time of the key to its own, which is shorter than our lease.
+async fn hold_outlives_renewals_that_cut_the_key(place: &Place) {
+    let watchdog = Duration::from_secs(3);
+    let java = place.java_with(watchdog).await;
+    let rust = place.builder().lock_watchdog_timeout(watchdog).lease(Duration::from_secs(60));
+    let rust = rust.connect().await.expect("connected");
+    let mut one = java.actor("one").await;
+    let ours = rust.read("cfg").await.expect("granted");
+    one.ok("lock r cfg").await;
+    let began = Instant::now();
+    while began.elapsed() < watchdog * 3 {
+        assert!(ours.remaining() < watchdog, "no hold is believed for longer than Redisson lets it live");
+        assert!(ours.state() == redis_rwlock::HoldState::Held, "after {:?}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    one.ok("unlock r cfg").await;
+    assert!(place.manager().await.try_write("cfg").await.expect("answered").is_none());
+    tokio::time::sleep(watchdog * 2).await;
+    ours.release().await.expect("ours to the end");
+}
+
+async fn force_ends_holds_of_the_other(place: &Place) {
+    let (rust, other, java) = (place.manager().await, place.manager().await, place.java().await);
+    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    // We end theirs, and wake their waiters.
+    one.ok("lock w cfg").await;
+    two.begin("lock w cfg").await;
+    assert_eq!(two.answer_within(WAITS).await, None);
+    let ended = rust.force_release("cfg").await.expect("forced");
+    assert_eq!((ended.len(), ended[0].mode), (1, Mode::Write));
+    assert_eq!(two.answer().await, "ok");
+    let refused = one.ask("unlock w cfg").await;
+    assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+    two.ok("unlock w cfg").await;
+    // They end ours: the guard learns of it at its next renewal, and its release ends nothing else.
+    for mode in ["w", "r"] {
+        let short = place.builder().lease(Duration::from_secs(1)).connect().await.expect("connected");
+        let waiting = other.write("cfg");
+        let (ours, ours_too);
+        if mode == "w" {
+            (ours, ours_too) = (Some(short.write("cfg").await.expect("granted")), None);
+        } else {
+            (ours, ours_too) = (None, Some(short.read("cfg").await.expect("granted")));
+        }
+        let waiting = tokio::spawn(waiting.into_future());
+        tokio::time::sleep(WAITS).await;
+        assert_eq!(one.ask(&format!("force {mode} cfg")).await, "true");
+        let next = waiting.await.expect("no panic").expect("granted");
+        let reason = match (&ours, &ours_too) {
+            (Some(guard), _) => guard.lost().await,
+            (_, Some(guard)) => guard.lost().await,
+            _ => unreachable!("one of them"),
+        };
+        assert_eq!(reason, LossReason::Gone);
+        drop((ours, ours_too));
+        short.flush().await.expect("released");
+        assert_eq!(one.ask("try w cfg 0").await, "false", "the next one is inside");
+        next.release().await.expect("ours to the end");
+    }
+    // A force of ours tells our own managers the reason.
+    let ours = rust.write("cfg").await.expect("granted");
+    assert_eq!(other.force_release("cfg").await.expect("forced").len(), 1);
+    let lost = ours.release().await.expect_err("forced");
+    assert!(matches!(lost, Error::Lost { reason: LossReason::Forced, .. }), "{lost:?}");
+    assert_eq!(place.fields_of("cfg"), []);
+}
+
+async fn view_shows_holders_of_both(place: &Place) {
+    let rust = place.builder().label("me").connect().await.expect("connected");
+    let java = place.java().await;
+    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let ours = rust.read("cfg").await.expect("granted");
+    one.ok("lock r cfg").await;
+    two.ok("lock r cfg 50000").await;
+    let view = rust.inspect("cfg").await.expect("inspected");
+    assert_eq!(view.holders.len(), 3);
+    assert_eq!(view.last_token, Some(ours.fencing_token()));
+    let me: Vec<_> = view.holders.iter().filter(|holder| holder.is_ours).collect();
+    assert_eq!((me.len(), &*me[0].label, me[0].guards), (1, "me", 1));
+    let left: Vec<_> = view.holders.iter().filter(|holder| !holder.is_ours).map(|holder| holder.remaining).collect();
+    assert!(left.iter().any(|left| *left > Duration::from_secs(40)), "{left:?}");
+    assert!(left.iter().any(|left| (WATCHDOG / 2..=WATCHDOG).contains(left)), "{left:?}");
+    assert!(view.waiters.is_empty(), "the format has no waiters");
+    assert_eq!(one.ask("locked r cfg").await, "true");
+    assert_eq!(rust.locks().await.expect("listed"), ["cfg"]);
+    one.ok("unlock r cfg").await;
+    two.ok("unlock r cfg").await;
+    ours.release().await.expect("ours to the end");
+    one.ok("lock w cfg").await;
+    let view = rust.inspect("cfg").await.expect("inspected");
+    assert_eq!((view.holders.len(), view.holders[0].mode, view.holders[0].is_ours), (1, Mode::Write, false));
+    one.ok("unlock w cfg").await;
+    assert!(rust.inspect("cfg").await.expect("inspected").is_free());
+}
+
+async fn dead_reader_of_redisson_goes_with_the_last_live_one(place: &Place) {
+    let (rust, java) = (place.manager().await, place.java().await);
+    let mut one = java.actor("one").await;
+    let ours = rust.read("cfg").await.expect("granted");
+    one.ok("lock r cfg 500").await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let waiting = tokio::spawn(rust.write("cfg").into_future());
+    tokio::time::sleep(WAITS).await;
+    let released = Instant::now();
+    ours.release().await.expect("ours to the end");
+    let writer = waiting.await.expect("no panic").expect("granted");
+    assert!(released.elapsed() < WOKEN, "{:?}", released.elapsed());
+    writer.release().await.expect("ours to the end");
+}
+
+async fn process_that_is_killed_holds_for_its_lease(place: &Place) {
+    let rust = place.manager().await;
+    for mode in ["w", "r"] {
+        let java = place.java_with(Duration::from_secs(3)).await;
+        let mut one = java.actor("one").await;
+        one.ok(&format!("lock {mode} cfg")).await;
+        java.kill().await;
+        let killed = Instant::now();
+        let writer = rust.write("cfg").await.expect("granted when the watchdog's time is over");
+        assert!(killed.elapsed() < Duration::from_millis(4500), "{:?}", killed.elapsed());
+        writer.release().await.expect("ours to the end");
+    }
+    let java = place.java().await;
+    let mut one = java.actor("one").await;
+    for mode in ["w", "r"] {
+        // A runtime that ends with all of its tasks is as good as a process that is killed.
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+        let builder = place.builder().lease(Duration::from_secs(2)).background_on(runtime.handle().clone());
+        let acquired = runtime.spawn(async move {
+            let manager = builder.connect().await.expect("connected");
+            let is_held = if mode == "w" {
+                std::mem::forget(manager.write("cfg").await.expect("granted"));
+            } else {
+                std::mem::forget(manager.read("cfg").await.expect("granted"));
+            };
+            std::mem::forget(manager);
+            is_held
+        });
+        acquired.await.expect("no panic");
+        runtime.shutdown_background();
+        assert_eq!(one.ask("try w cfg 0").await, "false");
+        let killed = Instant::now();
+        assert_eq!(one.ask("try w cfg 10000").await, "true");
+        assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+        one.ok("unlock w cfg").await;
+    }
+    until("nothing is left", async || place.fields_of("cfg").is_empty()).await;
 }

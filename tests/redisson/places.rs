@@ -99,3 +99,47 @@ impl Place {
 pub(crate) fn command(client: &mut Client, words: &[&str]) -> Reply {
     client.command(words).and_then(Reply::into_result).expect("answered")
 }
+
+/// Waits until `condition` holds.
+pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let started = std::time::Instant::now();
+    while !condition().await {
+        assert!(started.elapsed() < java::BOUND, "{what} did not come true");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) fn run(case: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let bounded = async { tokio::time::timeout(java::BOUND * 2, case).await.expect("the case ends") };
+    runtime.expect("a runtime starts").block_on(bounded);
+}
+
+/// Runs each case with both versions of Redisson on a node, and with the newer one on a cluster.
+macro_rules! beside {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            use crate::java::Version;
+            use crate::places::{Place, run};
+
+            #[test]
+            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
+            fn v4_on_a_node() {
+                run(super::$case(&Place::node(Version::V4)));
+            }
+
+            #[test]
+            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
+            fn v3_on_a_node() {
+                run(super::$case(&Place::node(Version::V3)));
+            }
+
+            #[test]
+            #[ignore = "needs a JDK and Maven: runs in `.ci/all`"]
+            fn v4_on_a_cluster() {
+                run(super::$case(&Place::cluster(Version::V4)));
+            }
+        }
+    )+};
+}
+pub(crate) use beside;

@@ -65,8 +65,14 @@ fn each_script_is_embedded_once() {
 /// A part is in the folder of its scheme, says what it reads and sets, and some script includes it.
 #[test]
 fn each_part_says_what_it_reads_and_sets() {
-    let parts: Vec<_> = files("lua/hash/parts", "lua");
-    let texts: Vec<_> = files("lua/hash", "lua");
+    for folder in ["lua/hash", "lua/redisson"] {
+        check_parts(folder);
+    }
+}
+
+fn check_parts(folder: &str) {
+    let parts: Vec<_> = files(&format!("{folder}/parts"), "lua");
+    let texts: Vec<_> = files(folder, "lua");
     for (path, text) in &parts {
         let name = path.file_stem().expect("a name").to_str().expect("text");
         let header: Vec<&str> = text.lines().take_while(|line| line.starts_with("-- ")).collect();
@@ -126,6 +132,7 @@ fn readme_lists_all_managers() {
     let readme = fs::read_to_string(root().join("README.md")).expect("there is a README");
     let source = |path| fs::read_to_string(root().join(path)).expect("a source file");
     let managers = source("src/face/manager.rs") + &source("src/face/manager/quorum.rs");
+    let managers = managers + &source("src/face/manager/redisson.rs");
     let names: Vec<&str> =
         managers.lines().filter_map(|line| line.strip_prefix("manager!(")?.strip_suffix(");")).collect();
     assert!(names.len() >= 4, "{names:?}");

@@ -1,6 +1,8 @@
--- Sets the local lives to whether another reader than holder is live, or the lock is a writer's. A reader is live while
--- one of its timeouts is there. Dead readers do not keep the lock: the last live one that leaves removes it, as in Redisson.
--- It reads the locals key, state and holder of the script, and KEYS[3], which ends with holder and ':rwlock_timeout:1'.
+-- Looks for another reader that is live: one of its timeouts is there. Dead readers do not keep the lock. The last live one
+-- that leaves removes it, as in Redisson.
+-- Reads: key, state (its first element is the mode), holder (the field of the reader that leaves); KEYS[2], the tokens; KEYS[3],
+-- which ends with holder and ':rwlock_timeout:1'
+-- Sets: lives
 local prefix = string.sub(KEYS[3], 1, -18 - #holder)
 local lives = state[1] ~= 'read'
 -- First a reader of ours, which is found without a walk.
