@@ -1,13 +1,15 @@
 //! The command line.
 
 use std::convert::Infallible;
+use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::doctor::Asked;
+use crate::exit::{Code, Failure};
 
 /// Exit codes, for the help texts and manual pages of the program and of `run`.
 macro_rules! exit_codes {
@@ -87,6 +89,30 @@ pub(crate) struct Servers {
     /// Label of this process, which `inspect`, `list` and `top` show; `host:pid` by default.
     #[arg(long, global = true, value_name = "LABEL")]
     pub(crate) label: Option<String>,
+    /// Manager of the locks; `redis` by default. With `redisson`, the locks are those of Redisson's `RReadWriteLock`, and
+    /// the key prefix has no effect. `RWLOCK_MANAGER` can name the manager too.
+    #[arg(long, global = true, value_name = "MANAGER", value_enum)]
+    pub(crate) manager: Option<ManagerKind>,
+}
+
+/// Manager of the library that the program uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum ManagerKind {
+    #[default]
+    Redis,
+    Redisson,
+}
+
+impl ManagerKind {
+    /// Returns the manager that the command line names, or else the environment.
+    pub(crate) fn of(servers: &Servers) -> Result<Self, Failure> {
+        match (servers.manager, env::var("RWLOCK_MANAGER")) {
+            (Some(manager), _) => Ok(manager),
+            (None, Err(_)) => Ok(Self::default()),
+            (None, Ok(name)) => Self::from_str(&name, false)
+                .map_err(|_| Failure::new(Code::INVALID, "RWLOCK_MANAGER must be redis or redisson")),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

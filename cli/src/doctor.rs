@@ -10,6 +10,7 @@ use futures_util::{StreamExt, stream};
 use redis_rwlock::{DurationText, Health, NodeFinding, NodeHealth, NodeRole, RwLockManager};
 use serde::Serialize;
 
+use crate::args::ManagerKind;
 use crate::exit::{Code, Failure, in_words_of_users};
 use crate::output::Output;
 use crate::settings::{Place, Settings};
@@ -44,6 +45,11 @@ struct Report<'a> {
 }
 
 pub(crate) async fn doctor(replicas: Option<Asked>, settings: &Settings, output: Output) -> Result<Code, Failure> {
+    if settings.kind == ManagerKind::Redisson {
+        let reason =
+            "doctor knows the rights for locks of this crate's own format: see docs/OPERATIONS.md for Redisson's";
+        return Err(Failure::new(Code::USAGE, reason));
+    }
     let manager = settings.manager()?;
     let mut health = manager.health().await?;
     for problem in health.nodes.iter_mut().filter_map(|node| node.problem.as_mut()) {

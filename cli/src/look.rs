@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis_rwlock::{Cycle, DurationText, Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
+use redis_rwlock::{Cycle, DurationText, Error, LockView, NodeHealth, NodeRole, Refusal, RwLockManager};
 use serde::Serialize;
 
 use crate::exit::{Code, Failure, full_text};
 use crate::output::Output;
-use crate::settings::Settings;
+use crate::settings::{Manager, Settings};
 use crate::table::{self, shown};
 
 /// Limit of inspections that are in progress at the same time.
@@ -77,7 +77,7 @@ impl Look {
 /// Inspects these locks, and returns the results in the same order. A key whose value is not a lock of this version has
 /// the result [`Look::Odd`]. If a server does not answer, or refuses a request for another reason, the whole call
 /// fails.
-pub(crate) async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, Error> {
+pub(crate) async fn looks(manager: &Manager, names: &[String]) -> Result<Vec<Look>, Error> {
     let look = |name: String| async move {
         match manager.inspect(&name).await {
             Ok(view) => Ok(Look::View(Box::new(view))),
@@ -155,7 +155,7 @@ pub(crate) fn holders(view: &LockView) -> String {
 
 /// Returns the end of a message that names the servers without an answer. Replicas and Sentinels do not count. The text
 /// is empty if all other servers answer.
-pub(crate) async fn silent_servers(manager: &RedisManager) -> String {
+pub(crate) async fn silent_servers(manager: &Manager) -> String {
     let Ok(health) = manager.health().await else { return String::new() };
     let is_needed = |node: &&NodeHealth| !matches!(node.role, NodeRole::Replica | NodeRole::Sentinel);
     let silent = health.nodes.iter().filter(is_needed).filter(|node| !node.is_reachable);

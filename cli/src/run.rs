@@ -10,7 +10,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use redis_rwlock::{
-    Acquire, Denied, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RedisManager, RwLockManager,
+    Acquire, Denied, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RwLockManager,
     WriteGuard,
 };
 use rustix::process::Signal;
@@ -20,7 +20,7 @@ use crate::args::RunOptions;
 use crate::exit::{Code, Failure, full_text};
 use crate::look;
 use crate::output::Output;
-use crate::settings::{self, Settings, span};
+use crate::settings::{self, Manager, Settings, span};
 use crate::table::shown;
 
 mod group;
@@ -135,7 +135,7 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
 /// Takes the lock, runs the command, and releases the lock.
 async fn with_lock(
     (options, at_least): (&RunOptions, Option<Duration>),
-    manager: &RedisManager,
+    manager: &Manager,
     signals: &mut Signals,
     grace: Duration,
     output: Output,
@@ -184,7 +184,7 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     }
     // `max_hold` limits forgotten guards. This guard ends with the command, so no limit is needed.
     settings.set_if_missing("MAX_HOLD", "max");
-    let lease = settings.span("LEASE", DEFAULT_LEASE);
+    let lease = settings.span("LEASE", DEFAULT_LEASE).min(settings.longest_lease());
     let most = most_grace(lease, settings.span("MAX_CLOCK_SKEW", DEFAULT_MAX_CLOCK_SKEW));
     // The margins are a large part of a short lease. So the default grace leaves more time for the answer to a renewal.
     let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4)), span)?;
@@ -209,7 +209,7 @@ fn most_grace(lease: Duration, max_clock_skew: Duration) -> Duration {
 /// Returns the lock, or the signal that ended the wait for it.
 async fn take(
     (options, at_least): (&RunOptions, Option<Duration>),
-    manager: &RedisManager,
+    manager: &Manager,
     signals: &mut Signals,
     output: Output,
 ) -> Result<Result<Hold, Signal>, Failure> {
@@ -255,7 +255,7 @@ async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<
 }
 
 /// Names the holders to the user. Runs in a task of its own, since the acquisition must not wait for this request.
-async fn tell_for_whom(manager: RedisManager, name: String, output: Output) {
+async fn tell_for_whom(manager: Manager, name: String, output: Output) {
     match manager.inspect(&name).await {
         Ok(view) if !view.is_free() => {
             output.tell("waiting", &format!("waiting for lock {}, held by {}", shown(&name), look::holders(&view)));

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Builder, Config, DurationText, Error, InvalidDuration, RedisManager, VariableOwner};
+use redis_rwlock::{Builder, Config, DurationText, Error, InvalidDuration, RedisManager, RwLockManager, VariableOwner};
 use serde_json::Value;
 
-use crate::args::Servers;
+use crate::args::{ManagerKind, Servers};
 use crate::exit::{Code, Failure, in_words_of_users};
 use crate::output::Output;
 
@@ -38,7 +38,11 @@ const OF_COMMAND_LINE: [(&str, &str); 11] = [
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     options: Layer,
+    pub(crate) kind: ManagerKind,
 }
+
+/// Manager of the locks, of the kind that the user wants.
+pub(crate) type Manager = Arc<dyn RwLockManager>;
 
 type Layer = BTreeMap<String, Setting>;
 
@@ -101,7 +105,7 @@ impl Place {
 
 impl Settings {
     pub(crate) fn gather(servers: &Servers, output: Output) -> Result<Self, Failure> {
-        let mut settings = Self::default();
+        let mut settings = Self { kind: ManagerKind::of(servers)?, ..Self::default() };
         let file = servers.config.clone().or_else(|| env::var_os("RWLOCK_CONFIG").map(PathBuf::from));
         if let Some(file) = file {
             settings.put(read_file(&file)?);
@@ -145,8 +149,13 @@ impl Settings {
     }
 
     /// Makes a manager that has not connected yet.
-    pub(crate) fn manager(&self) -> Result<RedisManager, Failure> {
-        self.config()?.builder().build().map_err(|error| self.failure(&error))
+    pub(crate) fn manager(&self) -> Result<Manager, Failure> {
+        let config = self.config()?;
+        let built = match self.kind {
+            ManagerKind::Redis => config.builder().build().map(|manager| Arc::new(manager) as Manager),
+            ManagerKind::Redisson => config.redisson_builder().build().map(|manager| Arc::new(manager) as Manager),
+        };
+        built.map_err(|error| self.failure(&error))
     }
 
     /// Makes a builder for a manager whose grants need all replicas. For tests of the servers, which send no grants.
@@ -206,6 +215,15 @@ impl Settings {
     pub(crate) fn span(&self, name: &str, default: Duration) -> Duration {
         // `gather` and `run` have refused values that cannot be parsed.
         self.text(name).and_then(|text| span(text).ok()).unwrap_or(default)
+    }
+
+    /// Returns the longest lease that the manager asks for, whatever the options say.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        match self.kind {
+            ManagerKind::Redis => Duration::MAX,
+            // As the documentation of the library's `RedissonManager` says.
+            ManagerKind::Redisson => self.span("LOCK_WATCHDOG_TIMEOUT", Duration::from_secs(30)) / 9 * 8,
+        }
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -273,7 +291,7 @@ fn environment(output: Output) -> Result<Layer, Failure> {
 }
 
 fn command_line(servers: &Servers) -> Result<Layer, Failure> {
-    let Servers { url, cluster, proxy, sentinel, config: _, password_file, key_prefix, label } = servers;
+    let Servers { url, cluster, proxy, sentinel, config: _, password_file, key_prefix, label, manager: _ } = servers;
     let mut options = Layer::new();
     let mut put = |name: &str, value: Option<&str>| {
         let set = |value: &str| (name.to_owned(), Setting { value: value.into(), source: Source::CommandLine });

@@ -5,14 +5,14 @@ use std::io::{self, IsTerminal, Read};
 use std::thread;
 use std::time::Duration;
 
-use redis_rwlock::{LockView, RedisManager, RwLockManager};
+use redis_rwlock::{LockView, RwLockManager};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::exit::{Code, Failure, full_text};
 use crate::look::{self, Look};
 use crate::output::{Output, Reader};
-use crate::settings::Settings;
+use crate::settings::{Manager, Settings};
 use crate::table;
 
 mod screen;
@@ -46,7 +46,7 @@ pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -
 }
 
 /// Inspects the locks and sorts them. The longest queue comes first, and among equal queues the oldest hold.
-async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, redis_rwlock::Error> {
+async fn looks(manager: &Manager, names: &[String]) -> Result<Vec<Look>, redis_rwlock::Error> {
     let mut looks = match names {
         [] => look::looks(manager, &manager.locks().await?).await?,
         names => look::looks(manager, names).await?,
@@ -63,7 +63,7 @@ fn waiting(view: &LockView) -> usize {
 }
 
 /// Shows the locks in a loop without end. Shows errors too, since a silent server may answer later.
-async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::Result<()> {
+async fn show(manager: &Manager, names: &[String], screen: &Screen) -> io::Result<()> {
     loop {
         let lines = match looks(manager, names).await {
             Ok(looks) => {

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Ends the holds of the lock, if one of those that an `inspect` has shown is still there. Else the lock is another phase's, and
--- stays as it is.
+-- Ends the holds of the lock, if one of those that an `inspect` has shown is still there, or if dead readers alone keep the lock.
+-- Else other holders have it, and it stays as it is.
 -- KEYS: the lock, the tokens
 -- ARGV: the beginning of the names of timeouts, the ids that the `inspect` has shown, with blanks between them
 -- Returns {'forced - <time> 0', id, …}, the ids of the holds that this has ended
@@ -14,9 +14,15 @@ for id in string.gmatch(ARGV[2], '%S+') do
   end
   if found then break end
 end
+local fields = mode and call('HGETALL', key) or {}
+local lives = mode ~= 'read'
+for n = 1, #fields, 2 do
+  for i = not (found or lives) and tonumber(fields[n + 1]) or 0, 1, -1 do
+    lives = lives or call('PTTL', ARGV[1] .. fields[n] .. ':rwlock_timeout:' .. string.format('%d', i)) > 0
+  end
+end
 local reply, message = {''}, nil
-if found then
-  local fields = call('HGETALL', key)
+if found or not lives then
   local forced = 0 - (call('ZMSCORE', KEYS[2], '#token')[1] or 0)
   for n = 1, #fields, 2 do
     local field, count = fields[n], tonumber(fields[n + 1])

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- Shows the holders of the lock, those of Redisson's clients too. If there are many, it shows some, and the number of the
--- others. The lock has no record of waiters.
+-- Shows the live holders of the lock, those of Redisson's clients too. If there are many, it shows some. A dead reader counts as
+-- a further record: it keeps writers out until the key expires, or the last live reader leaves. The lock has no record of waiters.
 -- KEYS: the lock, the tokens
 -- ARGV: the beginning of the names of timeouts
 -- Returns {'view - <time> last_token 0 0 more_holders 0', row, …}; a row is 'hold id mode since_ms remaining_ms'. The id of a
@@ -23,18 +23,18 @@ repeat
       local name = string.match(field, '^(.*):write$')
       local is_writer, remaining_ms = name ~= nil, left_ms
       if not is_writer then
-        -- A dead reader keeps writers out until the key expires or the last live reader leaves.
         name, remaining_ms = field, 0
         for i = count, 1, -1 do
           remaining_ms = math.max(remaining_ms, call('PTTL', ARGV[1] .. field .. ':rwlock_timeout:' .. string.format('%d', i)))
         end
-        if remaining_ms == 0 then remaining_ms = left_ms end
       end
-      local since_ms = call('ZMSCORE', KEYS[2], field)[1] or now_ms
-      local id = string.match(name, '^(%x+%..+):1$') or name
-      if string.find(id, '%s') then id = '?' end
-      local rows = is_writer and writers or readers
-      rows[#rows + 1] = string.format('hold %s %s %.0f %.0f', id, is_writer and 'w' or 'r', since_ms, remaining_ms)
+      if is_writer or remaining_ms > 0 then
+        local since_ms = call('ZMSCORE', KEYS[2], field)[1] or now_ms
+        local id = string.match(name, '^(%x+%..+):1$') or name
+        if string.find(id, '%s') then id = '?' end
+        local rows = is_writer and writers or readers
+        rows[#rows + 1] = string.format('hold %s %s %.0f %.0f', id, is_writer and 'w' or 'r', since_ms, remaining_ms)
+      end
     end
   end
 until cursor == '0' or #writers + #readers >= MAX_RECORDS

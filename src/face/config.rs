@@ -11,7 +11,7 @@ use crate::base::events;
 use crate::base::options::TimestampClients;
 use crate::base::reentry::Reentry;
 use crate::base::topology::{Tls, Topology};
-use crate::face::manager::{Builder, RedisManager};
+use crate::face::manager::{Builder, RedisManager, RedissonManager};
 
 mod durability;
 mod names;
@@ -32,7 +32,7 @@ pub use names::VariableOwner;
 /// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, all optional |
 /// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
-/// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout` | a duration |
+/// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout`, `lock_watchdog_timeout` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `timestamp_keys` | a string |
 /// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, all optional |
@@ -88,6 +88,7 @@ pub struct Config {
     max_cached: Option<usize>,
     max_waiters: Option<usize>,
     recall_timeout: Option<DurationText>,
+    lock_watchdog_timeout: Option<DurationText>,
     durability: Option<DurabilityField>,
 }
 
@@ -138,6 +139,7 @@ impl Config {
             max_cached: None,
             max_waiters: None,
             recall_timeout: None,
+            lock_watchdog_timeout: None,
             durability: None,
         }
     }
@@ -282,6 +284,7 @@ impl Config {
             }
             "CACHE_FOR" => self.cache_for = span("cache_for")?,
             "RECALL_TIMEOUT" => self.recall_timeout = span("recall_timeout")?,
+            "LOCK_WATCHDOG_TIMEOUT" => self.lock_watchdog_timeout = span("lock_watchdog_timeout")?,
             "MAX_CACHED" => {
                 let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} must be a number")))?;
                 self.max_cached = Some(number);
@@ -370,6 +373,35 @@ impl Config {
             builder = builder.durability(durability);
         }
         builder
+    }
+
+    /// Returns a builder of a [`RedissonManager`] with all options of the configuration. `key_prefix`,
+    /// `timestamp_clients`, `max_handoffs` and `max_cached` have no effect there.
+    ///
+    /// # Errors
+    ///
+    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) for what that manager refuses, such as
+    /// `timestamp_keys`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{Config, RedissonManager};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let vars = [("LOCKS_NODE", "redis://127.0.0.1:6379"), ("LOCKS_LOCK_WATCHDOG_TIMEOUT", "12s")];
+    /// let config = Config::from_vars("LOCKS", vars.map(|(name, value)| (name.into(), value.into())))?;
+    /// let manager: RedissonManager = config.redisson_builder().build()?;
+    /// # drop(manager);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn redisson_builder(&self) -> Builder<RedissonManager> {
+        let builder = Builder::of_same_options(self.builder());
+        match self.lock_watchdog_timeout {
+            Some(DurationText(watchdog)) => builder.lock_watchdog_timeout(watchdog),
+            None => builder,
+        }
     }
 }
 

@@ -707,19 +707,35 @@ macro_rules! on_quorum_and_levels {
 }
 
 /// Each case on every fixture. On each push it runs in memory, on one node and on a cluster with the hash scheme, on one node
-/// with two keys, and on five masters, each of them on another server; all else runs with `.ci/all`.
+/// with two keys, on five masters, and on one node in the format of Redisson; all else runs with `.ci/all`.
 macro_rules! on_every_fixture {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            $crate::fixture::on_this!($case, memory, $crate::fixture::Fixture::memory());
-            $crate::fixture::on_this!(later $case, cached_in_memory, $crate::fixture::Fixture::cached_in_memory());
-            $crate::fixture::on_servers!($case, shared);
-            $crate::fixture::on_quorum_and_levels!($case);
-            $crate::fixture::on_portable!($case);
-            $crate::fixture::on_lacking!($case);
+            $crate::fixture::on_own_formats!($case);
             $crate::fixture::on_redisson!($case);
         }
     )+};
+}
+
+/// Each case on every fixture but those in the format of Redisson.
+macro_rules! on_every_own_format {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_own_formats!($case);
+        }
+    )+};
+}
+
+/// A case on every fixture but those in the format of Redisson.
+macro_rules! on_own_formats {
+    ($case:ident) => {
+        $crate::fixture::on_this!($case, memory, $crate::fixture::Fixture::memory());
+        $crate::fixture::on_this!(later $case, cached_in_memory, $crate::fixture::Fixture::cached_in_memory());
+        $crate::fixture::on_servers!($case, shared);
+        $crate::fixture::on_quorum_and_levels!($case);
+        $crate::fixture::on_portable!($case);
+        $crate::fixture::on_lacking!($case);
+    };
 }
 
 /// A case in the format of Redisson, on a cluster with `.ci/all` only.
@@ -801,9 +817,9 @@ macro_rules! on_each_server {
 }
 
 pub(crate) use {
-    alone_on_every_server, hash_on_every_server, on_each_server, on_every_fixture, on_every_queue, on_every_server,
-    on_hash, on_lacking, on_nodes, on_one, on_portable, on_quorum_and_levels, on_redisson, on_servers, on_this,
-    proxied_on_every_server,
+    alone_on_every_server, hash_on_every_server, on_each_server, on_every_fixture, on_every_own_format, on_every_queue,
+    on_every_server, on_hash, on_lacking, on_nodes, on_one, on_own_formats, on_portable, on_quorum_and_levels,
+    on_redisson, on_servers, on_this, proxied_on_every_server,
 };
 
 /// The time of the servers, which run on the same machine.

@@ -10,4 +10,5 @@
 
 mod beside;
 mod java;
+mod layout;
 mod places;

@@ -5,13 +5,13 @@ use std::process;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use redis_rwlock::{DurationText, RedisManager, RwLockManager};
+use redis_rwlock::{DurationText, RwLockManager};
 
 use super::finding::{Finding, Findings, Level};
 use super::rights;
 use super::survey::{self, Survey};
 use crate::exit::Failure;
-use crate::settings::Settings;
+use crate::settings::{Manager, Settings};
 
 /// Limit of the names that are tried until each primary has one. A primary may own only one slot of 16384.
 const MAX_NAMES: u32 = 300_000;
@@ -44,7 +44,7 @@ pub(super) async fn try_locks(surveys: &BTreeMap<String, Survey>, settings: &Set
     }
 }
 
-async fn try_lock(manager: &RedisManager, name: &str) -> Result<Duration, Failure> {
+async fn try_lock(manager: &Manager, name: &str) -> Result<Duration, Failure> {
     let began = Instant::now();
     // `None` means that another process holds the lock, so the server grants locks.
     if let Some(guard) = manager.try_write(name).await? {

@@ -6,7 +6,7 @@
 //! `RWLOCK_`. These variables must not prevent a program from starting.
 
 /// Names of all variables that a configuration reads, without the prefix.
-pub(crate) const FIELDS: [&str; 32] = [
+pub(crate) const FIELDS: [&str; 33] = [
     "CACHE_FOR",
     "CLUSTER",
     "DURABILITY",
@@ -16,6 +16,7 @@ pub(crate) const FIELDS: [&str; 32] = [
     "KEY_PREFIX",
     "LABEL",
     "LEASE",
+    "LOCK_WATCHDOG_TIMEOUT",
     "MAX_CACHED",
     "MAX_CLOCK_SKEW",
     "MAX_HANDOFFS",
@@ -42,8 +43,8 @@ pub(crate) const FIELDS: [&str; 32] = [
 ];
 
 /// Variables of the program `redis-rwlock`. Its command `run` sets `FENCING_TOKEN` and `NAME` for the child process.
-/// `CONFIG` has the path of the configuration file.
-const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
+/// `CONFIG` has the path of the configuration file, and `MANAGER` the kind of the manager.
+const OF_THE_PROGRAM: [&str; 4] = ["CONFIG", "FENCING_TOKEN", "MANAGER", "NAME"];
 
 /// Owner of an environment variable; see [`Config::variable_owner`](super::Config::variable_owner).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +147,7 @@ mod tests {
             "NAME",
             "FENCING_TOKEN",
             "CONFIG",
+            "MANAGER",
         ] {
             assert_eq!(owner_of(name), VariableOwner::Others, "{name}");
         }

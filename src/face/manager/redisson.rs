@@ -1,11 +1,12 @@
 //! Manager of locks that clients of Redisson share.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::sealed::FromDeployment;
-use super::{Builder, Deployment, RwLockManager, Sealed};
+use super::{Builder, Deployment, RedisManager, RwLockManager, Sealed};
 use crate::base::clock::Clock;
 use crate::base::durability::Durability;
 use crate::base::error::{Error, Result};
@@ -82,6 +83,12 @@ impl RedissonManager {
 }
 
 impl Builder<RedissonManager> {
+    /// Returns a builder with the servers and options of a builder for another manager.
+    #[cfg_attr(not(feature = "serde"), expect(dead_code, reason = "only a configuration needs it"))]
+    pub(crate) fn of_same_options(other: Builder<RedisManager>) -> Self {
+        Self { deployment: other.deployment, options: other.options, manager: PhantomData }
+    }
+
     /// Sets the shortest `lockWatchdogTimeout` of the clients of Redisson that share the locks. Defaults to 30 s, as in
     /// Redisson. Accepts 1 s and more.
     ///

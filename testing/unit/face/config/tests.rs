@@ -8,7 +8,7 @@ const JSON: &str = r#"{
     "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
     "response_timeout": "250ms", "max_clock_skew": "50ms", "join_window": "0ms",
     "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "timestamp_keys": "lock:*",
-    "timestamp_clients": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms",
+    "timestamp_clients": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms", "lock_watchdog_timeout": "12s",
     "durability": {"replicas": 2, "timeout": "90ms"}
 }"#;
 const ENVIRONMENT: [(&str, &str); 28] = [
@@ -37,6 +37,7 @@ const ENVIRONMENT: [(&str, &str); 28] = [
     ("L_CACHE_FOR", "30s"),
     ("L_MAX_CACHED", "9"),
     ("L_MAX_WAITERS", "8"),
+    ("L_LOCK_WATCHDOG_TIMEOUT", "12s"),
     ("L_RECALL_TIMEOUT", "70ms"),
     ("L_DURABILITY_REPLICAS", "2"),
     ("L_DURABILITY_TIMEOUT", "90ms"),
