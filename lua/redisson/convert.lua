@@ -29,7 +29,7 @@ elseif not state[2] then
   return string.format('lost %s %.0f', words, 0 - (scores[3] or 0))
 elseif is_writer then
   --@others
-  if lives then return 'refused ' .. words end
+  if lives_ms > 0 then return 'refused ' .. words end
   -- Dead readers go as at a release.
   call('DEL', key, KEYS[3])
   left_ms = -2

@@ -16,7 +16,9 @@ if state[3] then
   message = '1'
 elseif state[2] then
   --@others
-  if lives then
+  if lives_ms > 0 then
+    -- A watchdog of Redisson may have cut the time of the lock below that of another reader.
+    if lives_ms > call('PTTL', key) then call('PEXPIRE', key, string.format('%.0f', lives_ms)) end
     call('HDEL', key, holder)
   else
     call('DEL', key)

@@ -51,6 +51,8 @@ pub type RedisManager = Blocking<crate::RedisManager>;
 pub type TwoKeyManager = Blocking<crate::TwoKeyManager>;
 /// [`QuorumManager`](crate::QuorumManager) for threads without a runtime.
 pub type QuorumManager = Blocking<crate::QuorumManager>;
+/// [`RedissonManager`](crate::RedissonManager) for threads without a runtime.
+pub type RedissonManager = Blocking<crate::RedissonManager>;
 /// [`MemoryManager`](crate::MemoryManager) for threads without a runtime.
 pub type MemoryManager = Blocking<crate::MemoryManager>;
 

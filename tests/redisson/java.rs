@@ -114,13 +114,6 @@ impl Client {
         java.kill().expect("killed");
         java.wait().expect("ended");
     }
-
-    /// Sends a signal, such as `STOP` and `CONT`.
-    pub(crate) async fn signal(&self, signal: &str) {
-        let pid = self.0.lock().await.process.id().to_string();
-        let sent = Command::new("kill").args([&format!("-{signal}"), &pid]).status().expect("sent");
-        assert!(sent.success());
-    }
 }
 
 impl Drop for Java {

@@ -318,6 +318,28 @@ fn last_live_reader_takes_dead_ones_along() {
 }
 
 #[test]
+fn reader_that_leaves_gives_the_others_their_time_back() {
+    run(async {
+        let mut lab = Lab::start();
+        let (manager, other) = (lab.manager().await, lab.manager().await);
+        let guards = [manager.read("cfg").await.expect("granted"), other.read("cfg").await.expect("granted")];
+        lab.reader_of_redisson("java:7", "50000");
+        lab.reader_of_redisson("java:8", "70000");
+        // A third reader of Redisson has renewed, and was killed.
+        lab.ask(&["PEXPIRE", "cfg", "12000"]);
+        for guard in guards {
+            guard.release().await.expect("ours to the end");
+        }
+        assert_ttl(lab.int(&["PTTL", "cfg"]), 70_000);
+        lab.ask(&["HDEL", "cfg", "java:8"]);
+        let guard = manager.read("cfg").await.expect("granted");
+        guard.release().await.expect("ours to the end");
+        assert_ttl(lab.int(&["PTTL", "cfg"]), 70_000);
+        assert_eq!(lab.list(&["HKEYS", "cfg"]), ["java:7", "mode"]);
+    });
+}
+
+#[test]
 fn dead_reader_alone_ends_with_the_key_or_by_force() {
     run(async {
         let mut lab = Lab::start();

@@ -9,7 +9,7 @@ use crate::java::{self, Version};
 
 /// Servers of one case.
 pub(crate) enum Servers {
-    Node(Node),
+    Node(Box<Node>),
     Cluster(Cluster),
     Sentinels(Sentinels),
 }
@@ -25,7 +25,7 @@ pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 impl Place {
     pub(crate) fn node(version: Version) -> Self {
         let node = Node::builder(Server::Valkey81).proxied().start().expect("the server starts");
-        Self { version, servers: Servers::Node(node) }
+        Self { version, servers: Servers::Node(Box::new(node)) }
     }
 
     pub(crate) fn cluster(version: Version) -> Self {

@@ -51,6 +51,21 @@ fn on(node: &Node, name: &str) -> String {
 }
 
 #[test]
+fn change_over_holds_both_locks() {
+    let text = on(&node(), "change_over");
+    assert_tells(
+        &text,
+        &[
+            "holds both locks, with token ",
+            "a service with Redisson may enter: false",
+            "a service with our lock alone may enter: false",
+            "the work is done",
+            "others held lock \"cfg\"",
+        ],
+    );
+}
+
+#[test]
 fn quick_start_reads_writes_and_shows_who_is_inside() {
     let text = on(&node(), "quick_start");
     assert_tells(

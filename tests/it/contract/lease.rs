@@ -8,12 +8,11 @@ use futures_util::FutureExt;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
 
 use crate::either::take;
-use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture};
+use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_own_format};
 use crate::wait::{soon, stays_pending, until};
 
 on_every_fixture![
     renewal_keeps_holds_past_several_leases,
-    long_lease_survives_a_neighbours_short_renewals,
     dead_reader_is_gone_at_its_own_lease,
     dead_writer_is_gone_with_its_lease,
     loss_is_told_before_anybody_else_is_let_in,
@@ -29,6 +28,9 @@ on_every_fixture![
     confirmed_with_a_fixed_lease_still_ends,
     confirmed_tells_a_loss,
 ];
+
+// Leases in the format of Redisson are shorter.
+on_every_own_format![long_lease_survives_a_neighbours_short_renewals];
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -11,7 +11,7 @@ const JSON: &str = r#"{
     "timestamp_clients": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms", "lock_watchdog_timeout": "12s",
     "durability": {"replicas": 2, "timeout": "90ms"}
 }"#;
-const ENVIRONMENT: [(&str, &str); 28] = [
+const ENVIRONMENT: [(&str, &str); 29] = [
     ("L_SENTINEL_PRIMARY", "main"),
     ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
     ("L_TLS_CA", "/ca.pem"),

@@ -61,7 +61,7 @@ final class Actor {
       case "left":
         return String.valueOf(lock.remainTimeToLive());
       case "work":
-        return new Work(name, lock, both, words.subList(3, words.size())).run();
+        return new Work(name, both, words.subList(3, words.size())).run();
       default:
         return "error unknown " + words.get(0);
     }
