@@ -7,6 +7,7 @@
 use std::io;
 use std::pin::pin;
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis_rwlock::{
@@ -240,7 +241,7 @@ async fn take(
             },
             () = &mut patience, if !is_told => {
                 is_told = true;
-                tokio::spawn(tell_for_whom(manager.clone(), name.clone(), output));
+                tokio::spawn(tell_for_whom(Arc::clone(manager), name.clone(), output));
             }
         }
     }

@@ -15,3 +15,5 @@ mod layout;
 mod places;
 mod register;
 mod soak;
+mod theirs;
+mod wakes;
