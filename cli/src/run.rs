@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis_rwlock::{
-    Acquire, Denied, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RwLockManager,
-    WriteGuard,
+    Acquire, Denied, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RwLockManager, WriteGuard,
 };
 use rustix::process::Signal;
 use tokio::time::Instant;

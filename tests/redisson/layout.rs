@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Client, Matcher, Node, Reply, Server};
-use redis_rwlock::{Error, HoldState, LossReason, Mode, RedissonManager, Refusal, RwLockManager};
+use redis_rwlock::{
+    Durability, Error, HoldState, LossReason, Mode, RedissonManager, Refusal, Replicas, RwLockManager, Topology,
+};
 
 use crate::places::{command, run, until};
 
@@ -474,6 +476,31 @@ fn acquisition_without_a_reply_is_found_again_by_its_id() {
 }
 
 #[test]
+fn grants_wait_for_replicas_where_the_level_says_so() {
+    run(async {
+        let mut lab = Lab::start();
+        let replica = Node::builder(Server::Valkey81).arg("--repl-diskless-sync-delay", "0").start().expect("up");
+        let mut at_replica = replica.client().expect("the server answers");
+        let (host, port) = (lab.node.addr().ip().to_string(), lab.node.addr().port().to_string());
+        command(&mut at_replica, &["REPLICAOF", &host, &port]);
+        until("the replica follows", async || {
+            lab.text(&["INFO", "replication"]).lines().any(|line| line.contains("state=online"))
+        })
+        .await;
+        let level = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_secs(1) };
+        let builder = RedissonManager::builder(lab.node.url()).response_timeout(Duration::from_secs(4));
+        let manager = builder.durability(level).connect().await.expect("the manager connects");
+        let guard = manager.write("cfg").await.expect("the replica has it");
+        assert_eq!(command(&mut at_replica, &["HLEN", "cfg"]).int(), Some(2));
+        guard.release().await.expect("ours to the end");
+        replica.kill();
+        let error = manager.read("cfg").await.expect_err("no replica has it");
+        assert!(matches!(error, Error::NotEnoughReplicas { .. }), "{error:?}");
+        until("the grant is given back", async || lab.int(&["EXISTS", "cfg"]) == 0).await;
+    });
+}
+
+#[test]
 fn release_without_a_reply_was_ours_to_the_end() {
     run(async {
         let mut lab = Lab::start();
@@ -497,12 +524,12 @@ fn what_the_format_cannot_carry_is_refused() {
             error => panic!("{error:?}"),
         };
         assert_eq!(refused(builder().cache_for(LEASE).build()), "cache_for");
-        assert_eq!(refused(builder().durability(redis_rwlock::Durability::Server).build()), "durability");
+        assert_eq!(refused(builder().durability(Durability::Server).build()), "durability");
         assert_eq!(
             refused(builder().lock_watchdog_timeout(Duration::from_millis(999)).build()),
             "lock_watchdog_timeout"
         );
-        let proxy = redis_rwlock::Topology::proxy(lab.node.url());
+        let proxy = Topology::proxy(lab.node.url());
         assert_eq!(refused(RedissonManager::builder(proxy).build()), "topology");
         let manager = lab.manager().await;
         for name in ["a{b", "a{}b", "}{", "a}b", "{", "{}", ""] {

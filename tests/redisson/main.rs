@@ -9,6 +9,7 @@
 )]
 
 mod beside;
+mod costs;
 mod failover;
 mod java;
 mod layout;

@@ -13,6 +13,7 @@ mod look;
 mod options;
 mod output;
 mod places;
+mod redisson;
 mod rests;
 mod run;
 mod terminal;

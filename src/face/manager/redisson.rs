@@ -32,7 +32,8 @@ const MIN_WATCHDOG: Duration = Duration::from_secs(1);
 ///   release by Redisson's messages, and ask once a second.
 /// * A reader of Redisson sets the time of the whole lock to its watchdog's 30 s with each renewal. So a hold of this
 ///   manager is valid for less than 30 s from its last renewal, whatever its [`lease`](Builder::lease): the manager takes
-///   8/9 of [`lock_watchdog_timeout`](Builder::lock_watchdog_timeout) as the longest lease.
+///   8/9 of [`lock_watchdog_timeout`](Builder::lock_watchdog_timeout) as the longest lease. A longer
+///   [`fixed_lease`](crate::Acquire::fixed_lease) is renewed until its end.
 /// * Grants of this manager have fencing tokens, and those of Redisson have none. So a resource that checks tokens detects
 ///   late writes of this manager's holders among each other only (`docs/GUARANTEES.md`).
 /// * Each guard, or share of a hold, counts once on the server, under an id of its own. Redisson's threads hold a lock

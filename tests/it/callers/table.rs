@@ -14,7 +14,7 @@ fn last_cells(text: &str) -> Vec<&str> {
 }
 
 /// Returns true if `module::…::name` is a function of these tests or of the sources. With `fork-test::` in front it is
-/// one of that package, with `lua::` one of `tests/lua`. The last module may be within the file of the one above it, and
+/// one of that package, with `lua::` or `redisson::` one of `tests/lua` or `tests/redisson`. The last module may be within the file of the one above it, and
 /// tests of `src` with files of their own are in `testing/unit`.
 fn exists(test: &str) -> bool {
     let Some((module, name)) = test.rsplit_once("::") else {
@@ -23,6 +23,7 @@ fn exists(test: &str) -> bool {
     let outer = module.rsplit_once("::").map_or(module, |(outer, _)| outer);
     let of_forks = module.strip_prefix("fork-test::").unwrap_or(module);
     let of_scripts = module.strip_prefix("lua::").unwrap_or(module);
+    let of_redisson = module.strip_prefix("redisson::").unwrap_or(module);
     let judges = module.strip_prefix("testing::").unwrap_or(module);
     // A module of tests with a file of its own has its children beside it.
     let beside = module.replace("::tests::", "::");
@@ -30,6 +31,7 @@ fn exists(test: &str) -> bool {
         ("tests/it", module),
         ("tests/it", outer),
         ("tests/lua", of_scripts),
+        ("tests/redisson", of_redisson),
         ("src", module),
         ("src", outer),
         ("testing/unit", module),

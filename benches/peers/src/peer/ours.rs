@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use redis_rwlock::{
-    Durability, MemoryManager, QuorumManager, ReadGuard, RedisManager, Replicas, RwLockManager, Topology, TwoKeyManager,
-    WriteGuard,
+    Durability, MemoryManager, QuorumManager, ReadGuard, RedisManager, RedissonManager, Replicas, RwLockManager, Topology,
+    TwoKeyManager, WriteGuard,
 };
 
 use super::{Held, Mode, Peer};
@@ -24,6 +24,10 @@ pub(super) async fn idle(url: &str, lease: Duration) -> Box<dyn Peer> {
 
 pub(super) async fn two_keys(url: &str, lease: Duration) -> Box<dyn Peer> {
     Box::new(Ours(TwoKeyManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server")))
+}
+
+pub(super) async fn redisson(url: &str, lease: Duration) -> Box<dyn Peer> {
+    Box::new(Ours(RedissonManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server")))
 }
 
 pub(super) fn memory() -> Box<dyn Peer> {
