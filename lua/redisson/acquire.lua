@@ -46,18 +46,19 @@ end
 local own_ms = lease_ms
 if own then own_ms = math.max(lease_ms, mode == 'w' and left_ms or call('PTTL', KEYS[3])) end
 
-local ended = #stale > 0
-if ended then call('ZREM', KEYS[2], unpack(stale)) end
-if not inside and scores[1] then ended = call('ZREMRANGEBYSCORE', KEYS[2], 0, '+inf') > 0 end
-local is_new = token == 0
-if is_new then
+local record = {}
+if #stale > 0 then call('ZREM', KEYS[2], unpack(stale)) end
+if token == 0 then
   token = math.max(server_us, last + 1)
-  call('ZADD', KEYS[2], string.format('%.0f', -token), '#token')
-  if mode == 'r' then call('ZADD', KEYS[2], string.format('%.0f', -token), '#phase') end
+  record = {string.format('%.0f', -token), '#token'}
+  if mode == 'r' then record[3], record[4] = record[1], '#phase' end
 end
 -- The record begins anew where a hold has ended that it does not know the end of.
-if ended or not scores[3] then call('ZADD', KEYS[2], string.format('%.0f', ended and -(last + 1) or -token), '#born') end
-if is_new or not own then call('ZADD', KEYS[2], string.format('%.0f', now_ms), holder) end
+if #stale > 0 or not scores[3] then
+  record[#record + 1], record[#record + 2] = string.format('%.0f', #stale > 0 and -(last + 1) or -token), '#born'
+end
+if record[1] or not own then record[#record + 1], record[#record + 2] = string.format('%.0f', now_ms), holder end
+if record[1] then call('ZADD', KEYS[2], unpack(record)) end
 if not own then call('HSET', key, 'mode', mode == 'w' and 'write' or 'read', holder, 1) end
 if mode == 'r' then call('SET', KEYS[3], 1, 'PX', string.format('%.0f', own_ms)) end
 if left_ms < own_ms then

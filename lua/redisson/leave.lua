@@ -9,10 +9,16 @@ local id = ARGV[1]
 local time = call('TIME')
 local holder, writer = id .. ':1', id .. ':1:write'
 local state = call('HMGET', key, 'mode', holder, writer)
-local message
+local message, is_free = nil, true
 if state[3] then
-  call('HDEL', key, writer)
-  if call('HLEN', key) > 1 then call('HSET', key, 'mode', 'read') else call('DEL', key) end
+  if call('HLEN', key) > 2 then -- Redisson could have left a reader's field there
+    call('HDEL', key, writer)
+    call('HSET', key, 'mode', 'read')
+    call('ZREM', KEYS[2], writer)
+    is_free = false
+  else
+    call('DEL', key)
+  end
   message = '1'
 elseif state[2] then
   --@others
@@ -20,11 +26,13 @@ elseif state[2] then
     -- A watchdog of Redisson may have cut the time of the lock below that of another reader.
     if lives_ms > call('PTTL', key) then call('PEXPIRE', key, string.format('%.0f', lives_ms)) end
     call('HDEL', key, holder)
+    call('DEL', KEYS[3])
+    call('ZREM', KEYS[2], holder)
+    is_free = false
   else
-    call('DEL', key)
+    call('DEL', key, KEYS[3])
     message = '0'
   end
-  call('DEL', KEYS[3])
 else
   local scores = call('ZMSCORE', KEYS[2], '#forced', '#token', '#born', holder, writer)
   local first, last = 0 - (scores[3] or 0), 0 - (scores[2] or 0)
@@ -34,6 +42,10 @@ else
   end
   return string.format('none %s %s %s %.0f %.0f %.0f', id, time[1], time[2], 0 - (scores[1] or 0), last, first)
 end
-call('ZREM', KEYS[2], holder, writer)
+-- At a free lock, other members belong to holds that have ended without a release, so the record begins anew.
+if is_free and call('ZREMRANGEBYSCORE', KEYS[2], 0, '+inf') > 1 then
+  local last = 0 - (call('ZMSCORE', KEYS[2], '#token')[1] or 0)
+  call('ZADD', KEYS[2], string.format('%.0f', -(last + 1)), '#born')
+end
 --@publish
 return 'held ' .. id .. ' ' .. time[1] .. ' ' .. time[2] .. unpublished

@@ -8,6 +8,7 @@
 //! comes. Tokens are in a sorted set beside the lock, which clients of Redisson do not know.
 
 mod calls;
+mod limits;
 mod names;
 
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use futures_util::stream::BoxStream;
 
+pub(crate) use self::limits::adapt;
 use self::names::Names;
 use crate::base::clock::Clock;
 use crate::base::error::Refusal;
@@ -49,17 +51,8 @@ fn commands() -> BTreeSet<&'static str> {
 /// Scheme that shares its locks with clients of Redisson.
 pub(crate) struct RedissonScheme {
     router: Arc<Router>,
-    /// Longest time for which a manager relies on an answer of the server: see [`longest_lease`].
-    most: Duration,
-}
-
-/// Returns the longest lease beside clients of Redisson whose `lockWatchdogTimeout` is `watchdog`.
-///
-/// A reader of Redisson sets the ttl of the lock to that time with each of its renewals, even if another reader has asked
-/// for more. So no hold lasts longer than that after its last renewal. The engine renews a hold when a third of its lease
-/// and up to an eighth of that third have passed. With this lease, it renews at least as often as Redisson does.
-pub(crate) fn longest_lease(watchdog: Duration) -> Duration {
-    watchdog / 9 * 8
+    /// Longest time for which a manager relies on an answer of the server.
+    longest_lease: Duration,
 }
 
 impl fmt::Debug for RedissonScheme {
@@ -69,12 +62,12 @@ impl fmt::Debug for RedissonScheme {
 }
 
 impl RedissonScheme {
-    pub(crate) fn new(router: Arc<Router>, watchdog: Duration) -> Self {
-        Self { router, most: longest_lease(watchdog) }
+    pub(crate) fn new(router: Arc<Router>, longest_lease: Duration) -> Self {
+        Self { router, longest_lease }
     }
 
     fn limit_remaining(&self, granted: Granted) -> Granted {
-        Granted { remaining: granted.remaining.min(self.most), ..granted }
+        Granted { remaining: granted.remaining.min(self.longest_lease), ..granted }
     }
 }
 
@@ -149,7 +142,7 @@ impl Scheme for RedissonScheme {
             let read = pairs.map(|(reply, renewal)| {
                 let answer = read_reply(reply?, renewal.id.as_str(), parse_renewed)?;
                 let value = match answer.value {
-                    Renewed::Renewed { remaining, .. } => Renewed::of(remaining.min(self.most)),
+                    Renewed::Renewed { remaining, .. } => Renewed::of(remaining.min(self.longest_lease)),
                     lost => lost,
                 };
                 Ok(Answered { value, ..answer })

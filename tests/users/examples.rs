@@ -60,7 +60,7 @@ fn change_over_holds_both_locks() {
             "a service with Redisson may enter: false",
             "a service with our lock alone may enter: false",
             "the work is done",
-            "others held lock \"cfg\"",
+            "for lock \"cfg\", which others hold",
         ],
     );
 }

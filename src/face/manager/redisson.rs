@@ -8,19 +8,17 @@ use std::time::Duration;
 use super::sealed::FromDeployment;
 use super::{Builder, Deployment, RedisManager, RwLockManager, Sealed};
 use crate::base::clock::Clock;
+#[allow(unused_imports)] // only links in the documentation use this import
 use crate::base::durability::Durability;
-use crate::base::error::{Error, Result};
+#[allow(unused_imports)] // only links in the documentation use this import
+use crate::base::error::Error;
+use crate::base::error::Result;
 use crate::base::options::Options;
 use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::net::Router;
 use crate::store::redisson::{self, RedissonScheme};
-
-/// Default of `lockWatchdogTimeout` in Redisson.
-const WATCHDOG: Duration = Duration::from_secs(30);
-/// Shortest `lockWatchdogTimeout`, of which the margins leave enough for a hold.
-const MIN_WATCHDOG: Duration = Duration::from_secs(1);
 
 /// Manager of locks on one node, behind Sentinel, or on a cluster, in the format of Redisson's `RReadWriteLock`. Services
 /// in Java, with Redisson 3.24.1 or later, and services with this manager exclude each other on the same lock. The name of
@@ -120,41 +118,14 @@ impl Builder<RedissonManager> {
     }
 }
 
-fn refuse(option: &'static str, reason: &str) -> Result<()> {
-    Err(Error::InvalidOption { option, reason: reason.to_owned() })
-}
-
-/// Refuses what Redisson's format cannot carry.
-fn check(topology: &Topology, options: &Options, watchdog: Duration) -> Result<()> {
-    if watchdog < MIN_WATCHDOG {
-        refuse("lock_watchdog_timeout", &format!("{watchdog:?} is less than the minimum, {MIN_WATCHDOG:?}"))?;
-    }
-    if topology.is_proxied() {
-        refuse("topology", "a proxy passes no messages on, by which clients of Redisson wake each other")?;
-    }
-    if options.timestamp_keys.is_some() {
-        refuse("timestamp_keys", "the keys of Redisson are the names of the locks: name each lock by its key")?;
-    }
-    if options.durability == Durability::Server {
-        let reason = "clients of Redisson count a grant without an answer about the storage, so a lock that they share \
-                      never has this level: use `Durability::Primary` or `Replicated`";
-        refuse("durability", reason)?;
-    }
-    options.check_not_cached("clients of Redisson cannot recall a cached hold: set zero")
-}
-
 impl FromDeployment for RedissonManager {
     #[allow(private_interfaces)]
-    fn from_deployment(place: Deployment, mut options: Options) -> Result<Self> {
+    fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         let topology = place.servers();
-        let watchdog = options.redisson_watchdog.unwrap_or(WATCHDOG);
-        check(&topology, &options, watchdog)?;
-        options.redisson_watchdog = Some(watchdog);
-        options.longest_lease = redisson::longest_lease(watchdog);
-        options.lease = options.lease.min(options.longest_lease);
+        let options = redisson::adapt(&topology, options)?;
         let background_runtime = options.background_runtime(Clock::System);
         let router = Router::new(&topology, &options, &background_runtime)?;
-        let scheme = RedissonScheme::new(Arc::new(router), watchdog);
+        let scheme = RedissonScheme::new(Arc::new(router), options.longest_lease);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }

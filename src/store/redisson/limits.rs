@@ -1,0 +1,49 @@
+//! Options of a manager whose locks clients of Redisson share: what the format cannot carry, and the longest lease.
+
+use std::time::Duration;
+
+use crate::base::durability::Durability;
+use crate::base::error::{Error, Result};
+use crate::base::options::Options;
+use crate::base::topology::Topology;
+
+/// Default of `lockWatchdogTimeout` in Redisson.
+const WATCHDOG: Duration = Duration::from_secs(30);
+/// Shortest `lockWatchdogTimeout`, of which the margins leave enough for a hold.
+const MIN_WATCHDOG: Duration = Duration::from_secs(1);
+
+/// Returns the longest lease beside clients of Redisson whose `lockWatchdogTimeout` is `watchdog`.
+///
+/// A reader of Redisson sets the ttl of the lock to that time with each of its renewals, even if another reader has asked
+/// for more. So no hold lasts longer than that after its last renewal. The engine renews a hold when a third of its lease
+/// and up to an eighth of that third have passed. With this lease, it renews at least as often as Redisson does.
+fn longest_lease(watchdog: Duration) -> Duration {
+    watchdog / 9 * 8
+}
+
+/// Refuses what the format cannot carry, and limits the leases.
+pub(crate) fn adapt(topology: &Topology, options: Options) -> Result<Options> {
+    let watchdog = options.redisson_watchdog.unwrap_or(WATCHDOG);
+    if watchdog < MIN_WATCHDOG {
+        refuse("lock_watchdog_timeout", &format!("{watchdog:?} is less than the minimum, {MIN_WATCHDOG:?}"))?;
+    }
+    if topology.is_proxied() {
+        refuse("topology", "a proxy passes no messages on, by which clients of Redisson wake each other")?;
+    }
+    if options.timestamp_keys.is_some() {
+        refuse("timestamp_keys", "the keys of Redisson are the names of the locks: name each lock by its key")?;
+    }
+    if options.durability == Durability::Server {
+        let reason = "clients of Redisson count a grant without an answer about the storage, so a lock that they share \
+                      never has this level: use `Durability::Primary` or `Replicated`";
+        refuse("durability", reason)?;
+    }
+    options.check_not_cached("clients of Redisson cannot recall a cached hold: set zero")?;
+    let longest_lease = longest_lease(watchdog);
+    let lease = options.lease.min(longest_lease);
+    Ok(Options { redisson_watchdog: Some(watchdog), longest_lease, lease, ..options })
+}
+
+fn refuse(option: &'static str, reason: &str) -> Result<()> {
+    Err(Error::InvalidOption { option, reason: reason.to_owned() })
+}
