@@ -36,8 +36,9 @@ elseif state[2] then
 else
   local scores = call('ZMSCORE', KEYS[2], '#forced', '#token', '#born', holder, writer)
   local first, last = 0 - (scores[3] or 0), 0 - (scores[2] or 0)
-  if scores[4] or scores[5] then -- the hold has ended without a release
+  if scores[4] or scores[5] then -- the hold has ended without a release, which a repeat has to learn, too
     call('ZREM', KEYS[2], holder, writer)
+    call('ZADD', KEYS[2], string.format('%.0f', -(last + 1)), '#born')
     first, last = 0, 0
   end
   return string.format('none %s %s %s %.0f %.0f %.0f', id, time[1], time[2], 0 - (scores[1] or 0), last, first)

@@ -515,6 +515,22 @@ fn release_without_a_reply_was_ours_to_the_end() {
 }
 
 #[test]
+fn release_without_a_reply_of_a_hold_that_was_ended_is_a_loss() {
+    run(async {
+        let mut lab = Lab::start();
+        let manager = lab.manager().await;
+        manager.write("cfg").await.expect("granted").release().await.expect("ours to the end");
+        let guard = manager.write("cfg").await.expect("granted");
+        // As a client of Redisson that forces the lock open: it leaves no record.
+        lab.ask(&["DEL", "cfg"]);
+        let cut = lab.node.proxy().cut_after_apply(with_arguments(RELEASE));
+        let error = guard.release().await.expect_err("no copy of the release has ended it");
+        cut.wait_applied(LEASE).expect("the reply was lost");
+        assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    });
+}
+
+#[test]
 fn what_the_format_cannot_carry_is_refused() {
     run(async {
         let lab = Lab::start();
