@@ -193,6 +193,17 @@ impl TwoKeyManager {
     }
 }
 
+impl RedissonManager {
+    /// Connects with default options.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Builder::connect`].
+    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
+        Self::connect_with(crate::RedissonManager::builder(topology))
+    }
+}
+
 impl QuorumManager {
     /// Connects to these masters with default options.
     ///
