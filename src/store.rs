@@ -316,9 +316,22 @@ pub(crate) fn refused_failure(why: &str) -> Failure {
     Failure::Refused { refusal: Refusal::Other, node: None, message: why.to_owned() }
 }
 
+/// Ability that some stores cannot have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ability {
+    /// Keeps a lock taken without a holder, for `at_least`.
+    Rests,
+    /// Records who waits, for `deadlocks`.
+    Waiters,
+}
+
 /// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
+    /// Returns the reason for which this store lacks an ability, or `None` if it has the ability.
+    fn lacks(&self, _ability: Ability) -> Option<&'static str> {
+        None
+    }
     /// Ends a hold or a waiting acquisition, or lets a write hold rest.
     fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>>;
     /// Returns true if this runtime can send [`release`](Scheme::release) without waiting for a connection.

@@ -2,7 +2,7 @@
 -- Acquires Redisson's read-write lock for one acquisition. A repeat with the id of a hold extends the hold.
 -- KEYS: the lock, the tokens, the timeout of this id's read hold
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms
--- Returns 'granted id <time> token 1 remaining_ms 0' | 'contended id <time> retry_in_ms' | 'late id <time>'
+-- Returns 'granted id <time> token 1 remaining_ms 0' | 'contended id <time> retry_in_ms 0 [holder]' | 'late id <time>'
 local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4] + 0
 local RETENTION_MS, MAX_STALE, FOREVER_MS = 60000, 1000, 60000
@@ -18,7 +18,16 @@ local inside, own = state[1], state[2]
 local left_ms = inside and call('PTTL', key) or -2
 if inside and not own and (mode == 'w' or inside ~= 'read') then
   if left_ms < 1 then left_ms = left_ms == -1 and FOREVER_MS or 1 end -- no client of Redisson writes a key without a ttl
-  return string.format('contended %s %s %s %.0f', id, time[1], time[2], left_ms)
+  -- Any field but the mode is a holder. The format has the time of no grant.
+  local fields, named = call('HRANDFIELD', key, 2), ''
+  local field = fields[1] == 'mode' and fields[2] or fields[1]
+  local name = field and (string.match(field, '^(.*):write$') or field)
+  local other = name and (string.match(name, '^(%x+%..+):1$') or name)
+  if other and not string.find(other, '%s') then
+    local kind = inside == 'write' and 'w %.0f 0 1 %s %.0f' or 's %.0f 0 %s %.0f'
+    named = ' ' .. string.format(kind, now_ms + left_ms, other, call('HLEN', key) - 1)
+  end
+  return string.format('contended %s %s %s %.0f 0', id, time[1], time[2], left_ms) .. named
 end
 -- A hash without the field 'mode' belongs to another program. Redisson would write into it, and let it expire.
 if not inside and call('EXISTS', key) == 1 then

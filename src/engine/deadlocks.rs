@@ -16,7 +16,7 @@ use crate::base::reentry::OwnerId;
 use crate::engine::Engine;
 use crate::lock::hold::Hold;
 use crate::lock::local_waits::{LocalWait, LocalWaits};
-use crate::store::{AcquisitionId, Answered, Mode, View};
+use crate::store::{Ability, AcquisitionId, Answered, Mode, View};
 
 /// Time between the two looks in which a cycle has to be seen.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -45,9 +45,8 @@ struct Wait {
 impl Engine {
     /// Returns the possible deadlocks: the cycles that two looks one second apart have shown.
     pub(crate) async fn deadlocks(&self) -> Result<Vec<Cycle>> {
-        if self.scheme.quorum().is_some() {
-            let reason = "the masters of a quorum have no waiters, so nobody can see who waits for whom".to_owned();
-            return Err(Error::InvalidOption { option: "deadlocks", reason });
+        if let Some(reason) = self.scheme.lacks(Ability::Waiters) {
+            return Err(Error::InvalidOption { option: "deadlocks", reason: reason.to_owned() });
         }
         let first = self.waits(self.names().await?).await?;
         let suspects = cycles(&first);

@@ -35,9 +35,9 @@ use crate::base::key::{Key, Listing};
 use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    MasterScheme, NamedHolder, NotifyingScheme, QuorumScheme, RecallingScheme, ReleaseBackground, ReleaseReply,
-    ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
+    Ability, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
+    Granted, MasterScheme, NamedHolder, NotifyingScheme, QuorumScheme, RecallingScheme, ReleaseBackground,
+    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 mod acquire;
@@ -278,6 +278,16 @@ fn finish<T: Send + 'static>(mut asked: PendingAnswers<T>) {
 }
 
 impl Scheme for Quorum {
+    fn lacks(&self, ability: Ability) -> Option<&'static str> {
+        Some(match ability {
+            Ability::Rests => {
+                "nobody renews a rest that one of several masters has lost in a restart, so a majority could forget it: \
+                 use a manager of one server, of a cluster or of Sentinels"
+            }
+            Ability::Waiters => "the masters of a quorum have no waiters, so nobody can see who waits for whom",
+        })
+    }
+
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
             self.note_lease(request.lease);

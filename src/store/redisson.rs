@@ -31,9 +31,9 @@ use crate::store::lua::{
 };
 use crate::store::scripts::redisson;
 use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    IfTaken, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed,
-    Route, Scheme, ServerContact, Subscription, View,
+    Ability, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
+    Granted, IfTaken, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest,
+    Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 static ACQUIRE: Script = Script::new(redisson::ACQUIRE);
@@ -74,12 +74,25 @@ impl RedissonScheme {
 /// Returns the answer to a waiter. It is queued as far as the engine is concerned: it hears of releases by messages.
 fn to_waiter(answer: Acquired, request: &AcquireRequest) -> Acquired {
     match (answer, request.if_taken) {
-        (Acquired::Contended { retry_in }, IfTaken::Queue { .. }) => Acquired::Queued { retry_in, is_cached: false },
+        (Acquired::Contended { retry_in, holder }, IfTaken::Queue { .. }) => {
+            Acquired::Queued { retry_in, is_cached: false, holder }
+        }
         (answer, _) => answer,
     }
 }
 
 impl Scheme for RedissonScheme {
+    fn lacks(&self, ability: Ability) -> Option<&'static str> {
+        Some(match ability {
+            Ability::Rests => {
+                "the format of Redisson has no place for a lock that is taken without a holder: use `RedisManager`"
+            }
+            Ability::Waiters => {
+                "the format of Redisson records no waiters, so nobody can see who waits for whom: use `RedisManager`"
+            }
+        })
+    }
+
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
             let reply = self.router.call(calls::acquire(key, request)).await?;
@@ -92,11 +105,11 @@ impl Scheme for RedissonScheme {
         })
     }
 
-    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, leave: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that it frees.
-            let reply = self.router.call_ahead(calls::release(key, id)).await?;
-            read_reply(reply, id.as_str(), parse_released)
+            let reply = self.router.call_ahead(calls::release(&leave.key, &leave.id)).await?;
+            read_reply(reply, leave.id.as_str(), parse_released)
         })
     }
 

@@ -12,7 +12,7 @@ use crate::base::error::{Error, Result};
 use crate::base::lease::{ClockSample, ServerTime};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::{Accepted, AtLeast};
-use crate::store::Answered;
+use crate::store::{Ability, Answered};
 
 /// State of an acquisition whose lock is to stay taken for a time at least.
 #[derive(Debug)]
@@ -33,16 +33,10 @@ impl Arming {
 
 /// Refuses `at_least` at managers that cannot keep a lock taken without a holder.
 pub(super) fn check(engine: &Engine) -> Result<()> {
-    if engine.scheme.quorum().is_none() {
-        return Ok(());
+    match engine.scheme.lacks(Ability::Rests) {
+        Some(reason) => Err(Error::InvalidOption { option: "at_least", reason: reason.to_owned() }),
+        None => Ok(()),
     }
-    Err(Error::InvalidOption {
-        option: "at_least",
-        reason:
-            "nobody renews a rest that one of several masters has lost in a restart, so a majority could forget it: \
-                 use a manager of one server, of a cluster or of Sentinels"
-                .to_owned(),
-    })
 }
 
 /// Refuses `at_least` for an acquisition that nests in a hold of its owner.

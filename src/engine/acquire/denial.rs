@@ -10,6 +10,7 @@ use crate::base::mode::Mode;
 use crate::engine::Engine;
 use crate::lock::hold::Hold;
 use crate::lock::side::LastRefusal;
+use crate::store::Ability;
 
 impl Engine {
     /// Returns what has kept out an acquisition that a hold or a waiter of this process prevents.
@@ -43,8 +44,8 @@ impl Engine {
 
     fn denied_by_server(&self, refusal: &LastRefusal, now: Moment) -> Denied {
         let named = refusal.holder.as_deref();
-        // Masters of a quorum have no waiters. They may name different holders, so that none is named here.
-        let others_wait = named.is_none() && self.scheme.quorum().is_none();
+        // A store without waiters names no holder if it does not know one. Masters may also name different holders.
+        let others_wait = named.is_none() && self.scheme.lacks(Ability::Waiters).is_none();
         Denied {
             holder: named.map(|holder| holder.shown(refusal.server, refusal.is_cached, &self.manager_id)),
             more_holders: named.map_or(0, |holder| holder.more),
