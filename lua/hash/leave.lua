@@ -110,6 +110,7 @@ if writer == id and until_ms and until_ms + 0 > now_ms and write == writer_stamp
   -- It rests. No id begins with an `@`, so nothing that is late finds it. No process is there to recall.
   code, writer, writer_ms, holder_changed = 'held', '@' .. id, until_ms + 0, true
   to_set[1], to_set[2], to_delete[1] = 'write', until_ms, 'k'
+  if sub(since_ms, 1, 1) == '0' then to_delete[2], since_ms = 'n' .. id, sub(since_ms, 2) end -- its note ends with the hold
 elseif writer == id then
   if write == writer_stamp then
     code, write, to_delete[1] = 'held', nil, 'write'

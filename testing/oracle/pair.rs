@@ -104,15 +104,7 @@ impl<'a> Pair<'a> {
             }
             Operation::UpgradeBeside { old, beside, new, wish } => self.upgrade_beside(old, beside, new, wish).await,
             Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
-            Operation::Leave { who, rest_ms } => {
-                let (key, rest_until) = (Arc::clone(&self.key), self.rest_until(rest_ms));
-                let request = ReleaseRequest { key, id: acquisition(who), rest_until };
-                let real = self.real.release(&request).await;
-                let ReleaseRequest { id, .. } = &request;
-                self.compare(Some(who), real, Answer::ReleaseReply, |record, now| {
-                    record.release_until(now, id, rest_until)
-                })
-            }
+            Operation::Leave { who, rest_ms } => self.leave(who, rest_ms).await,
             Operation::Conversion { old, new, wish } => {
                 let (old, request) = (acquisition(old), self.face.ask(new, wish));
                 let real = self.real.convert(&self.key, &old, &request).await;
@@ -160,6 +152,14 @@ impl<'a> Pair<'a> {
                 Ok(())
             }
         }
+    }
+
+    async fn leave(&mut self, who: usize, rest_ms: Option<u64>) -> TestCaseResult {
+        let (key, rest_until) = (Arc::clone(&self.key), self.rest_until(rest_ms));
+        let request = ReleaseRequest { key, id: acquisition(who), rest_until };
+        let real = self.real.release(&request).await;
+        let ReleaseRequest { id, .. } = &request;
+        self.compare(Some(who), real, Answer::ReleaseReply, |record, now| record.release_until(now, id, rest_until))
     }
 
     async fn upgrade_beside(&mut self, old: usize, beside: usize, new: usize, wish: Wish) -> TestCaseResult {

@@ -454,6 +454,7 @@ impl Record {
             return false;
         };
         writer.id = id.of_rest();
+        writer.note = None;
         // The lease may last longer than the rest.
         writer.hold.deadline_ms = until_ms;
         self.recallable = None;

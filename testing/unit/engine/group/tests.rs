@@ -183,7 +183,7 @@ async fn dropped_group_leaves_nothing_wherever_it_is() {
         assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0); 3]);
     }
     let mut group = waiting(manager.all(&[write("a"), read("b")]));
-    let _ = group.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    drop(group.as_mut().poll(&mut Context::from_waker(Waker::noop())));
     drop(group);
     manager.flush().await.expect("memory answers");
     assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
