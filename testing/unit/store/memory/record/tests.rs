@@ -1,3 +1,5 @@
+mod rests;
+
 use super::*;
 use crate::store::{Forced, IfTaken};
 
