@@ -17,12 +17,12 @@ impl Drop for Uncorks {
 }
 
 /// Runs a step, such as the poll of several futures. Connections of this thread write the requests of the step after it.
-pub(crate) fn corked<T>(step: impl FnOnce() -> T) -> T {
+pub(crate) fn cork<T>(step: impl FnOnce() -> T) -> T {
     let _uncorks = Uncorks(IS_CORKED.replace(true));
     step()
 }
 
-/// Returns true during a step that [`corked`] runs on this thread.
+/// Returns true during a step that [`cork`] runs on this thread.
 #[inline]
 pub(crate) fn is_corked() -> bool {
     IS_CORKED.get()

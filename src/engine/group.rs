@@ -27,7 +27,7 @@ use futures_util::future::{join_all, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 
-use crate::base::cork::corked;
+use crate::base::cork::cork;
 use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -47,15 +47,15 @@ const KEPT_UNPOLLED: Duration = Duration::from_secs(3);
 /// Interval at which a waiting group extends its members.
 const EXTENDS_EVERY: Duration = Duration::from_secs(1);
 
-/// One lock of a group, and the mode in which the caller wants it.
+/// Lock of a group, and the mode in which the caller wants it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) key: Arc<Key>,
     pub(crate) mode: Mode,
 }
 
-/// Member of a group that the process holds.
-struct Member {
+/// GroupMember of a group that the process holds.
+struct GroupMember {
     held: Held,
     /// Share that the guard will have. Until then, the share in the hold ends earlier.
     share: Share,
@@ -70,14 +70,14 @@ enum Missing {
 }
 
 /// Result of a step that runs while the group holds members.
-enum Step<T> {
+enum Beside<T> {
     Done(T),
     /// The member with this index was lost meanwhile.
     Lost(usize),
 }
 
-/// Next step of the acquisition.
-enum Next {
+/// GroupStep step of the acquisition.
+enum GroupStep {
     /// Try all missing members.
     TryAll,
     /// Try this member again, because the server did not answer.
@@ -89,7 +89,7 @@ enum Next {
 }
 
 /// First lock in the order of the keys that was not available to a try, and why.
-pub(crate) struct Refused {
+pub(crate) struct GroupRefusal {
     pub(crate) lock: Arc<str>,
     pub(crate) denied: Box<Denied>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct Refused {
 /// End of an acquisition without a guard.
 enum NoGroup {
     /// The caller wanted one try, and this member was not available.
-    Refused(Refused),
+    Refused(GroupRefusal),
     Failed(Error),
 }
 
@@ -114,19 +114,19 @@ pub(crate) async fn acquire_all(
     wanted: &[Wanted],
     terms: Terms,
     patience: Patience,
-) -> Result<Result<Vec<Held>, Refused>> {
+) -> Result<Result<Vec<Held>, GroupRefusal>> {
     in_runtime()?;
     let mut group = Group::new(engine, wanted, terms, patience);
     group.check_conflicts()?;
     let (refused, is_confirmed) = match group.run().await {
         Ok(()) => return Ok(Ok(group.into_shares())),
         Err(NoGroup::Failed(Error::WaitTimeout { lock, confirmed, denied, .. })) => {
-            (Refused { lock, denied }, confirmed)
+            (GroupRefusal { lock, denied }, confirmed)
         }
         Err(NoGroup::Refused(refused)) => (refused, true),
         Err(NoGroup::Failed(error)) => return Err(error),
     };
-    let waited = group.waited();
+    let waited = group.wait_time();
     let confirmed = group.give_back_confirmed().await && is_confirmed;
     if patience == Patience::AskOnce && confirmed {
         return Ok(Err(refused));
@@ -135,9 +135,9 @@ pub(crate) async fn acquire_all(
 }
 
 /// Polls a future so that the requests of one poll take one write of each connection.
-pub(crate) async fn corks<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn with_one_write<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
-    poll_fn(|cx| corked(|| future.as_mut().poll(cx))).await
+    poll_fn(|cx| cork(|| future.as_mut().poll(cx))).await
 }
 
 struct Group<'a> {
@@ -149,7 +149,7 @@ struct Group<'a> {
     owner: OwnerId,
     began: Moment,
     /// Members that the group holds, at the indices of `wanted`.
-    members: Vec<Option<Member>>,
+    members: Vec<Option<GroupMember>>,
     /// Start of the server's silence about the member that the group tries again.
     silent_since: Option<Moment>,
     /// True if the members were not granted in one step, so that their grants may be far apart.
@@ -189,18 +189,18 @@ impl<'a> Group<'a> {
     }
 
     async fn run(&mut self) -> Result<(), NoGroup> {
-        let mut next = Next::TryAll;
+        let mut next = GroupStep::TryAll;
         loop {
             next = match next {
-                Next::TryAll => {
+                GroupStep::TryAll => {
                     let missing = self.missing().collect();
                     self.try_members(missing).await?
                 }
-                Next::TryOne(index) => self.try_members(vec![index]).await?,
-                Next::WaitFor(index, denied) => self.wait_for(index, denied).await?,
-                Next::HandOut => match self.hand_out().await {
-                    Step::Done(()) => return Ok(()),
-                    Step::Lost(index) => self.begin_at(index),
+                GroupStep::TryOne(index) => self.try_members(vec![index]).await?,
+                GroupStep::WaitFor(index, denied) => self.wait_for(index, denied).await?,
+                GroupStep::HandOut => match self.hand_out().await {
+                    Beside::Done(()) => return Ok(()),
+                    Beside::Lost(index) => self.begin_at(index),
                 },
             };
         }
@@ -226,7 +226,7 @@ impl<'a> Group<'a> {
     }
 
     /// Tries these members at once. After that, gives back the members behind the first that is missing.
-    async fn try_members(&mut self, missing: Vec<usize>) -> Result<Next, NoGroup> {
+    async fn try_members(&mut self, missing: Vec<usize>) -> Result<GroupStep, NoGroup> {
         let (engine, wanted) = (self.engine, self.wanted);
         let (terms, asked_at) = (Terms { wait_timeout: None, ..self.terms }, engine.clock.now());
         let mut tries: FuturesUnordered<_> = missing
@@ -238,10 +238,10 @@ impl<'a> Group<'a> {
             .collect();
         let mut first: Option<(usize, Missing)> = None;
         loop {
-            let (index, outcome) = match self.beside(corks(tries.next())).await {
-                Step::Done(Some(tried)) => tried,
-                Step::Done(None) => break,
-                Step::Lost(index) => return Ok(self.begin_at(index)),
+            let (index, outcome) = match self.beside(with_one_write(tries.next())).await {
+                Beside::Done(Some(tried)) => tried,
+                Beside::Done(None) => break,
+                Beside::Lost(index) => return Ok(self.begin_at(index)),
             };
             let why = match outcome {
                 Ok(Ok(held)) => {
@@ -260,32 +260,32 @@ impl<'a> Group<'a> {
         self.after_tries(first, asked_at)
     }
 
-    fn after_tries(&mut self, first: Option<(usize, Missing)>, asked_at: Moment) -> Result<Next, NoGroup> {
+    fn after_tries(&mut self, first: Option<(usize, Missing)>, asked_at: Moment) -> Result<GroupStep, NoGroup> {
         let Some((index, why)) = first else {
             self.silent_since = None;
-            return Ok(if self.missing().next().is_some() { Next::TryAll } else { Next::HandOut });
+            return Ok(if self.missing().next().is_some() { GroupStep::TryAll } else { GroupStep::HandOut });
         };
         match (why, self.patience) {
             (Missing::Silent(error), Patience::AskOnce) => Err(error.into()),
-            (Missing::Refused(denied), Patience::AskOnce) => Err(NoGroup::Refused(self.refused(index, denied))),
+            (Missing::Refused(denied), Patience::AskOnce) => Err(NoGroup::Refused(self.refusal_of(index, denied))),
             (Missing::Refused(denied), Patience::Wait) => {
                 self.silent_since = None;
                 self.give_back_from(index);
-                Ok(Next::WaitFor(index, denied))
+                Ok(GroupStep::WaitFor(index, denied))
             }
             (Missing::Silent(error), Patience::Wait) => {
                 self.give_back_from(index);
                 let since = *self.silent_since.get_or_insert(asked_at);
                 let is_over = self.engine.clock.now().since(since) >= self.engine.options().unreachable_after;
-                if is_over { Err(error.into()) } else { Ok(Next::TryOne(index)) }
+                if is_over { Err(error.into()) } else { Ok(GroupStep::TryOne(index)) }
             }
         }
     }
 
     /// Waits in the queue of one member. The group holds only members that come before it.
-    async fn wait_for(&mut self, index: usize, denied: Box<Denied>) -> Result<Next, NoGroup> {
+    async fn wait_for(&mut self, index: usize, denied: Box<Denied>) -> Result<GroupStep, NoGroup> {
         self.note_waited();
-        let left = self.terms.wait_timeout.map(|limit| limit.saturating_sub(self.waited()));
+        let left = self.terms.wait_timeout.map(|limit| limit.saturating_sub(self.wait_time()));
         if left == Some(Duration::ZERO) {
             return Err(self.timed_out(index, denied).into());
         }
@@ -293,13 +293,13 @@ impl<'a> Group<'a> {
         let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
         let waits = pin!(acquire_or_denied(engine, Arc::clone(key), *mode, terms, Patience::Wait));
         match self.beside(waits).await {
-            Step::Done(Ok(Ok(held))) => {
+            Beside::Done(Ok(Ok(held))) => {
                 self.add(index, held);
-                Ok(Next::TryAll)
+                Ok(GroupStep::TryAll)
             }
-            Step::Done(Ok(Err(denied))) => Ok(Next::WaitFor(index, denied)),
-            Step::Done(Err(error)) => Err(error.into()),
-            Step::Lost(lost) => Ok(self.begin_at(lost)),
+            Beside::Done(Ok(Err(denied))) => Ok(GroupStep::WaitFor(index, denied)),
+            Beside::Done(Err(error)) => Err(error.into()),
+            Beside::Lost(lost) => Ok(self.begin_at(lost)),
         }
     }
 
@@ -309,7 +309,7 @@ impl<'a> Group<'a> {
         if self.is_fixed() && self.has_waited {
             share.ends = now.after(self.engine.options().max_hold);
         }
-        let member = Member { held, share };
+        let member = GroupMember { held, share };
         member.extend(now);
         self.members[index] = Some(member);
     }
@@ -320,34 +320,34 @@ impl<'a> Group<'a> {
     }
 
     /// Begins anew at a member that was lost.
-    fn begin_at(&mut self, index: usize) -> Next {
+    fn begin_at(&mut self, index: usize) -> GroupStep {
         self.give_back_from(index);
         self.note_waited();
-        Next::TryAll
+        GroupStep::TryAll
     }
 
-    fn held(&self) -> impl Iterator<Item = (usize, &Member)> {
+    fn held_members(&self) -> impl Iterator<Item = (usize, &GroupMember)> {
         self.members.iter().enumerate().filter_map(|(index, member)| Some((index, member.as_ref()?)))
     }
 
     /// Runs a future. Meanwhile extends the members that the group holds, and looks whether one of them is lost.
-    async fn beside<T>(&mut self, step: impl Future<Output = T>) -> Step<T> {
+    async fn beside<T>(&mut self, step: impl Future<Output = T>) -> Beside<T> {
         let mut step = pin!(step);
         loop {
             let now = self.engine.clock.now();
-            self.held().for_each(|(_, member)| member.extend(now));
+            self.held_members().for_each(|(_, member)| member.extend(now));
             // The watchers begin after the extension, because a watcher counts with the end of the share at its begin.
             let lost = async {
                 let watches: Vec<_> = self
-                    .held()
+                    .held_members()
                     .map(|(index, member)| Box::pin(async move { (member.held.lost().await, index).1 }))
                     .collect();
                 if watches.is_empty() { std::future::pending().await } else { select_all(watches).await.0 }
             };
             tokio::select! {
                 biased;
-                index = lost => return Step::Lost(index),
-                done = &mut step => return Step::Done(done),
+                index = lost => return Beside::Lost(index),
+                done = &mut step => return Beside::Done(done),
                 () = self.engine.clock.timer(now.after(EXTENDS_EVERY)) => {}
             }
             self.warn_of_order();
@@ -355,12 +355,12 @@ impl<'a> Group<'a> {
     }
 
     /// Gives each share its own lease and end. A share with too little time first waits for a renewal.
-    async fn hand_out(&mut self) -> Step<()> {
+    async fn hand_out(&mut self) -> Beside<()> {
         let since = self.engine.clock.now();
         loop {
             match self.accept_all(since) {
-                Ok(None) => return Step::Done(()),
-                Err(index) => return Step::Lost(index),
+                Ok(None) => return Beside::Done(()),
+                Err(index) => return Beside::Lost(index),
                 Ok(Some((answer, until))) => {
                     let clock = self.engine.clock;
                     let answered = async {
@@ -369,8 +369,8 @@ impl<'a> Group<'a> {
                             () = clock.timer(until) => {}
                         }
                     };
-                    if let Step::Lost(index) = self.beside(pin!(answered)).await {
-                        return Step::Lost(index);
+                    if let Beside::Lost(index) = self.beside(pin!(answered)).await {
+                        return Beside::Lost(index);
                     }
                 }
             }
@@ -403,23 +403,23 @@ impl<'a> Group<'a> {
         Ok(short)
     }
 
-    fn waited(&self) -> Duration {
+    fn wait_time(&self) -> Duration {
         self.engine.clock.now().since(self.began)
     }
 
-    fn refused(&self, index: usize, denied: Box<Denied>) -> Refused {
-        Refused { lock: self.wanted[index].key.shared_name(), denied }
+    fn refusal_of(&self, index: usize, denied: Box<Denied>) -> GroupRefusal {
+        GroupRefusal { lock: self.wanted[index].key.shared_name(), denied }
     }
 
     fn timed_out(&self, index: usize, denied: Box<Denied>) -> Error {
         let lock = self.wanted[index].key.shared_name();
-        Error::WaitTimeout { lock, waited: self.waited(), confirmed: true, denied }
+        Error::WaitTimeout { lock, waited: self.wait_time(), confirmed: true, denied }
     }
 
     /// Gives back all members. Returns true if the server has confirmed that within the time that the caller waits for.
     async fn give_back_confirmed(&mut self) -> bool {
         let releases = self.members.iter_mut().filter_map(Option::take).map(|member| member.held.release());
-        let released = pin!(corks(join_all(releases)));
+        let released = pin!(with_one_write(join_all(releases)));
         let limit = self.engine.clock.now().after(self.engine.options().response_timeout * 2);
         tokio::select! {
             biased;
@@ -449,7 +449,7 @@ impl<'a> Group<'a> {
     }
 }
 
-impl Member {
+impl GroupMember {
     /// Lets the share last a little longer, since the future of the group is polled.
     fn extend(&self, now: Moment) {
         let ends = self.share.ends.min(now.after(KEPT_UNPOLLED));

@@ -17,7 +17,7 @@ use crate::base::options::{Overrides, Terms};
 use crate::base::process::Process;
 use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::acquire::Patience;
-use crate::engine::group::{Refused, Wanted, acquire_all, corks};
+use crate::engine::group::{GroupRefusal, Wanted, acquire_all, with_one_write};
 use crate::engine::{Engine, Held};
 #[allow(unused_imports)] // only links in the documentation use these imports
 use crate::face::{acquire::Acquire, guard::WriteGuard, manager::RwLockManager};
@@ -27,7 +27,7 @@ use crate::store::BoxFuture;
 /// Largest number of names in one call of [`all`](RwLockManager::all).
 const MAX_NAMES: usize = 256;
 
-/// Name of a lock and a mode, for [`RwLockManager::all`]. The functions [`read`] and [`write`] create it.
+/// Name of a lock and a mode, for [`RwLockManager::all`]. The functions [`read`](fn@read) and [`write`](fn@write) create it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct NamedLock {
     name: String,
@@ -276,7 +276,7 @@ impl AcquireAll {
             underway.into_iter().for_each(|underway| underway.end(word));
             Ok(match outcome? {
                 Ok(held) => Ok(GroupGuard { held, members }),
-                Err(Refused { lock, denied }) => Err(GroupDenied { lock, denied: *denied }),
+                Err(GroupRefusal { lock, denied }) => Err(GroupDenied { lock, denied: *denied }),
             })
         })
     }
@@ -375,7 +375,7 @@ impl fmt::Debug for AcquiringAll {
 pub struct GroupDenied {
     /// Name of the lock.
     pub lock: Arc<str>,
-    /// What kept the acquisition out.
+    /// Reason for which the acquisition was kept out.
     pub denied: Denied,
 }
 
@@ -432,7 +432,7 @@ pub struct GroupGuard {
     members: Vec<usize>,
 }
 
-/// One lock of a [`GroupGuard`].
+/// Lock of a [`GroupGuard`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct GroupLock<'a> {
@@ -523,7 +523,7 @@ impl GroupGuard {
     /// Safe: if the future is dropped, the manager releases the locks in the background, whether the future was polled
     /// or not.
     pub async fn release(self) -> Result<()> {
-        first_error(corks(join_all(self.held.into_iter().map(Held::release))).await)
+        first_error(with_one_write(join_all(self.held.into_iter().map(Held::release))).await)
     }
 }
 
