@@ -526,6 +526,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
         metrics: Metrics::default(),
+        cached: Arc::default(),
     }
 }
 

@@ -15,6 +15,9 @@ pub(crate) mod effects;
 pub(crate) mod end;
 pub(crate) mod hold;
 pub(crate) mod local_waits;
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../testing/explorer/process.rs"]
+pub(crate) mod process;
 mod record;
 pub(crate) mod release;
 pub(crate) mod shares;

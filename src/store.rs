@@ -29,7 +29,8 @@ use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 
 pub(crate) use crate::base::attempt::{
-    AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Notification, Route, ServerContact, Subscription,
+    Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Notification, Route, ServerContact,
+    Subscription,
 };
 use crate::base::clock::Clock;
 pub(crate) use crate::base::denied::NamedHolder;
@@ -100,47 +101,6 @@ impl AcquireRequest {
         match self.if_taken {
             IfTaken::Leave => self.lease,
             IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl } => self.lease.min(waiter_ttl),
-        }
-    }
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Acquired {
-    Granted(Granted),
-    /// The acquisition waits in the queue. `retry_in` is the time to the first deadline at which the lock may become
-    /// free.
-    Queued {
-        retry_in: Duration,
-        /// True if the lock is recallable and a waiter has recalled the hold. Then it is possible that no guard uses
-        /// the hold.
-        is_cached: bool,
-        /// Live holder of the lock. If several readers hold it, one of them. `None` if only waiters are ahead.
-        holder: Option<Arc<NamedHolder>>,
-    },
-    /// The lock is held, or others wait for it, and the acquisition does not wait. `retry_in` and `holder` have the
-    /// meaning that they have in `Queued`.
-    Contended {
-        retry_in: Duration,
-        holder: Option<Arc<NamedHolder>>,
-    },
-    /// The acquisition is refused as by `Contended`, and the lock is recallable. Then it is possible that no guard uses
-    /// the hold.
-    Cached {
-        retry_in: Duration,
-        holder: Option<Arc<NamedHolder>>,
-    },
-    /// The request arrived after its time limit and changed nothing.
-    Late,
-}
-
-impl Acquired {
-    /// Returns the holder that a refusal names. `None` for a refusal that names none, and for every other answer.
-    pub(crate) fn named_holder(&self) -> Option<&Arc<NamedHolder>> {
-        match self {
-            Self::Queued { holder, .. } | Self::Contended { holder, .. } | Self::Cached { holder, .. } => {
-                holder.as_ref()
-            }
-            Self::Granted(_) | Self::Late => None,
         }
     }
 }

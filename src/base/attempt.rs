@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::base::denied::NamedHolder;
 use crate::base::digits::Digits;
 use crate::base::error::{AtNode, Refusal, Source};
 use crate::base::lease::{FencingToken, Moment, ServerTime};
@@ -76,7 +77,7 @@ impl AcquisitionId {
 }
 
 /// Hash of a node's address, which identifies the node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct NodeId(u64);
 
 impl NodeId {
@@ -110,6 +111,48 @@ pub(crate) struct Granted {
     /// True if a waiter cannot enter because of this hold. A read hold excludes only writers. While a writer waits, no
     /// further reader may join the read hold. A write hold excludes readers and writers.
     pub(crate) is_waited_for: bool,
+}
+
+/// Answer to an acquisition.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Acquired {
+    Granted(Granted),
+    /// The acquisition waits in the queue. `retry_in` is the time to the first deadline at which the lock may become
+    /// free.
+    Queued {
+        retry_in: Duration,
+        /// True if the lock is recallable and a waiter has recalled the hold. Then it is possible that no guard uses
+        /// the hold.
+        is_cached: bool,
+        /// Live holder of the lock. If several readers hold it, one of them. `None` if only waiters are ahead.
+        holder: Option<Arc<NamedHolder>>,
+    },
+    /// The lock is held, or others wait for it, and the acquisition does not wait. `retry_in` and `holder` have the
+    /// meaning that they have in `Queued`.
+    Contended {
+        retry_in: Duration,
+        holder: Option<Arc<NamedHolder>>,
+    },
+    /// The acquisition is refused as by `Contended`, and the lock is recallable. Then it is possible that no guard uses
+    /// the hold.
+    Cached {
+        retry_in: Duration,
+        holder: Option<Arc<NamedHolder>>,
+    },
+    /// The request arrived after its time limit and changed nothing.
+    Late,
+}
+
+impl Acquired {
+    /// Returns the holder that a refusal names. `None` for a refusal that names none, and for every other answer.
+    pub(crate) fn named_holder(&self) -> Option<&Arc<NamedHolder>> {
+        match self {
+            Self::Queued { holder, .. } | Self::Contended { holder, .. } | Self::Cached { holder, .. } => {
+                holder.as_ref()
+            }
+            Self::Granted(_) | Self::Late => None,
+        }
+    }
 }
 
 /// Reason why an attempt has no usable answer.

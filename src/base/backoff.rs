@@ -10,8 +10,30 @@ const FIRST: Duration = Duration::from_millis(20);
 /// Longest pause. It is short, so that a waiter asks soon after the server is back.
 const MAX: Duration = Duration::from_millis(250);
 
+/// Random share of a pause or interval. Code without randomness gets it as an input.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Jitter(u16);
+
+impl Jitter {
+    /// Draws a new random share.
+    pub(crate) fn draw() -> Self {
+        Self(fastrand::u16(..))
+    }
+
+    /// Returns a share that is not random, for tests.
+    #[cfg(test)]
+    pub(crate) const fn of(share: u16) -> Self {
+        Self(share)
+    }
+
+    /// Returns the share as a number from 0 to less than 1.
+    pub(crate) fn fraction(self) -> f64 {
+        f64::from(self.0) / 65_536.0
+    }
+}
+
 /// Pauses of one request, or of one hold.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Backoff {
     longest: Duration,
 }
@@ -28,15 +50,15 @@ impl Backoff {
     }
 
     /// Returns the pause before the next try. The pause after that will be longer.
-    pub(crate) fn pause(&mut self) -> Duration {
-        let pause = self.longest.mul_f64(0.5 + fastrand::f64() / 2.0);
+    pub(crate) fn pause(&mut self, jitter: Jitter) -> Duration {
+        let pause = self.longest.mul_f64(0.5 + jitter.fraction() / 2.0);
         self.longest = (self.longest * 2).min(MAX);
         pause
     }
 
     /// Waits before the next try.
     pub(crate) async fn wait(&mut self) {
-        tokio::time::sleep(self.pause()).await;
+        tokio::time::sleep(self.pause(Jitter::draw())).await;
     }
 
     /// Starts again with the first pause. The calling code does so after an answer.
@@ -52,11 +74,11 @@ mod tests {
     #[test]
     fn pauses_grow_to_the_longest_and_begin_anew_after_an_answer() {
         let mut backoff = Backoff::new();
-        assert!(backoff.pause() <= FIRST);
-        let pauses: Vec<_> = std::iter::repeat_with(|| backoff.pause()).take(20).collect();
+        assert!(backoff.pause(Jitter::draw()) <= FIRST);
+        let pauses: Vec<_> = std::iter::repeat_with(|| backoff.pause(Jitter::draw())).take(20).collect();
         assert!(pauses.iter().all(|pause| *pause <= MAX), "{pauses:?}");
         assert!(pauses[4..].iter().all(|pause| *pause >= MAX / 2), "{pauses:?}");
         backoff.reset();
-        assert!(backoff.pause() <= FIRST);
+        assert!(backoff.pause(Jitter::draw()) <= FIRST);
     }
 }

@@ -10,7 +10,7 @@ use crate::base::attempt::{Attempt, Failure};
 use crate::base::lease::Moment;
 
 /// Copies of the requests with one acquisition id. Several tasks may have sent them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct InDoubt {
     /// Number of copies for whose answers their senders still wait.
     in_flight: u32,

@@ -9,6 +9,7 @@
 //! Source: the drift allowance of Redlock, and Gray and Cheriton, "Leases" (1989).
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -24,8 +25,15 @@ const NANOS_PER_SEC: u64 = 1_000_000_000;
 /// Moment of the local clock, in nanoseconds since the clock's own origin.
 ///
 /// The stored number is one greater and never zero, so an `Option` of a moment needs no more memory than a moment.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(NonZeroU64);
+
+/// Moments, tokens and times of a server have word sizes of their own. So a hasher can take them relative to a base, as the explorer does.
+impl Hash for Moment {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u128(self.0.get().into());
+    }
+}
 
 impl fmt::Debug for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,6 +103,12 @@ pub(crate) fn max_delay(response_timeout: Duration, max_clock_skew: Duration) ->
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct ServerTime(u64);
 
+impl Hash for ServerTime {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_i128(self.0.into());
+    }
+}
+
 impl ServerTime {
     pub(crate) const fn from_micros(micros: u64) -> Self {
         Self(micros)
@@ -126,7 +140,7 @@ impl ServerTime {
 
 /// Clock sample: two readings of clocks from one answered request to one node. The request was sent at the local time
 /// `sent`. Later, the server read its own clock as `server`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ClockSample {
     pub(crate) sent: Moment,
     pub(crate) server: ServerTime,
@@ -173,9 +187,15 @@ impl ClockSample {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(into = "u64", try_from = "u64"))]
 pub struct FencingToken(u64);
+
+impl Hash for FencingToken {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_i64(self.0.cast_signed());
+    }
+}
 
 impl FencingToken {
     /// Greatest token. Scripts compute with doubles, which represent all integers up to this one exactly.

@@ -45,8 +45,8 @@ impl Liveness {
         self.until.fetch_max(sent.after(LIVE_FOR).as_nanos(), Ordering::Release);
     }
 
-    fn is_live_at(&self, now: Moment) -> bool {
-        now.as_nanos() < self.until.load(Ordering::Acquire)
+    fn live_until(&self) -> Moment {
+        Moment::from_nanos(self.until.load(Ordering::Acquire))
     }
 }
 
@@ -59,14 +59,46 @@ pub(crate) struct LiveSubscription {
 }
 
 impl LiveSubscription {
-    /// Returns the node of the subscription.
-    pub(crate) fn node(&self) -> NodeId {
-        self.liveness.node
+    fn id(&self) -> SubscriptionId {
+        SubscriptionId { epoch: self.epoch, node: self.liveness.node }
+    }
+}
+
+/// Subscription as the state of a lock stores it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct SubscriptionId {
+    pub(crate) epoch: u64,
+    pub(crate) node: NodeId,
+}
+
+/// Recalls for one lock that a process has received, at one moment. They are an input of the lock's state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reception {
+    /// Confirmed subscription, if there is one.
+    pub(crate) subscription: Option<SubscriptionId>,
+    /// Moment until which the confirmed subscription counts as live.
+    pub(crate) live_until: Moment,
+    /// Highest token of all recalls by waiters in the queue, and the time of the last recall.
+    pub(crate) last_recall: Option<(FencingToken, Moment)>,
+}
+
+impl Reception {
+    /// Reception of a process that does not listen for recalls of the lock.
+    pub(crate) const NONE: Self = Self { subscription: None, live_until: Moment::from_nanos(0), last_recall: None };
+
+    /// Returns true if the subscription with this number receives every recall.
+    pub(crate) fn is_live(&self, epoch: u64, now: Moment) -> bool {
+        self.is_confirmed(epoch) && now < self.live_until
     }
 
-    /// Returns true if the node has answered recently enough.
-    pub(crate) fn is_live(&self, now: Moment) -> bool {
-        self.liveness.is_live_at(now)
+    /// Returns true if the subscription with this number is confirmed, and so has not broken since.
+    pub(crate) fn is_confirmed(&self, epoch: u64) -> bool {
+        self.subscription.is_some_and(|subscription| subscription.epoch == epoch)
+    }
+
+    /// Returns the time of the last recall, if some recall had this token or a higher one.
+    pub(crate) fn last_recall_of(&self, token: FencingToken) -> Option<Moment> {
+        self.last_recall.filter(|(recalled, _)| *recalled >= token).map(|(_, at)| at)
     }
 }
 
@@ -107,19 +139,19 @@ impl Recalls {
     }
 
     /// Returns the subscription if it is confirmed.
-    pub(crate) fn subscription(&self) -> Option<LiveSubscription> {
-        self.state.lock().subscription.clone()
+    pub(crate) fn subscription(&self) -> Option<SubscriptionId> {
+        self.state.lock().subscription.as_ref().map(LiveSubscription::id)
     }
 
-    /// Returns true if `subscription` is still the current subscription, and so has not broken since.
-    pub(crate) fn is_still(&self, subscription: &LiveSubscription) -> bool {
-        self.state.lock().subscription.as_ref().is_some_and(|now| now.epoch == subscription.epoch)
-    }
-
-    /// Returns the time of the last recall, if some recall had this token or a higher one.
-    pub(crate) fn last_recall_of(&self, token: FencingToken) -> Option<Moment> {
+    /// Returns what has been received so far.
+    pub(crate) fn reception(&self) -> Reception {
         let state = self.state.lock();
-        (state.token != FencingToken::ZERO && state.token >= token).then_some(state.recalled_at)
+        let subscription = state.subscription.as_ref();
+        Reception {
+            subscription: subscription.map(LiveSubscription::id),
+            live_until: subscription.map_or(Moment::from_nanos(0), |now| now.liveness.live_until()),
+            last_recall: (state.token != FencingToken::ZERO).then_some((state.token, state.recalled_at)),
+        }
     }
 
     /// Notes that the subscription is confirmed.

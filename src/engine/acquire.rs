@@ -40,8 +40,8 @@ use crate::engine::waiters::WaiterPermit;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Notifications, Pending, SideOutage};
-use crate::lock::wait::{FirstAnswer, WaitEntry};
+use crate::lock::side::{Pending, SideOutage};
+use crate::lock::wait::{FirstAnswer, Notifications, WaitEntry};
 use crate::store::{Mode, ServerContact};
 
 use self::arm::Arming;
@@ -576,14 +576,15 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Takes back what an acquisition may have left on the server, while nobody waits for that. Returns until when it may be there.
-    fn cancel(&self, pending: Pending) -> Option<Moment> {
+    fn cancel(&self, mut pending: Pending) -> Option<Moment> {
+        // Declared first: what is taken back is counted before it is not counted here any more.
+        let _unsettled = self.engine.releases.unsettled_of(&mut pending);
         if pending.is_unknown_to_server() {
             return None;
         }
         let release = self.release_of(&pending);
         let server_until = release.server_until;
         self.engine.releases.take_back_from_here(release, self.engine.clock.now());
-        // `pending.open_operation` goes now: what was taken back has been counted.
         Some(server_until)
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::base::lease::Moment;
-use crate::lock::hold::{CacheOutcome, CachedCount};
+use crate::lock::hold::CacheOutcome;
 
 /// A name that was used longer ago is a new one.
 const REMEMBERED: Duration = Duration::from_secs(10);
@@ -28,8 +28,7 @@ const WAYS: usize = 8;
 #[derive(Debug)]
 pub(crate) struct CachePolicy {
     places: Box<[Mutex<[NameUse; WAYS]>]>,
-    /// How many holds may stay, and how many at most.
-    cached_count: Arc<CachedCount>,
+    /// How many holds may stay at most.
     most: usize,
 }
 
@@ -49,16 +48,12 @@ impl CachePolicy {
     pub(crate) fn of(names: usize) -> Arc<Self> {
         let places = names.saturating_mul(2).clamp(64, MAX_PLACES).next_power_of_two() / WAYS;
         let places = std::iter::repeat_with(Mutex::default).take(places).collect();
-        Arc::new(Self { places, cached_count: Arc::default(), most: names })
+        Arc::new(Self { places, most: names })
     }
 
-    pub(crate) fn cached_count(&self) -> &Arc<CachedCount> {
-        &self.cached_count
-    }
-
-    /// How many too many there are.
-    pub(crate) fn excess(&self) -> usize {
-        self.cached_count.get().saturating_sub(self.most)
+    /// How many too many there are of so many.
+    pub(crate) fn excess(&self, cached: usize) -> usize {
+        cached.saturating_sub(self.most)
     }
 
     /// Where what is known of a name is, and what it goes by there.

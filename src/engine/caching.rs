@@ -16,10 +16,10 @@ use crate::base::clock::Clock;
 use crate::base::events;
 use crate::base::key::Key;
 use crate::base::lease::Moment;
-use crate::base::recalls::{LiveSubscription, OnRecall, Recall, Recalls};
+use crate::base::recalls::{OnRecall, Recall, Recalls, SubscriptionId};
 use crate::base::throttle::Throttle;
 use crate::engine::Engine;
-use crate::lock::hold::{CacheAnswer, CacheState, CachedCount, CachedPermit, Hold};
+use crate::lock::hold::{CacheAnswer, CacheState, Hold};
 use crate::lock::wait::{CachedCell, WaitEntry};
 use crate::store::{Answered, Scheme};
 
@@ -28,9 +28,8 @@ use crate::store::{Answered, Scheme};
 pub(super) struct CacheRequest {
     recalls: Arc<Recalls>,
     cache_for: Duration,
-    cached_count: Arc<CachedCount>,
     /// It says that the hold may stay, and this is the subscription that stands.
-    subscription: Option<LiveSubscription>,
+    subscription: Option<SubscriptionId>,
 }
 
 impl CacheRequest {
@@ -45,13 +44,13 @@ impl CacheRequest {
     }
 
     /// For the hold that was granted. A notification answers no request: its claim does.
-    pub(super) fn into_state(self) -> Box<CacheState> {
-        Box::new(CacheState::new(self.recalls, self.cache_for, CachedPermit::among(&self.cached_count)))
+    pub(super) fn to_state(&self) -> Box<CacheState> {
+        Box::new(CacheState::new(self.cache_for))
     }
 
     /// What the answer to the request says of it.
     pub(super) fn answer<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> CacheAnswer {
-        CacheAnswer { offered_on: self.subscription.clone(), sent: answer.sent, node: answer.node, is_waited_for }
+        CacheAnswer { offered_on: self.subscription, sent: answer.sent, node: answer.node, is_waited_for }
     }
 }
 
@@ -130,26 +129,21 @@ impl Engine {
 
     /// What an attempt says of keeping its hold.
     pub(super) fn cache_request(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<CacheRequest> {
-        let kept = Arc::clone(self.uses.as_ref()?.cached_count());
         let calls = entry.recalls(|cell| self.listen(key, cell))?;
         let standing = calls.subscription();
-        Some(CacheRequest { recalls: calls, cache_for, cached_count: kept, subscription: standing })
+        Some(CacheRequest { recalls: calls, cache_for, subscription: standing })
     }
 
     /// What a conversion says of keeping its hold: the same as of the one before.
     pub(super) fn cache_request_on(&self, hold: &Hold) -> Option<CacheRequest> {
-        let (calls, cache_for) = hold.cache_terms()?;
-        Some(CacheRequest {
-            recalls: calls,
-            cache_for,
-            cached_count: Arc::clone(self.uses.as_ref()?.cached_count()),
-            subscription: None,
-        })
+        let (recalls, cache_for) = hold.cache_terms()?;
+        Some(CacheRequest { recalls, cache_for, subscription: None })
     }
 
     /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.
     pub(super) fn bound_cached(&self, now: Moment) {
-        let Some(excess) = self.uses.as_ref().map_or(0, |uses| uses.excess()).checked_sub(1) else {
+        let Some(excess) = self.uses.as_ref().map_or(0, |uses| uses.excess(self.table.cached_count())).checked_sub(1)
+        else {
             return;
         };
         let mut idle = self.table.cached_holds();

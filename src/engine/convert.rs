@@ -15,6 +15,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::backoff::Jitter;
 use crate::base::error::{Error, LossReason};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
@@ -170,7 +171,10 @@ impl Converting {
                     return Ok(Held::new(&engine, hold, share_id));
                 }
                 None if self.engine.closing.is_closed() => self.lost(&held, LossReason::Closed),
-                None => self.lost(&held, LossReason::Expired),
+                None => {
+                    self.old.end_with_conversion(now);
+                    self.lost(&held, LossReason::Expired)
+                }
             },
             Outcome::Stays(error) => {
                 self.settled = true;
@@ -316,7 +320,7 @@ impl Converting {
         let Granted { token, tokens, remaining, is_waited_for } = granted;
         let keep = self.keeping.take().map(|keeping| {
             let word = keeping.answer(answer, is_waited_for);
-            (keeping.into_state(), Some(word))
+            (keeping.to_state(), Some(word))
         });
         let granted = hold::NewHold {
             granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
@@ -326,6 +330,7 @@ impl Converting {
             cache: keep,
             share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
             is_claim: false,
+            jitter: Jitter::draw(),
         };
         let (hold, share_id) = self.old.convert_into(granted, now)?;
         // `close` has listed its holds already, or finds this one in its cell.

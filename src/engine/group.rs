@@ -25,7 +25,6 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::sync::Notify;
 
 use crate::base::cork::cork;
 use crate::base::denied::Denied;
@@ -38,8 +37,9 @@ use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::engine::acquire::{Patience, acquire_or_denied};
 use crate::engine::{Engine, Held, in_runtime};
-use crate::lock::hold::Accepted;
+use crate::lock::hold::{Accepted, Hold};
 use crate::lock::shares::Share;
+use crate::lock::side::WaiterId;
 
 /// Time for which a member of a waiting group stays held without a poll of the group's future. It is as long as the
 /// server waits for a waiter that it has granted a lock.
@@ -59,6 +59,19 @@ struct GroupMember {
     held: Held,
     /// Share that the guard will have. Until then, the share in the hold ends earlier.
     share: Share,
+    /// Number with which the group waits for a renewal before it takes the share.
+    takes_as: WaiterId,
+    /// Number with which the group extends the share. No task waits with it, so that an extension does not make the
+    /// group wait for one more renewal.
+    extends_as: WaiterId,
+}
+
+/// Renewal for which the group waits before it takes a share.
+struct AwaitedAnswer {
+    hold: Arc<Hold>,
+    waiter_id: WaiterId,
+    /// Latest moment of the next look.
+    until: Moment,
 }
 
 /// Reason why a try did not bring a member.
@@ -309,7 +322,8 @@ impl<'a> Group<'a> {
         if self.is_fixed() && self.has_waited {
             share.ends = now.after(self.engine.options().max_hold);
         }
-        let member = GroupMember { held, share };
+        let (takes_as, extends_as) = (held.hold().new_waiter(), held.hold().new_waiter());
+        let member = GroupMember { held, share, takes_as, extends_as };
         member.extend(now);
         self.members[index] = Some(member);
     }
@@ -361,11 +375,11 @@ impl<'a> Group<'a> {
             match self.accept_all(since) {
                 Ok(None) => return Beside::Done(()),
                 Err(index) => return Beside::Lost(index),
-                Ok(Some((answer, until))) => {
+                Ok(Some(AwaitedAnswer { hold, waiter_id, until })) => {
                     let clock = self.engine.clock;
                     let answered = async {
                         tokio::select! {
-                            () = answer.notified() => {}
+                            () = hold.renewal_answered(waiter_id) => {}
                             () = clock.timer(until) => {}
                         }
                     };
@@ -379,7 +393,7 @@ impl<'a> Group<'a> {
 
     /// Takes all shares. Returns the answer to wait for if one of them has too little time, or the index of a member
     /// that is over.
-    fn accept_all(&mut self, since: Moment) -> Result<Option<(Arc<Notify>, Moment)>, usize> {
+    fn accept_all(&mut self, since: Moment) -> Result<Option<AwaitedAnswer>, usize> {
         let now = self.engine.clock.now();
         // A fixed lease counts from the moment at which the group holds all members.
         let renews = self.is_fixed() && self.has_waited;
@@ -389,15 +403,16 @@ impl<'a> Group<'a> {
             if renews {
                 member.share.ends = since.after(self.terms.max_hold);
             }
-            let (hold, share_id) = (member.held.hold(), member.held.share_id());
+            let (hold, waiter_id) = (Arc::clone(member.held.hold()), member.takes_as);
+            let taken = (member.held.share_id(), member.share);
             let accepted = match renews {
-                true => hold.accept_renewed(share_id, member.share, since, now),
-                false => hold.accept(share_id, member.share, since, now),
+                true => hold.accept_renewed(waiter_id, taken, since, now),
+                false => hold.accept(waiter_id, taken, since, now),
             };
             match accepted {
                 Accepted::Taken(token) => member.held.set_token(token),
                 Accepted::Over => return Err(index),
-                Accepted::Short { answer, until, .. } => short = short.or(Some((answer, until))),
+                Accepted::Short { until, .. } => short = short.or(Some(AwaitedAnswer { hold, waiter_id, until })),
             }
         }
         Ok(short)
@@ -455,6 +470,6 @@ impl GroupMember {
         let ends = self.share.ends.min(now.after(KEPT_UNPOLLED));
         let share = Share { ends, ..self.share };
         // Without enough time, this call makes a renewal due. A share that is over is found by its watcher.
-        drop(self.held.hold().accept(self.held.share_id(), share, now, now));
+        self.held.hold().accept(self.extends_as, (self.held.share_id(), share), now, now);
     }
 }

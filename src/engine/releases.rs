@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::base::attempt::{Attempt, Failure, Route};
-use crate::base::backoff::Backoff;
+use crate::base::backoff::{Backoff, Jitter};
 use crate::base::clock::Clock;
 use crate::base::deadline_queue::DeadlineQueue;
 use crate::base::error::Refusal;
@@ -26,7 +26,7 @@ use crate::base::panics::catch_panic;
 use crate::engine::replay::ReleaseReplay;
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;
-use crate::lock::side::{CountOperations, OpenOperation};
+use crate::lock::side::Pending;
 use crate::lock::table::Table;
 use crate::store::{MasterRelease, PendingAtMaster, ReleaseBackground, ReleaseReply, ReleaseRequest, Scheme};
 use inline::InlineReleases;
@@ -206,7 +206,7 @@ impl Releases {
 
     /// Sends an unanswered release again after a pause.
     pub(super) fn again(&self, mut job: ReleaseTask, now: Moment) {
-        let pause = job.backoff.pause();
+        let pause = job.backoff.pause(Jitter::draw());
         self.later(job, now.after(pause));
     }
 
@@ -309,13 +309,12 @@ impl Releases {
     /// its release.
     pub(crate) fn begin_unsettled(self: &Arc<Self>) -> Unsettled {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
-        Unsettled(Arc::clone(self))
+        Unsettled(Some(Arc::clone(self)))
     }
 
-    /// Counts an attempt as in progress until the returned value is dropped. The cell of the lock stores this value.
-    pub(crate) fn open_operation(self: &Arc<Self>) -> OpenOperation {
-        self.unsettled.fetch_add(1, Ordering::SeqCst);
-        OpenOperation::counted_by(Arc::<Self>::clone(self))
+    /// Returns the count of a request that has left its cell, if `close` waits for the request.
+    pub(crate) fn unsettled_of(self: &Arc<Self>, pending: &mut Pending) -> Option<Unsettled> {
+        std::mem::take(&mut pending.is_counted).then(|| Unsettled(Some(Arc::clone(self))))
     }
 
     /// Called between the change of a hold and the count of its release. Does nothing, unless a test interrupts the
@@ -460,19 +459,22 @@ struct UnderwayRelease {
 
 /// Count of one acquisition or release in progress. Its drop counts the end.
 #[derive(Debug)]
-pub(crate) struct Unsettled(Arc<Releases>);
+pub(crate) struct Unsettled(Option<Arc<Releases>>);
 
-impl CountOperations for Releases {
-    fn on_end(&self) {
-        if self.unsettled.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.settled.notify_waiters();
-        }
+impl Unsettled {
+    /// Leaves the count to the cell, which has the request that is counted. [`Releases::unsettled_of`] takes it back.
+    pub(crate) fn leave_to_cell(mut self) {
+        self.0 = None;
     }
 }
 
 impl Drop for Unsettled {
     fn drop(&mut self) {
-        self.0.on_end();
+        if let Some(releases) = &self.0
+            && releases.unsettled.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            releases.settled.notify_waiters();
+        }
     }
 }
 
@@ -485,7 +487,9 @@ impl UnderwayRelease {
 
 impl Drop for UnderwayRelease {
     fn drop(&mut self) {
-        let Unsettled(releases) = &self.unsettled;
+        let Unsettled(Some(releases)) = &self.unsettled else {
+            return;
+        };
         if let Some(hold) = self.hold.take() {
             releases.unblock(&hold);
         }

@@ -10,7 +10,7 @@ use crate::base::events::{self, Limiter};
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::metrics::RenewalOutcome;
 use crate::base::panics::catch_panic;
-use crate::base::recalls::LiveSubscription;
+use crate::base::recalls::SubscriptionId;
 use crate::engine::cache_policy::CachePolicy;
 use crate::engine::releases::Releases;
 use crate::lock::hold::{CacheAnswer, Grant, Hold, Next};
@@ -38,7 +38,7 @@ pub(super) struct DueRenewal {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
     /// Live subscription to recalls. If it is present, the renewal tells the server that the hold may be cached.
-    said: Option<LiveSubscription>,
+    said: Option<SubscriptionId>,
     /// Time of the server's clock until which the renewal lets the hold last at least.
     rest_until: Option<ServerTime>,
 }
@@ -122,9 +122,8 @@ impl Renewals {
                 Renewed::Renewed { remaining, is_waited_for, tokens } => {
                     metrics.renewal(RenewalOutcome::Renewed);
                     if let Some(subscription) = said {
-                        let said = Some(subscription.clone());
-                        let cache_answer =
-                            CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
+                        let (offered_on, sent, node) = (Some(*subscription), answer.sent, answer.node);
+                        let cache_answer = CacheAnswer { offered_on, sent, node, is_waited_for };
                         hold.on_cache_answer(cache_answer, tokens, now);
                     }
                     if rest_until.is_some() {

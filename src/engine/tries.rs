@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::base::backoff::Backoff;
+use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::{Error, Result};
 use crate::base::key::Key;
 use crate::base::lease::Moment;
@@ -61,7 +61,7 @@ impl Tries {
                 // The next try waits for the word of a node that is silent, with all others.
                 if !engine.scheme.contact(key).is_silent {
                     // No pause makes the caller wait for longer than it bears.
-                    tokio::time::sleep(self.backoff.pause().min(left)).await;
+                    tokio::time::sleep(self.backoff.pause(Jitter::draw()).min(left)).await;
                 }
                 Ok(())
             }

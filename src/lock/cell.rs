@@ -1,18 +1,31 @@
 //! Cell of one lock: the state of the lock, behind a mutex.
 //!
+//! The state is data. What cannot be compared or copied is kept beside it: the wakers of the waiters by their ids, the
+//! receiver of recalls, and the subscription that a leader leaves to the next one.
+//!
 //! An event changes the state under the mutex. The cell carries out the effects of the event after it has released the
 //! mutex, for three reasons. A waker may run any code. The deadline queue has a mutex of its own. The drop of a hold is
 //! an event of the cell too.
 
+mod beside;
+
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::base::key::Key;
 use crate::base::lease::Moment;
-use crate::lock::effects::{Effects, InRenewalQueue, Rules};
+use crate::base::mode::Mode;
+use crate::base::recalls::{Recalls, Reception};
+use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
+use crate::lock::side::WaiterId;
 use crate::lock::state::State;
+
+pub(crate) use beside::Notifications;
+pub(super) use beside::{Beside, Woken};
 
 /// Services that a cell needs from the table.
 pub(super) trait Surroundings<H>: Send + Sync {
@@ -30,12 +43,51 @@ pub(super) struct Cell<H> {
     key: Arc<Key>,
     rules: Arc<Rules>,
     around: Weak<dyn Surroundings<H>>,
-    state: Mutex<State<H>>,
+    contents: Mutex<Contents<H>>,
+}
+
+/// State of a lock, and the things that belong to the lock and are no part of its state.
+struct Contents<H> {
+    state: State<H>,
+    /// Receiver of recalls. Present while a hold may be cached.
+    recalls: Option<Arc<Recalls>>,
+    beside: Option<Box<Beside>>,
+}
+
+impl<H: InRenewalQueue> Contents<H> {
+    fn inputs<'a>(&self, rules: &'a Rules) -> Inputs<'a> {
+        Inputs { rules, heard: self.reception() }
+    }
+
+    #[inline]
+    fn reception(&self) -> Reception {
+        self.recalls.as_ref().map_or(Reception::NONE, |recalls| recalls.reception())
+    }
+
+    /// Takes the tasks that the event wakes, and what nobody needs any more.
+    #[inline]
+    fn take_woken(&mut self, effects: &Effects<H>) -> Woken {
+        let Some(beside) = &mut self.beside else {
+            return Woken::default();
+        };
+        let mut woken = Woken::default();
+        beside.take_woken(effects.wakes(), &mut woken);
+        for mode in [Mode::Read, Mode::Write] {
+            if beside.notifications(mode).is_some() && !self.state.has_request(mode) {
+                woken.left.push(beside.notifications(mode).take());
+            }
+        }
+        if beside.is_empty() {
+            self.beside = None;
+        }
+        woken
+    }
 }
 
 impl<H: InRenewalQueue> Cell<H> {
     pub(super) fn new(key: &Arc<Key>, rules: &Arc<Rules>, around: Weak<dyn Surroundings<H>>) -> Self {
-        Self { key: Arc::clone(key), rules: Arc::clone(rules), around, state: Mutex::default() }
+        let contents = Contents { state: State::default(), recalls: None, beside: None };
+        Self { key: Arc::clone(key), rules: Arc::clone(rules), around, contents: Mutex::new(contents) }
     }
 
     pub(super) fn key(&self) -> &Arc<Key> {
@@ -50,17 +102,29 @@ impl<H: InRenewalQueue> Cell<H> {
     pub(super) fn event<T>(
         self: &Arc<Self>,
         now: Moment,
-        event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T,
+        event: impl FnOnce(&mut State<H>, &Inputs<'_>, &mut Effects<H>) -> T,
+    ) -> T {
+        self.event_beside(now, |state, inputs, effects, _| event(state, inputs, effects))
+    }
+
+    /// Applies an event that also concerns what is kept beside the state.
+    pub(super) fn event_beside<T>(
+        self: &Arc<Self>,
+        now: Moment,
+        event: impl FnOnce(&mut State<H>, &Inputs<'_>, &mut Effects<H>, &mut Option<Box<Beside>>) -> T,
     ) -> T {
         let mut effects = Effects::default();
-        let mut state = self.state.lock();
-        let outcome = event(&mut state, &self.rules, &mut effects);
+        let mut guard = self.contents.lock();
+        let contents = &mut *guard;
+        let inputs = contents.inputs(&self.rules);
+        let outcome = event(&mut contents.state, &inputs, &mut effects, &mut contents.beside);
         // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
-        state.advance(now, &mut effects);
-        let looks_at = state.next_look();
-        let is_idle = state.is_idle();
-        drop(state);
-        self.carry_out(effects);
+        contents.state.advance(now, &mut effects);
+        let looks_at = contents.state.next_look();
+        let is_idle = contents.state.is_idle();
+        let woken = contents.take_woken(&effects);
+        drop(guard);
+        self.carry_out(effects, woken);
         if is_idle || looks_at.is_some() {
             self.tell_around(is_idle, looks_at);
         }
@@ -81,28 +145,92 @@ impl<H: InRenewalQueue> Cell<H> {
 
     /// Applies an event without effects.
     pub(super) fn ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> T {
-        event(&mut self.state.lock())
+        event(&mut self.contents.lock().state)
     }
 
-    /// Applies an event without effects. Returns `None` if another task has the mutex.
-    pub(super) fn try_ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> Option<T> {
-        self.state.try_lock().map(|mut state| event(&mut state))
+    /// Applies an event without effects that depends on the recalls.
+    pub(super) fn ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> T {
+        let contents = &mut *self.contents.lock();
+        let heard = contents.reception();
+        event(&mut contents.state, &heard)
+    }
+
+    /// Does the same, or returns `None` if another task has the mutex.
+    pub(super) fn try_ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> Option<T> {
+        let contents = &mut *self.contents.try_lock()?;
+        let heard = contents.reception();
+        Some(event(&mut contents.state, &heard))
+    }
+
+    /// Returns the receiver of recalls, if there is one. `new` becomes the receiver if there is none.
+    pub(super) fn recalls(&self, new: Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
+        let recalls = &mut self.contents.lock().recalls;
+        if recalls.is_none() {
+            *recalls = new;
+        }
+        recalls.clone()
+    }
+
+    /// Returns what a waiter waits for, or registers its task, which an effect wakes. The outer `Option` of `look` is
+    /// `None` as long as the waiter has to wait.
+    pub(super) fn poll_waiter<T>(
+        &self,
+        waiter_id: WaiterId,
+        cx: &Context<'_>,
+        look: impl FnOnce(&mut State<H>) -> Option<T>,
+    ) -> Poll<T> {
+        // A waker may run any code when it is cloned or dropped, so both happen without the mutex.
+        let waker = cx.waker().clone();
+        let mut guard = self.contents.lock();
+        let contents = &mut *guard;
+        let found = look(&mut contents.state);
+        let former = match &found {
+            None => contents.beside.get_or_insert_default().wakers.insert(waiter_id, waker),
+            Some(_) => contents.beside.as_mut().and_then(|beside| beside.wakers.remove(&waiter_id)),
+        };
+        drop(guard);
+        drop(former);
+        found.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Removes the task of a waiter that does not wait any more.
+    pub(super) fn forget_waiter(&self, waiter_id: WaiterId) {
+        let waker = self.contents.lock().beside.as_mut().and_then(|beside| beside.forget(waiter_id));
+        // Dropped without the mutex, because the drop of a waker may run any code.
+        drop(waker);
+    }
+
+    /// Returns the signal for the first answer to the leader of a side, if `awaits` returns true.
+    pub(super) fn first_answer(&self, mode: Mode, awaits: impl FnOnce(&mut State<H>) -> bool) -> Option<Arc<Notify>> {
+        let contents = &mut *self.contents.lock();
+        awaits(&mut contents.state)
+            .then(|| Arc::clone(contents.beside.get_or_insert_default().first_answer(mode).get_or_insert_default()))
+    }
+
+    /// Returns the notifications that the former leader of a side has left to the next one.
+    pub(super) fn take_left(&self, mode: Mode) -> Option<Notifications> {
+        self.contents.lock().beside.as_mut()?.notifications(mode).take()
     }
 
     /// Applies an event that leaves the leaders as they are and removes no hold. Carries out its effects after it has
     /// released the mutex.
-    pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
+    pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Inputs<'_>, &mut Effects<H>) -> T) -> T {
         let mut effects = Effects::default();
-        let outcome = event(&mut self.state.lock(), &self.rules, &mut effects);
-        self.carry_out(effects);
+        let mut guard = self.contents.lock();
+        let contents = &mut *guard;
+        let inputs = contents.inputs(&self.rules);
+        let outcome = event(&mut contents.state, &inputs, &mut effects);
+        let woken = contents.take_woken(&effects);
+        drop(guard);
+        self.carry_out(effects, woken);
         outcome
     }
 
     /// Removes a guard, if the only effect may be that its hold has to be scheduled earlier. Otherwise `event` returns
     /// `None` and changes nothing, and this function returns false. It is faster than an event with any effects.
     #[inline]
-    pub(super) fn leave(&self, event: impl FnOnce(&mut State<H>) -> Option<Option<Arc<H>>>) -> bool {
-        let left = event(&mut self.state.lock());
+    pub(super) fn leave(&self, event: impl FnOnce(&mut State<H>, &Reception) -> Option<Option<Arc<H>>>) -> bool {
+        let left = self.ask_heard(event);
         if let Some(Some(hold)) = &left
             && let Some(around) = self.around.upgrade()
         {
@@ -112,8 +240,8 @@ impl<H: InRenewalQueue> Cell<H> {
     }
 
     #[inline]
-    fn carry_out(&self, effects: Effects<H>) {
-        effects.carry_out(&self.key, &self.rules, |due| {
+    fn carry_out(&self, effects: Effects<H>, woken: Woken) {
+        effects.carry_out(&self.key, &self.rules, woken, |due| {
             if let Some(around) = self.around.upgrade() {
                 due.iter().for_each(|hold| around.schedule(hold));
             }
@@ -127,14 +255,14 @@ impl<H: InRenewalQueue> Cell<H> {
 
     /// Removes a hold whose last handle was dropped.
     pub(super) fn hold_dropped(&self, number: u64) {
-        let forgotten = self.state.lock().forget(number);
+        let forgotten = self.contents.lock().state.forget(number);
         // Dropped after the mutex is released, because the drop of the record may have effects of its own.
         drop(forgotten);
     }
 
     /// Marks the cell as gone if it is idle, so that a later task creates a new cell. Returns true if it is idle.
     pub(super) fn leave_if_idle(&self) -> bool {
-        let mut state = self.state.lock();
+        let state = &mut self.contents.lock().state;
         let is_idle = state.is_idle();
         state.is_gone |= is_idle;
         is_idle

@@ -1,19 +1,24 @@
 //! Work that an event of a cell postpones until the cell's mutex is free.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 
 use crate::base::clock::Clock;
 use crate::base::events::{self, Loss};
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::metrics::Metrics;
+use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
 use crate::base::process::Process;
+use crate::base::recalls::Reception;
+use crate::lock::cell::Woken;
 use crate::lock::end::{End, Ended};
+use crate::lock::record::CachedCount;
+use crate::lock::side::WaiterId;
 
 /// Settings that all locks of a manager share.
 #[derive(Clone, Debug)]
@@ -29,6 +34,23 @@ pub(crate) struct Rules {
     pub(crate) max_handoffs: u64,
     pub(crate) handoff_span: Duration,
     pub(crate) metrics: Metrics,
+    /// Counts the holds that may be cached.
+    pub(crate) cached: Arc<CachedCount>,
+}
+
+/// Inputs of an event that its cell knows.
+#[derive(Debug)]
+pub(super) struct Inputs<'a> {
+    pub(super) rules: &'a Rules,
+    pub(super) heard: Reception,
+}
+
+impl Deref for Inputs<'_> {
+    type Target = Rules;
+
+    fn deref(&self) -> &Rules {
+        self.rules
+    }
 }
 
 /// Signals of an event: tasks to wake, and lost holds to report.
@@ -40,9 +62,10 @@ type Few<T> = SmallVec<[T; 1]>;
 
 #[derive(Debug)]
 enum Signal {
-    Wake(Arc<Notify>),
-    FirstAnswer(Arc<Notify>),
-    End(Arc<End>),
+    Wake(WaiterId),
+    FirstAnswer(Mode),
+    /// End or change of a share.
+    End(Arc<End>, Option<Ended>),
     /// Loss of a hold before its release.
     Lost(Box<Loss>),
     /// Loss of a cached hold, which no guard used.
@@ -51,13 +74,13 @@ enum Signal {
 
 impl Signals {
     /// Wakes one waiter.
-    pub(super) fn wake(&mut self, signal: Arc<Notify>) {
-        self.0.push(Signal::Wake(signal));
+    pub(super) fn wake(&mut self, waiter_id: WaiterId) {
+        self.0.push(Signal::Wake(waiter_id));
     }
 
     /// Wakes all waiters of a side that wait until the server answers a request of their leader.
-    pub(super) fn first_answer(&mut self, first_answer: Arc<Notify>) {
-        self.0.push(Signal::FirstAnswer(first_answer));
+    pub(super) fn first_answer(&mut self, mode: Mode) {
+        self.0.push(Signal::FirstAnswer(mode));
     }
 
     /// Reports a lost hold. Each loss gets a line in the log, whatever the cause.
@@ -72,22 +95,29 @@ impl Signals {
 
     /// Records the end of a share and wakes its watchers.
     pub(super) fn add_end(&mut self, end: Arc<End>, ended: Ended) {
-        end.set(ended);
-        self.0.push(Signal::End(end));
+        self.0.push(Signal::End(end, Some(ended)));
     }
 
     /// Wakes the watchers of a share, which then read its state again.
     pub(super) fn add_change(&mut self, end: Arc<End>) {
-        self.0.push(Signal::End(end));
+        self.0.push(Signal::End(end, None));
     }
+}
+
+/// Tasks that an event wakes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wakes {
+    Waiter(WaiterId),
+    /// Waiters that wait for the first answer to their leader.
+    Listeners(Mode),
 }
 
 impl Signal {
     fn tell(&self, key: &Key, rules: &Rules) {
         match self {
-            Self::Wake(signal) => signal.notify_one(),
-            Self::FirstAnswer(first_answer) => first_answer.notify_waiters(),
-            Self::End(end) => end.tell(),
+            // The cell has taken the wakers of the tasks under its mutex.
+            Self::Wake(_) | Self::FirstAnswer(_) => {}
+            Self::End(end, ended) => end.tell(*ended),
             Self::Lost(loss) => {
                 rules.metrics.count_loss(loss.mode, loss.reason);
                 events::log_loss(key.name(), loss);
@@ -102,6 +132,9 @@ impl Signal {
 
 /// Hold that the deadline queue can schedule.
 pub(super) trait InRenewalQueue {
+    /// Returns the number of the hold in its cell.
+    fn number(&self) -> u64;
+
     /// Returns true if the background will look at the hold by `at`, or if the hold needs no more looks.
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
@@ -134,29 +167,38 @@ impl<H> Effects<H> {
         }
     }
 
-    /// Carries the effects out for the lock with this key. `schedule` puts a hold into the deadline queue again. The
-    /// caller must hold no mutex, since a waker may run any code.
+    /// Returns the waiters to wake, and the sides whose first answer has come.
+    pub(super) fn wakes(&self) -> impl Iterator<Item = Wakes> {
+        self.signals.0.iter().filter_map(|signal| match signal {
+            Signal::Wake(waiter_id) => Some(Wakes::Waiter(*waiter_id)),
+            Signal::FirstAnswer(mode) => Some(Wakes::Listeners(*mode)),
+            Signal::End(..) | Signal::Lost(_) | Signal::IdleLost(_) => None,
+        })
+    }
+
+    /// Carries the effects out for the lock with this key. `woken` has the tasks to wake, and `schedule` puts a hold
+    /// into the deadline queue again. The caller must hold no mutex, since a waker may run any code.
     #[inline]
-    pub(super) fn carry_out(self, key: &Key, rules: &Rules, schedule: impl FnOnce(Few<Arc<H>>)) {
+    pub(super) fn carry_out(self, key: &Key, rules: &Rules, woken: Woken, schedule: impl FnOnce(Few<Arc<H>>)) {
         let Self { signals: Signals(signals), due, dropped } = self;
-        if signals.is_empty() && due.is_empty() && dropped.is_empty() {
+        if signals.is_empty() && due.is_empty() && dropped.is_empty() && woken.is_empty() {
             // Most events have no effects. An empty list owns nothing, and its drop would take time.
-            std::mem::forget((signals, due, dropped));
+            std::mem::forget((signals, due, dropped, woken));
             return;
         }
-        Self::carry_out_some(signals, due, dropped, key, rules, schedule);
+        Self::carry_out_some((signals, due, dropped), key, rules, woken, schedule);
     }
 
     fn carry_out_some(
-        signals: Few<Signal>,
-        due: Few<Arc<H>>,
-        dropped: Few<Arc<H>>,
+        (signals, due, dropped): (Few<Signal>, Few<Arc<H>>, Few<Arc<H>>),
         key: &Key,
         rules: &Rules,
+        woken: Woken,
         schedule: impl FnOnce(Few<Arc<H>>),
     ) {
+        // If a waker panics, the other effects must still come. The panic hook has reported the panic already.
+        woken.wake();
         signals.iter().for_each(|signal| {
-            // If a waker panics, the other effects must still come. The panic hook has reported the panic already.
             catch_panic(|| signal.tell(key, rules));
         });
         drop(dropped);
@@ -183,13 +225,13 @@ mod tests {
 
     #[test]
     fn waker_that_panics_keeps_back_no_other_effect() {
-        let (first, second) = (Arc::<Notify>::default(), Arc::<Notify>::default());
-        let (mut waits, mut other) = (pin!(first.notified()), pin!(second.notified()));
+        let (first, second) = (Arc::<End>::default(), Arc::<End>::default());
+        let (mut waits, mut other) = (pin!(first.changed.notified()), pin!(second.changed.notified()));
         assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
         assert!(other.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let mut effects = Effects::<()>::default();
-        effects.signals.wake(Arc::clone(&first));
-        effects.signals.wake(Arc::clone(&second));
+        effects.signals.add_change(Arc::clone(&first));
+        effects.signals.add_change(Arc::clone(&second));
         effects.due(&Arc::new(()));
         let rules = Rules {
             clock: Clock::System,
@@ -199,9 +241,11 @@ mod tests {
             max_handoffs: 1,
             handoff_span: Duration::ZERO,
             metrics: Metrics::default(),
+            cached: Arc::default(),
         };
         let mut scheduled = 0;
-        effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules, |due| scheduled = due.len());
+        let woken = Woken::of(Waker::from(Arc::new(Panics)));
+        effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules, woken, |due| scheduled = due.len());
         assert_eq!(scheduled, 1);
         assert_eq!(other.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
     }

@@ -37,14 +37,12 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Records the end of the share, unless an end is recorded already. The caller wakes the watchers after it has
-    /// released the mutex of the cell.
-    pub(super) fn set(&self, ended: Ended) {
-        self.ended.get_or_init(|| ended);
-    }
-
-    /// Wakes the watchers, which then read the end again.
-    pub(super) fn tell(&self) {
+    /// Records the end of the share, unless an end is recorded already. Wakes the watchers, which then read the end
+    /// again. The caller has released the mutex of the cell.
+    pub(super) fn tell(&self, ended: Option<Ended>) {
+        if let Some(ended) = ended {
+            self.ended.get_or_init(|| ended);
+        }
         self.changed.notify_waiters();
     }
 

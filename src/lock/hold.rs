@@ -1,6 +1,7 @@
 //! One hold, for those who have to do with it: guards, renewals, releases. What is known of it is in its [cell](super::cell).
 
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,17 +15,19 @@ use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::base::metrics::Counted;
 use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
-use crate::base::recalls::{LiveSubscription, Recalls};
+use crate::base::recalls::{Recalls, SubscriptionId};
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
-use crate::lock::effects::{InRenewalQueue, Rules, Signals};
+use crate::lock::effects::{InRenewalQueue, Inputs, Rules, Signals};
 use crate::lock::end::End;
 use crate::lock::record::HoldRecord;
+use crate::lock::side::WaiterId;
+use crate::lock::state::State;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
-    Accepted, AtLeast, CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit, Grant, GrantIdentity,
-    LeftOpen, NewHold, Next, OpenConversion, RenewalConfirmed, ShareRemoved,
+    Accepted, AtLeast, CacheAnswer, CacheOutcome, CacheState, Grant, GrantIdentity, LeftOpen, NewHold, Next,
+    OpenConversion, RenewalConfirmed, ShareRemoved,
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
@@ -41,12 +44,17 @@ pub(crate) struct Hold {
     retired: AtomicBool,
     /// True if the hold may have a note on the server.
     noted: AtomicBool,
+    /// It counts among the holds that may be cached.
+    can_be_cached: bool,
     span: HoldSpan,
     counted: Counted,
 }
 
 impl Hold {
-    pub(super) fn new(cell: &Arc<Cell<Self>>, number: u64, granting: GrantIdentity) -> Self {
+    pub(super) fn new(cell: &Arc<Cell<Self>>, number: u64, granting: GrantIdentity, can_be_cached: bool) -> Self {
+        if can_be_cached {
+            cell.rules().cached.add();
+        }
         Self {
             cell: Arc::clone(cell),
             number,
@@ -55,13 +63,10 @@ impl Hold {
             queue_moment: AtomicU64::new(Moment::NEVER.as_nanos()),
             retired: AtomicBool::new(false),
             noted: AtomicBool::new(false),
+            can_be_cached,
             span: HoldSpan::default(),
             counted: Counted::default(),
         }
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.number
     }
 
     pub(super) fn cell(&self) -> &Arc<Cell<Self>> {
@@ -111,9 +116,9 @@ impl Hold {
     }
 
     /// Applies an event. If the background has to look at the hold earlier than planned, it is scheduled again.
-    fn event<T>(&self, event: impl FnOnce(&mut HoldRecord, &Rules, &mut Signals) -> T) -> T {
-        self.cell.quietly(|state, rules, effects| {
-            state.change(self.number, effects, |record, effects| event(record, rules, &mut effects.signals))
+    fn event<T>(&self, event: impl FnOnce(&mut HoldRecord, &Inputs<'_>, &mut Signals) -> T) -> T {
+        self.cell.quietly(|state, inputs, effects| {
+            state.change(self.number, effects, |record, effects| event(record, inputs, &mut effects.signals))
         })
     }
 
@@ -184,33 +189,52 @@ impl Hold {
 
     /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
     /// renewal that is sent from `since` on, when it looked first.
-    pub(crate) fn accept(&self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
-        self.event(|record, rules, signals| record.accept(share_id, share, since, now, rules, signals))
+    pub(crate) fn accept(&self, waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment) -> Accepted {
+        self.event(|record, rules, signals| record.accept(waiter_id, taken, since, now, rules, signals))
     }
 
     /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
-    pub(crate) fn accept_renewed(&self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
-        self.event(|record, rules, signals| record.accept_renewed(share_id, share, since, now, rules, signals))
+    pub(crate) fn accept_renewed(
+        &self,
+        waiter_id: WaiterId,
+        taken: (ShareId, Share),
+        since: Moment,
+        now: Moment,
+    ) -> Accepted {
+        self.event(|record, rules, signals| record.accept_renewed(waiter_id, taken, since, now, rules, signals))
+    }
+
+    /// Returns a number for a task that waits for renewals of this hold and has no place in the queue.
+    pub(crate) fn new_waiter(&self) -> WaiterId {
+        self.cell.ask(|state| state.waiter_id())
+    }
+
+    /// Returns when the renewal for which this waiter waits was answered, or has gone unanswered.
+    pub(crate) async fn renewal_answered(&self, waiter_id: WaiterId) {
+        let _registered = Registered { hold: self, waiter_id };
+        let is_answered =
+            |state: &mut State<Self>| (!state.record(self.number).awaits_renewal(waiter_id)).then_some(());
+        poll_fn(|cx| self.cell.poll_waiter(waiter_id, cx, is_answered)).await;
     }
 
     /// Removes a guard from a hold that others share or that is cached then. Returns false if there is more to do, and
     /// changes nothing.
     #[inline]
     pub(crate) fn leave_quietly(&self, share_id: ShareId) -> bool {
-        self.cell.leave(|state| {
+        self.cell.leave(|state, heard| {
             let others = state.leave_others(self.number, share_id);
-            others.or_else(|| state.cache(self.number, share_id, self.clock().now()))
+            others.or_else(|| state.cache(self.number, share_id, heard, self.clock().now()))
         })
     }
 
     /// Removes the last guard of a hold that is cached then. Returns false if there is more to do, and changes nothing.
     pub(crate) fn cache(&self, share_id: ShareId, now: Moment) -> bool {
-        self.cell.leave(|state| state.cache(self.number, share_id, now))
+        self.cell.leave(|state, heard| state.cache(self.number, share_id, heard, now))
     }
 
     /// A guard lets go, and the next writer of this process has the hold then, if it may.
     pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> ShareRemoved {
-        self.cell.event(now, |state, rules, effects| state.remove_share(self.number, share_id, now, rules, effects))
+        self.cell.event(now, |state, inputs, effects| state.remove_share(self.number, share_id, now, inputs, effects))
     }
 
     /// Sends the claim now, if the server has yet to answer for the hold. A guard waits for that.
@@ -277,6 +301,20 @@ impl Hold {
     }
 }
 
+/// Registration of a task that waits for a renewal. Its drop removes the task.
+struct Registered<'a> {
+    hold: &'a Hold,
+    waiter_id: WaiterId,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        if !self.hold.is_copied() {
+            self.hold.cell.forget_waiter(self.waiter_id);
+        }
+    }
+}
+
 /// End of a hold on the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerEnd {
@@ -301,8 +339,14 @@ impl ServerEnd {
 /// Steps of a hold that is to rest after its use.
 impl Hold {
     /// Arms the hold for an acquisition, which waits and tries again until the server has answered.
-    pub(crate) fn arm(&self, share_id: ShareId, at_least: AtLeast, since: Moment, now: Moment) -> Accepted {
-        self.event(|record, _, signals| record.arm(share_id, at_least, since, now, signals))
+    pub(crate) fn arm(
+        &self,
+        waiter_id: WaiterId,
+        (share_id, at_least): (ShareId, AtLeast),
+        since: Moment,
+        now: Moment,
+    ) -> Accepted {
+        self.event(|record, _, signals| record.arm(waiter_id, (share_id, at_least), since, now, signals))
     }
 
     /// Notes that the guard is handed out now. Returns false if the hold is over.
@@ -388,24 +432,28 @@ impl Hold {
 
     // What lets it stay.
 
-    /// The subscription that stands now, for a request that says that the hold may stay.
-    pub(crate) fn live_subscription(&self) -> Option<LiveSubscription> {
-        self.ask(|record| record.live_subscription())
+    /// The subscription that is confirmed now, for a request that says that the hold may stay.
+    pub(crate) fn offered_subscription(&self) -> Option<SubscriptionId> {
+        self.cell.ask_heard(|state, heard| heard.subscription.filter(|_| state.record(self.number).can_be_cached()))
     }
 
     /// The subscription that stands now, for a renewal that says that the hold may stay; or the time until which the renewal
     /// lets the hold last at least.
-    pub(crate) fn renewal_terms(&self, now: Moment) -> (Option<LiveSubscription>, Option<ServerTime>) {
+    pub(crate) fn renewal_terms(&self, now: Moment) -> (Option<SubscriptionId>, Option<ServerTime>) {
         let rules = self.rules();
-        self.quietly(|record, _| match record.fix_rest(now, rules) {
-            Some(until) => (None, Some(until)),
-            None => (record.live_subscription(), None),
+        self.cell.ask_heard(|state, heard| {
+            let record = state.record(self.number);
+            match record.fix_rest(now, rules) {
+                Some(until) => (None, Some(until)),
+                None => (heard.subscription.filter(|_| record.can_be_cached()), None),
+            }
         })
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
     pub(crate) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
-        self.ask(|record| record.cache_terms())
+        let cache_for = self.ask(|record| record.cache_for())?;
+        Some((self.cell.recalls(None)?, cache_for))
     }
 
     /// How many tokens to ask for.
@@ -415,8 +463,8 @@ impl Hold {
 
     /// What an answer says to those who keep the hold, and the tokens that it brought.
     pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) {
-        self.event(|record, _, _| {
-            record.on_cache_answer(word, now);
+        self.event(|record, inputs, _| {
+            record.on_cache_answer(word, &inputs.heard, now);
             tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
         });
     }
@@ -505,6 +553,11 @@ impl Hold {
         self.event(|record, _, _| record.take_open_conversion())
     }
 
+    /// The server has converted it into a hold that was over when the answer came.
+    pub(crate) fn end_with_conversion(&self, now: Moment) {
+        self.event(|record, _, signals| record.end_with_conversion(now, signals));
+    }
+
     /// Nobody has answered, and nobody asks any more.
     pub(crate) fn leave_conversion_open(&self, open: OpenConversion, now: Moment) -> LeftOpen {
         self.event(|record, _, signals| record.conversion_left_open(open, now, signals))
@@ -518,13 +571,14 @@ impl Hold {
     /// The server has converted it into another hold, which takes its place. `None` if that one is over already.
     pub(crate) fn convert_into(&self, granted: NewHold, now: Moment) -> Option<(Arc<Self>, ShareId)> {
         let cell = &self.cell;
+        let can_be_cached = granted.cache.is_some();
         let make = |number, granting| {
-            let new = Self::new(cell, number, granting);
+            let new = Self::new(cell, number, granting, can_be_cached);
             // The note goes with the hold.
             new.set_noted(self.is_noted());
             Arc::new(new)
         };
-        cell.event(now, |state, rules, effects| state.on_converted(make, self.number, granted, now, rules, effects))
+        cell.event(now, |state, inputs, effects| state.on_converted(make, self.number, granted, now, inputs, effects))
     }
 
     /// The guard has the new hold: there is nothing to give back.
@@ -534,6 +588,10 @@ impl Hold {
 }
 
 impl InRenewalQueue for Hold {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
     fn is_looked_at_by(&self, at: Moment) -> bool {
         self.queue_moment.load(Ordering::Relaxed) <= at.as_nanos() || self.is_retired()
     }
@@ -541,8 +599,12 @@ impl InRenewalQueue for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if !self.is_copied() {
-            self.cell.hold_dropped(self.number);
+        if self.is_copied() {
+            return;
+        }
+        self.cell.hold_dropped(self.number);
+        if self.can_be_cached {
+            self.rules().cached.remove();
         }
     }
 }

@@ -16,27 +16,28 @@ mod conversion;
 mod promise;
 mod renewal;
 
+use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use crate::base::attempt::AcquisitionId;
-use crate::base::backoff::Backoff;
+use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::LossReason;
 use crate::base::events::Loss;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::mode::Mode;
+use crate::base::recalls::Reception;
 use crate::base::reentry::OwnerId;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
-use crate::lock::side::First;
+use crate::lock::side::{First, WaiterId};
 
 pub(crate) use at_least::AtLeast;
 use at_least::RestState;
-pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit};
+pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount};
 use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
 use promise::Promise;
@@ -93,10 +94,9 @@ pub(crate) enum ShareRemoved {
 pub(crate) enum Accepted {
     /// The waiter has the share, with this token.
     Taken(FencingToken),
-    /// Too little of the lease is left for a new guard. The waiter tries again when `answer` is notified, and at the
-    /// latest at `until`.
+    /// Too little of the lease is left for a new guard. The waiter tries again when it is woken, and at the latest at
+    /// `until`.
     Short {
-        answer: Arc<Notify>,
         until: Moment,
         /// True if the hold is unconfirmed, for example because a renewal was not answered.
         is_late: bool,
@@ -131,6 +131,8 @@ pub(crate) struct NewHold {
     pub(crate) is_claim: bool,
     /// Cache state, and the parts of the server's answer that concern caching. `None` if the hold may not be cached.
     pub(crate) cache: Option<(Box<CacheState>, Option<CacheAnswer>)>,
+    /// Spreads the renewals of holds that were granted together.
+    pub(crate) jitter: Jitter,
 }
 
 impl NewHold {
@@ -147,7 +149,7 @@ impl NewHold {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(super) struct HoldRecord {
     mode: Mode,
     token: FencingToken,
@@ -175,6 +177,7 @@ pub(super) struct HoldRecord {
     /// Waiters that wait for the answer to a renewal, because too little of the lease is left for their shares.
     awaited: Option<Box<AwaitedRenewal>>,
     backoff: Backoff,
+    jitter: Jitter,
     /// Latest moment at which the hold can end on the server because of the requests that were sent. The function
     /// `server_until()` also counts copies of requests that may still arrive.
     server_until: Moment,
@@ -197,14 +200,14 @@ pub(super) struct HoldRecord {
 
 /// Waiters that wait for the answer to a renewal. Until the answer, their shares are unclaimed: such a share is over
 /// soon if its waiter does not take it.
-#[derive(Debug, Default)]
+#[derive(Clone, Hash, Debug, Default)]
 struct AwaitedRenewal {
     /// Longest lease that one of these waiters wants.
     lease: Duration,
-    answers: Vec<Arc<Notify>>,
+    waiters: BTreeSet<WaiterId>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum RenewalState {
     Due(Moment),
     /// The renewal is due and waits in the queue of the route that serves the lock.
@@ -222,6 +225,17 @@ enum Phase {
     Lost(LossReason),
 }
 
+impl Hash for Phase {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u8(match self {
+            Self::Held => 0,
+            Self::Unconfirmed => 1,
+            Self::Released => 2,
+            Self::Lost(reason) => 3 + *reason as u8,
+        });
+    }
+}
+
 impl Phase {
     fn is_live(self) -> bool {
         matches!(self, Self::Held | Self::Unconfirmed)
@@ -230,9 +244,9 @@ impl Phase {
 
 impl HoldRecord {
     /// Creates a hold with its first guard.
-    pub(super) fn new(granted: NewHold, now: Moment, rules: &Rules) -> (Self, ShareId) {
-        let NewHold { granting, grant, share, in_doubt_requests: mut copies, share_until, is_claim, cache: keep } =
-            granted;
+    pub(super) fn new(granted: NewHold, heard: &Reception, now: Moment, rules: &Rules) -> (Self, ShareId) {
+        let NewHold { granting, grant, share, share_until, is_claim, jitter, .. } = granted;
+        let (mut copies, cache) = (granted.in_doubt_requests, granted.cache);
         copies.ask_for(grant.asked);
         let mut shares = Shares::new();
         let share_id = ShareId { slot: shares.add(share), token: granting.token };
@@ -252,6 +266,7 @@ impl HoldRecord {
             answered: grant.sent,
             awaited: None,
             backoff: Backoff::new(),
+            jitter,
             server_until: grant.sent,
             copies,
             shares,
@@ -262,9 +277,9 @@ impl HoldRecord {
             cache: None,
             rest: None,
         };
-        if let Some((keep, cache_answer)) = keep {
-            record.cache = Some(keep);
-            cache_answer.into_iter().for_each(|cache_answer| record.on_cache_answer(cache_answer, now));
+        if let Some((cache, cache_answer)) = cache {
+            record.cache = Some(cache);
+            cache_answer.into_iter().for_each(|cache_answer| record.on_cache_answer(cache_answer, heard, now));
         }
         record.apply(grant, now, rules);
         (record, share_id)
@@ -288,7 +303,7 @@ impl HoldRecord {
         let covers = lease::surely_over(remaining, rules.max_clock_skew);
         self.server_until = self.server_until.max(sent.after(covers));
         self.renewal = if self.needs_renewal() || self.is_cached() {
-            RenewalState::Due(sent.after(renewal_interval(remaining.min(asked))))
+            RenewalState::Due(sent.after(self.renewal_interval(remaining.min(asked))))
         } else {
             RenewalState::Needless
         };
@@ -487,12 +502,12 @@ impl HoldRecord {
     /// Lets a reader join the hold. A recent answer must say that no writer waits, or a live subscription must have
     /// reported no waiter.
     #[inline]
-    pub(super) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<ShareId> {
+    pub(super) fn join(&mut self, wants: ShareRequest, heard: &Reception, now: Moment) -> Option<ShareId> {
         let share = wants.from(now);
         // If the hold is over by the clock, the reader does not join. A later event ends the hold and wakes the
         // watchers.
         let may = self.mode == Mode::Read
-            && (now < self.share_until || self.is_open_to_all(now))
+            && (now < self.share_until || self.is_open_to_all(heard, now))
             && now < self.deadline()
             && self.lasts(&share, share.lease, now);
         may.then(|| {
@@ -544,6 +559,7 @@ impl HoldRecord {
         share_id: ShareId,
         now: Moment,
         next: First,
+        heard: &Reception,
         rules: &Rules,
         signals: &mut Signals,
     ) -> ShareRemoved {
@@ -561,11 +577,11 @@ impl HoldRecord {
         }
         match next {
             First::Waits(wants) if lost.is_none() => {
-                if let Some(share_id) = self.hand_off(wants.from(now), now, rules) {
+                if let Some(share_id) = self.hand_off(wants.from(now), heard, now, rules) {
                     return ShareRemoved::HandedOver(share_id);
                 }
             }
-            First::Nobody if lost.is_none() && self.cache(share.lease, now) => return ShareRemoved::Kept,
+            First::Nobody if lost.is_none() && self.cache(share.lease, heard, now) => return ShareRemoved::Kept,
             // The hold ends. A waiting writer that cannot take the hold asks the server. If the leader of the writers
             // asks the server already, it came first, and no writer behind it may get the hold.
             _ => {}
@@ -575,9 +591,9 @@ impl HoldRecord {
     }
 
     /// Hands the hold off to the next writer of this process. Each writer has a token of its own.
-    fn hand_off(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
+    fn hand_off(&mut self, next: Share, heard: &Reception, now: Moment, rules: &Rules) -> Option<ShareId> {
         let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
-        let may_go_on = is_within_budget || self.is_open_to_all(now);
+        let may_go_on = is_within_budget || self.is_open_to_all(heard, now);
         if self.mode != Mode::Write
             || self.is_to_rest()
             || !may_go_on
@@ -594,8 +610,8 @@ impl HoldRecord {
     /// waiter takes the share, however much time is left.
     pub(super) fn accept(
         &mut self,
-        share_id: ShareId,
-        share: Share,
+        waiter_id: WaiterId,
+        (share_id, share): (ShareId, Share),
         since: Moment,
         now: Moment,
         rules: &Rules,
@@ -608,12 +624,12 @@ impl HoldRecord {
         let wants = share.lease_at(now);
         let was_renewed = self.answered >= since && self.asked >= wants;
         if self.deadline().since(now) < lease::start(wants, rules.max_clock_skew) && !was_renewed {
-            return self.await_renewal(share_id, share, since, now);
+            return self.await_renewal(waiter_id, (share_id, share), since, now);
         }
         self.shares.replace(share_id.slot, share);
         // A renewal since the hand-off may have covered only the unclaimed share, which ends earlier.
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
-            self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
         }
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }
@@ -621,8 +637,8 @@ impl HoldRecord {
     /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
     pub(super) fn accept_renewed(
         &mut self,
-        share_id: ShareId,
-        share: Share,
+        waiter_id: WaiterId,
+        (share_id, share): (ShareId, Share),
         since: Moment,
         now: Moment,
         rules: &Rules,
@@ -632,18 +648,17 @@ impl HoldRecord {
         let is_over = matches!(self.state_of(&self.shares.get(share_id.slot), now), HoldState::Lost(_));
         let was_renewed = self.answered >= since && self.asked >= share.lease_at(now);
         if is_over || was_renewed {
-            return self.accept(share_id, share, since, now, rules, signals);
+            return self.accept(waiter_id, (share_id, share), since, now, rules, signals);
         }
-        self.await_renewal(share_id, share, since, now)
+        self.await_renewal(waiter_id, (share_id, share), since, now)
     }
-}
 
-/// Returns the time until the next renewal: a third of the lease, with a jitter of up to an eighth of that third. The
-/// jitter spreads the renewals of holds that were granted together. The rest of the lease leaves time for two more
-/// tries.
-fn renewal_interval(lease: Duration) -> Duration {
-    let third = lease / 3;
-    third.mul_f64(0.875 + fastrand::f64() / 4.0)
+    /// Returns the time until the next renewal: a third of the lease, with a jitter of up to an eighth of that third.
+    /// The jitter spreads the renewals of holds that were granted together. The rest of the lease leaves time for two
+    /// more tries.
+    fn renewal_interval(&self, lease: Duration) -> Duration {
+        (lease / 3).mul_f64(0.875 + self.jitter.fraction() / 4.0)
+    }
 }
 
 impl std::fmt::Display for HoldRecord {

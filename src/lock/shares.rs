@@ -5,6 +5,7 @@
 //! same for any number of guards.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const MAX_SCANNED: usize = 8;
 const UNCLAIMED_FOR: Duration = Duration::from_secs(3);
 
 /// Share that one guard has of a hold.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Hash, Debug)]
 pub(crate) struct Share {
     pub(crate) owner: OwnerId,
     /// Time for which the server keeps the hold without a further renewal.
@@ -43,7 +44,7 @@ impl Share {
 }
 
 /// Request of a waiter for a share of a hold. The share begins when the waiter gets it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Hash, Debug)]
 pub(crate) struct ShareRequest {
     pub(crate) owner: OwnerId,
     pub(crate) lease: Duration,
@@ -59,13 +60,13 @@ impl ShareRequest {
 }
 
 /// Identity of a guard's share in a hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ShareId {
     pub(super) slot: usize,
     pub(crate) token: FencingToken,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OrderedShares {
     share: Share,
     /// Present once the share has a watcher.
@@ -73,7 +74,7 @@ struct OrderedShares {
 }
 
 /// All shares of a hold.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Shares {
     all: Slab<OrderedShares>,
     order: Option<Box<Order>>,
@@ -82,11 +83,22 @@ pub(super) struct Shares {
 }
 
 /// Index of the shares by end, lease and owner.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Order {
     by_end: BTreeSet<(Moment, usize)>,
     by_lease: BTreeMap<Duration, BTreeSet<(Moment, usize)>>,
     by_owner: HashMap<OwnerId, BTreeSet<(Moment, usize)>>,
+}
+
+/// The index and the watchers follow from the shares.
+impl Hash for Shares {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { all, order: _, watched: _ } = self;
+        state.write_usize(all.len());
+        for (slot, OrderedShares { share, end }) in all {
+            (slot, share, end.is_some()).hash(state);
+        }
+    }
 }
 
 impl Order {

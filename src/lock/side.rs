@@ -4,13 +4,11 @@
 //! still, the next waiter goes on with it and keeps the place in the server's queue.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
-use crate::base::attempt::{AcquisitionId, Subscription};
+use crate::base::attempt::{Acquired, AcquisitionId, Attempt, Failure};
 use crate::base::backoff::Backoff;
 use crate::base::denied::NamedHolder;
 use crate::base::error::Source;
@@ -23,67 +21,50 @@ use crate::lock::local_waits::LocalWait;
 use crate::lock::shares::ShareRequest;
 
 /// Names a waiter of its cell, later ones by higher numbers.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct WaiterId(pub(super) u64);
 
-/// What counts those that `close` waits for.
-pub(crate) trait CountOperations: fmt::Debug + Send + Sync {
-    /// One of them is over.
-    fn on_end(&self);
-}
-
-/// As long as it is kept, `close` waits for it.
-#[derive(Debug)]
-pub(crate) struct OpenOperation(Arc<dyn CountOperations>);
-
-impl OpenOperation {
-    /// It is counted already.
-    pub(crate) fn counted_by(count: Arc<dyn CountOperations>) -> Self {
-        Self(count)
-    }
-}
-
-impl Drop for OpenOperation {
-    fn drop(&mut self) {
-        self.0.on_end();
+#[cfg(all(test, feature = "_testing"))]
+impl WaiterId {
+    pub(crate) const fn of(number: u64) -> Self {
+        Self(number)
     }
 }
 
 /// What an acquisition has under way on the server.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(crate) struct Pending {
     pub(crate) id: AcquisitionId,
     pub(crate) copies: InDoubt,
     /// An answered copy has left a hold or a waiter, or may have.
     pub(crate) is_recorded: bool,
-    /// While something of this may be on the server or on its way there. Given up after what is taken back has been counted.
-    pub(crate) open_operation: Option<OpenOperation>,
-    /// What the one that asked before leaves to the next.
-    pub(crate) left: Option<LeaderState>,
-}
-
-/// What belongs to whoever asks, and is worth handing on.
-#[derive(Debug, Default)]
-pub(crate) struct LeaderState {
-    pub(crate) notifications: Notifications,
-    /// Of tries without an answer, whoever made them.
-    pub(crate) backoff: Backoff,
-}
-
-/// What the server tells without being asked.
-#[derive(Debug, Default)]
-pub(crate) enum Notifications {
-    /// Nobody has waited yet.
-    #[default]
-    Unwanted,
-    /// The scheme has none.
-    Never,
-    Subscribed(Subscription),
+    /// `close` waits for it, because something of it may be on the server or on its way there.
+    pub(crate) is_counted: bool,
+    /// Left by a leader for the next one.
+    pub(crate) backoff: Option<Backoff>,
 }
 
 impl Pending {
     pub(crate) fn new(id: AcquisitionId) -> Self {
-        Self { id, copies: InDoubt::default(), is_recorded: false, open_operation: None, left: None }
+        Self { id, copies: InDoubt::default(), is_recorded: false, is_counted: false, backoff: None }
+    }
+
+    /// Notes the outcome of a copy, and what it has left on the server.
+    pub(crate) fn note_attempt(&mut self, attempt: &Attempt<Acquired>) {
+        self.copies.resolve(attempt);
+        match attempt {
+            Ok(answer) => match answer.value {
+                Acquired::Granted(_) | Acquired::Queued { .. } => self.is_recorded = true,
+                Acquired::Contended { .. } | Acquired::Cached { .. } => self.is_recorded = false,
+                // Nothing was looked at or changed: an earlier copy may have left a place in the queue.
+                Acquired::Late => {}
+            },
+            // An error names no request: it may have been another one's.
+            Err(Failure::Broken { .. } | Failure::Refused { .. } | Failure::Unreplicated { .. }) => {
+                self.is_recorded = true;
+            }
+            Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => {}
+        }
     }
 
     /// The server has nothing of it, and nothing of it is on its way.
@@ -98,6 +79,14 @@ pub(crate) struct SideOutage {
     pub(crate) since: Moment,
     /// Node and cause of the newest failure, for the errors of those that wait behind the leader.
     pub(crate) source: Option<Source>,
+}
+
+/// The cause makes no difference for what happens next.
+impl Hash for SideOutage {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { since, source: _ } = self;
+        since.hash(state);
+    }
 }
 
 impl SideOutage {
@@ -121,7 +110,12 @@ pub(crate) struct LastRefusal {
     pub(crate) is_cached: bool,
 }
 
-#[derive(Debug, Default)]
+/// A refusal is only told. It makes no difference for what happens next.
+impl Hash for LastRefusal {
+    fn hash<H: Hasher>(&self, _state: &mut H) {}
+}
+
+#[derive(Clone, Hash, Debug, Default)]
 pub(super) struct Side {
     waiters: BTreeMap<WaiterId, Waiter>,
     leader: Option<Leader>,
@@ -135,8 +129,8 @@ pub(super) struct Side {
     recall_until: Option<Moment>,
     /// Whoever asks has had an answer, or none in time.
     is_answered: bool,
-    /// Wait for that.
-    first_answer: Option<Arc<Notify>>,
+    /// Waiters wait for that.
+    is_first_answer_awaited: bool,
 }
 
 /// Who comes next on a side.
@@ -149,20 +143,27 @@ pub(super) enum First {
     Leader,
 }
 
-#[derive(Debug)]
-pub(super) struct Waiter {
-    pub(super) wants: ShareRequest,
-    pub(super) since: Moment,
-    /// For so long it may not be seen when it asks.
-    pub(super) poll_within: Duration,
-    pub(super) signal: Arc<Notify>,
+/// Start of a wait. It is only told, and makes no difference for what happens next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaitStart(pub(super) Moment);
+
+impl Hash for WaitStart {
+    fn hash<H: Hasher>(&self, _state: &mut H) {}
 }
 
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
+pub(super) struct Waiter {
+    pub(super) wants: ShareRequest,
+    pub(super) since: WaitStart,
+    /// For so long it may not be seen when it asks.
+    pub(super) poll_within: Duration,
+}
+
+#[derive(Clone, Hash, Debug)]
 pub(super) struct Leader {
     pub(super) waiter_id: WaiterId,
     owner: OwnerId,
-    since: Moment,
+    since: WaitStart,
     /// If it is not seen by then, its future is not polled.
     pub(super) poll_deadline: Moment,
     pub(super) pending: Option<Pending>,
@@ -188,7 +189,7 @@ impl Side {
             number: waiter_id.0,
             mode,
             owner,
-            since,
+            since: since.0,
         })
     }
 
@@ -235,7 +236,7 @@ impl Side {
     }
 
     /// Gives a waiter, or a newcomer, the right to ask the server. It has waited here since then.
-    pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, Moment), poll_deadline: Moment) {
+    pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, WaitStart), poll_deadline: Moment) {
         let pending = self.pending.take();
         self.leader = Some(Leader { waiter_id, owner, since, poll_deadline, pending, newest: waiter_id });
         self.is_answered = false;
@@ -270,17 +271,17 @@ impl Side {
             return None;
         };
         self.lead(first, (waiter.wants.owner, waiter.since), now.after(waiter.poll_within));
-        signals.wake(waiter.signal);
+        signals.wake(first);
         Some(first)
     }
 
     /// The server does not answer, or does again. `is_word` if that is from whoever asks.
-    pub(super) fn on_outage(&mut self, outage: Option<SideOutage>, is_word: bool, signals: &mut Signals) {
+    pub(super) fn on_outage(&mut self, mode: Mode, outage: Option<SideOutage>, is_word: bool, signals: &mut Signals) {
         let earlier = self.outage.take();
         self.outage = outage.map(|outage| outage.after(earlier));
         if is_word {
             self.is_answered = true;
-            self.wake_at_first_answer(signals);
+            self.wake_at_first_answer(mode, signals);
         }
     }
 
@@ -294,16 +295,23 @@ impl Side {
         self.recall_until
     }
 
-    pub(super) fn wake_at_first_answer(&mut self, signals: &mut Signals) {
-        if let Some(heard) = self.first_answer.take() {
-            signals.first_answer(heard);
+    pub(super) fn wake_at_first_answer(&mut self, mode: Mode, signals: &mut Signals) {
+        if std::mem::take(&mut self.is_first_answer_awaited) {
+            signals.first_answer(mode);
         }
     }
 
-    /// Whether whoever asks may yet bring the first word from the server since it asks. `waiter_id` itself knows. If so, what is
-    /// notified then.
-    pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> Option<Arc<Notify>> {
+    /// Whether whoever asks may yet bring the first word from the server since it asks. `waiter_id` itself knows. If so, an
+    /// effect tells of it.
+    pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> bool {
         let other_asks = self.leader.as_ref().is_some_and(|leader| leader.waiter_id != waiter_id);
-        (other_asks && !self.is_answered).then(|| Arc::clone(self.first_answer.get_or_insert_default()))
+        let awaits = other_asks && !self.is_answered;
+        self.is_first_answer_awaited |= awaits;
+        awaits
+    }
+
+    /// Returns true if a request of this side is under way, or left for the next leader.
+    pub(super) fn has_request(&self) -> bool {
+        self.pending.is_some() || self.leader.as_ref().is_some_and(|leader| leader.pending.is_some())
     }
 }

@@ -7,7 +7,9 @@
 //! process. While a writer waits, no further reader joins. The server follows the same rule: there, the processes of
 //! both sides wait in one queue.
 //!
-//! The state does no I/O and reads no clock. `H` is the type of the handle through which other code uses a hold.
+//! The state does no I/O. Times, random numbers and the recalls that have arrived are inputs. Tasks have numbers here,
+//! and their wakers are kept beside the state. So a state can be copied, compared by its hash, and explored. `H` is the
+//! type of the handle through which other code uses a hold.
 
 mod caching;
 mod holding;
@@ -15,16 +17,16 @@ mod holds;
 mod wait_queue;
 mod waiting;
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::base::attempt::Failure;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
-use crate::base::recalls::Recalls;
 use crate::lock::effects::{Effects, InRenewalQueue};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
-use crate::lock::side::{LeaderState, Pending};
+use crate::lock::side::Pending;
 use crate::lock::state::holds::Holds;
 use crate::lock::state::wait_queue::WaitQueue;
 
@@ -40,8 +42,6 @@ pub(super) struct State<H> {
     wait_queue: Option<Box<WaitQueue<H>>>,
     /// Moment at which the background checks for stalled leaders, or `None` if no check is planned.
     looks_at: Option<Moment>,
-    /// Receiver of recalls. Present while a hold may be cached.
-    pub(super) calls: Option<Arc<Recalls>>,
 }
 
 /// Hold that is granted or shared.
@@ -62,9 +62,8 @@ pub(crate) struct LeftEntry<H> {
     pub(crate) pending: Option<Pending>,
     /// Share that the waiter had been given and had not taken.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
-    /// Subscription and backoff, if no waiter needs them. The end of a subscription wakes tasks, so the caller drops
-    /// this value while it holds no mutex.
-    pub(crate) needless: Option<LeaderState>,
+    /// True if the next waiter continues the request.
+    pub(crate) goes_on: bool,
 }
 
 /// Result of a grant.
@@ -91,15 +90,43 @@ pub(crate) enum WakeReason<H> {
 
 impl<H> Default for State<H> {
     fn default() -> Self {
+        Self { is_gone: false, last_waiter: 0, last_hold: 0, holds: Holds::default(), wait_queue: None, looks_at: None }
+    }
+}
+
+// Derived implementations would need holds that can be cloned and hashed.
+impl<H> Clone for State<H> {
+    fn clone(&self) -> Self {
+        let Self { is_gone, last_waiter, last_hold, holds, wait_queue, looks_at } = self;
         Self {
-            is_gone: false,
-            last_waiter: 0,
-            last_hold: 0,
-            holds: Holds::default(),
-            wait_queue: None,
-            looks_at: None,
-            calls: None,
+            is_gone: *is_gone,
+            last_waiter: *last_waiter,
+            last_hold: *last_hold,
+            holds: holds.clone(),
+            wait_queue: wait_queue.clone(),
+            looks_at: *looks_at,
         }
+    }
+}
+
+impl<H> Clone for Entry<H> {
+    fn clone(&self) -> Self {
+        let Self { number, is_listed, handle, record } = self;
+        Self { number: *number, is_listed: *is_listed, handle: handle.clone(), record: record.clone() }
+    }
+}
+
+impl<H: InRenewalQueue> Hash for State<H> {
+    fn hash<S: Hasher>(&self, state: &mut S) {
+        let Self { is_gone, last_waiter, last_hold, holds, wait_queue, looks_at } = self;
+        (is_gone, last_waiter, last_hold, holds, wait_queue, looks_at).hash(state);
+    }
+}
+
+impl<H: InRenewalQueue> Hash for Entry<H> {
+    fn hash<S: Hasher>(&self, state: &mut S) {
+        let Self { number, is_listed, handle, record } = self;
+        (number, is_listed, handle.is_some(), record).hash(state);
     }
 }
 
@@ -143,6 +170,14 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns true if a writer of this process waits here or asks the server.
     pub(super) fn writer_waits(&self) -> bool {
         self.wait_queue.as_deref().is_some_and(|wait_queue| !wait_queue.writes.is_idle())
+    }
+
+    /// Returns true if a request of this side is under way, or left for the next leader.
+    pub(super) fn has_request(&self, mode: Mode) -> bool {
+        self.wait_queue.as_deref().is_some_and(|wait_queue| match mode {
+            Mode::Read => wait_queue.reads.has_request(),
+            Mode::Write => wait_queue.writes.has_request(),
+        })
     }
 
     fn listed_holds(&self) -> impl Iterator<Item = &Entry<H>> {

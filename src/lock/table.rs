@@ -14,7 +14,7 @@ use crate::base::mode::Mode;
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::deadlines::Deadlines;
-use crate::lock::effects::Rules;
+use crate::lock::effects::{InRenewalQueue, Rules};
 use crate::lock::hold::Hold;
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::{ShareId, ShareRequest};
@@ -100,6 +100,11 @@ impl Table {
         &self.rules.metrics
     }
 
+    /// Returns the number of holds that may be cached.
+    pub(crate) fn cached_count(&self) -> usize {
+        self.rules.cached.get()
+    }
+
     fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {
         self.shards[shard_of(hash)].0.lock()
     }
@@ -131,12 +136,12 @@ impl Table {
         let shard = self.shard(name.0);
         let cell = shard.get(name)?;
         // Usually no other task has the mutex. Then this function need not change the reference count of the cell.
-        if let Some(joined) = cell.try_ask(|state| state.join(wants, now)) {
+        if let Some(joined) = cell.try_ask_heard(|state, heard| state.join(wants, heard, now)) {
             return joined;
         }
         let cell = Arc::clone(cell);
         drop(shard);
-        cell.ask(|state| state.join(wants, now))
+        cell.ask_heard(|state, heard| state.join(wants, heard, now))
     }
 
     /// Lets a writer take a cached hold of this process, if the hold has enough time and a token, and no task waits
@@ -150,7 +155,7 @@ impl Table {
         let shard = self.shard(name.0);
         let cell = Arc::clone(shard.get(name)?);
         drop(shard);
-        cell.ask(|state| state.take_cached(wants, now))
+        cell.ask_heard(|state, heard| state.take_cached(wants, heard, now))
     }
 
     /// Adds a waiter to one side of the lock `key`. The waiter becomes the leader at once if it is the first one and
@@ -165,11 +170,11 @@ impl Table {
     ) -> WaitEntry {
         loop {
             let cell = self.cell(key);
-            let entered = cell.event(now, |state, _, effects| {
-                (!state.is_gone).then(|| state.enter(mode, None, wants, grace, now, effects))
+            let entered = cell.event(now, |state, inputs, effects| {
+                (!state.is_gone).then(|| state.enter(mode, None, (wants, grace), now, inputs, effects))
             });
-            if let Some((waiter_id, signal)) = entered {
-                return WaitEntry::new(cell, mode, waiter_id, signal, wants, grace);
+            if let Some((waiter_id, waits)) = entered {
+                return WaitEntry::new(cell, mode, waiter_id, waits, wants, grace);
             }
         }
     }
@@ -186,12 +191,12 @@ impl Table {
     ) -> Option<WaitEntry> {
         loop {
             let cell = self.cell(key);
-            let entered = cell.event(now, |state, _, effects| {
-                (!state.is_gone).then(|| state.try_enter(mode, wants, grace, now, effects))
+            let entered = cell.event(now, |state, inputs, effects| {
+                (!state.is_gone).then(|| state.try_enter(mode, (wants, grace), now, inputs, effects))
             });
             if let Some(entered) = entered {
-                let (waiter_id, signal) = entered?;
-                return Some(WaitEntry::new(cell, mode, waiter_id, signal, wants, grace));
+                let (waiter_id, waits) = entered?;
+                return Some(WaitEntry::new(cell, mode, waiter_id, waits, wants, grace));
             }
         }
     }

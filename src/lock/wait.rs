@@ -1,20 +1,24 @@
 //! A place among those who wait for one side of a lock here, or the right to ask the server for it.
 
+use std::future::poll_fn;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
-use crate::base::attempt::{AcquisitionId, Attempt, Failure};
+use crate::base::attempt::{Acquired, AcquisitionId, Attempt, Failure};
+use crate::base::backoff::Backoff;
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Recalls};
-use crate::lock::cell::Cell;
-use crate::lock::hold::{Hold, NewHold};
-use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{LastRefusal, LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
+use crate::lock::cell::{Beside, Cell};
+use crate::lock::effects::InRenewalQueue;
+use crate::lock::hold::{Accepted, Hold, NewHold};
+use crate::lock::shares::{Share, ShareId, ShareRequest};
+use crate::lock::side::{LastRefusal, Pending, SideOutage, WaiterId};
 use crate::lock::state;
+
+pub(crate) use crate::lock::cell::Notifications;
 
 /// What a waiter is called for.
 pub(crate) type Wake = state::WakeReason<Hold>;
@@ -50,8 +54,8 @@ pub(crate) struct WaitEntry {
     cell: Arc<Cell<Hold>>,
     mode: Mode,
     waiter_id: WaiterId,
-    /// Absent when it may ask at once, or was called.
-    signal: Option<Arc<Notify>>,
+    /// False when it may ask at once, or was called.
+    waits: bool,
     wants: ShareRequest,
     /// An leader is seen again within this time.
     grace: Duration,
@@ -61,8 +65,10 @@ pub(crate) struct WaitEntry {
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) id: AcquisitionId,
-    /// What the one that asked before has left.
-    pub(crate) left: Option<LeaderState>,
+    /// Backoff that the one that asked before has left.
+    pub(crate) backoff: Option<Backoff>,
+    /// `close` waits for the request from now on.
+    pub(crate) is_first: bool,
     /// Somebody waits behind it.
     pub(crate) is_waited_for: bool,
 }
@@ -79,12 +85,12 @@ impl FirstAnswer {
     /// Returns when it is known what there is to wait for: whoever asks the server for this side has had an answer since it
     /// does, or none in time. At once if nobody else asks.
     pub(crate) async fn first_answer(&self) {
-        let is_asking = || self.cell.ask(|state| state.awaits_first_answer(self.mode, self.waiter_id));
-        while let Some(signal) = is_asking() {
+        let awaits = || self.cell.first_answer(self.mode, |state| state.awaits_first_answer(self.mode, self.waiter_id));
+        while let Some(signal) = awaits() {
             let heard = signal.notified();
             tokio::pin!(heard);
             heard.as_mut().enable();
-            match is_asking() {
+            match awaits() {
                 None => return,
                 Some(now) if Arc::ptr_eq(&now, &signal) => heard.await,
                 // Somebody else asks by now, and this one's word has been given.
@@ -109,11 +115,11 @@ impl WaitEntry {
         cell: Arc<Cell<Hold>>,
         mode: Mode,
         waiter_id: WaiterId,
-        signal: Option<Arc<Notify>>,
+        waits: bool,
         wants: ShareRequest,
         grace: Duration,
     ) -> Self {
-        Self { cell, mode, waiter_id, signal, wants, grace }
+        Self { cell, mode, waiter_id, waits, wants, grace }
     }
 
     #[cfg(all(test, feature = "_testing"))]
@@ -123,7 +129,7 @@ impl WaitEntry {
 
     /// Whether it may ask, as far as this waiter has looked.
     pub(crate) fn is_leader(&self) -> bool {
-        self.signal.is_none()
+        !self.waits
     }
 
     pub(crate) fn awaited_first_answer(&self) -> FirstAnswer {
@@ -132,44 +138,48 @@ impl WaitEntry {
 
     /// Returns when this waiter is called. Dropping the future keeps the entry.
     pub(crate) async fn signalled(&mut self) -> Wake {
-        let Some(signal) = &self.signal else {
+        if !self.waits {
             return Wake::Ask;
-        };
-        let call = loop {
-            let call = self.cell.ask(|state| state.take_signal(self.mode, self.waiter_id));
-            if let Some(call) = call {
-                break call;
-            }
-            signal.notified().await;
-        };
-        self.signal = None;
-        call
+        }
+        let wake = poll_fn(|cx| self.poll_wake(cx)).await;
+        self.waits = false;
+        wake
+    }
+
+    fn poll_wake(&self, cx: &Context<'_>) -> Poll<Wake> {
+        self.cell.poll_waiter(self.waiter_id, cx, |state| state.take_signal(self.mode, self.waiter_id))
+    }
+
+    /// Takes a share that this waiter was handed or granted. With too little of its lease left, the waiter waits for the
+    /// answer to a renewal that is sent from `since` on, when it looked first.
+    pub(crate) fn accept(&self, hold: &Hold, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
+        hold.accept(self.waiter_id, (share_id, share), since, now)
+    }
+
+    /// Returns when the renewal for which this waiter waits was answered, or has gone unanswered.
+    pub(crate) async fn renewal_answered(&self, hold: &Hold) {
+        hold.renewal_answered(self.waiter_id).await;
     }
 
     /// Waits again, where it was in the queue. `false` if the lock was idle meanwhile: then it is to enter anew.
     pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
         let (mode, waiter_id, wants, grace) = (self.mode, self.waiter_id, self.wants, self.grace);
-        let entered = self.cell.event(now, |state, _, effects| {
-            (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, grace, now, effects))
+        let entered = self.cell.event(now, |state, inputs, effects| {
+            (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), (wants, grace), now, inputs, effects))
         });
-        let is_here = entered.is_some();
-        self.signal = entered.and_then(|(_, signal)| signal);
-        is_here
+        self.waits = entered.is_some_and(|(_, waits)| waits);
+        entered.is_some()
     }
 
     /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
     pub(crate) fn recalls(&self, listen: impl FnOnce(CachedCell) -> Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
-        if let Some(calls) = self.cell.ask(|state| state.calls.clone()) {
-            return Some(calls);
-        }
-        // With no mutex held: it may be told at once that somebody calls.
-        let new = listen(CachedCell(Arc::downgrade(&self.cell)))?;
-        Some(self.cell.ask(|state| Arc::clone(state.calls.get_or_insert_with(|| Arc::clone(&new)))))
+        // It listens with no mutex held: it may be told at once that somebody calls.
+        self.cell.recalls(None).or_else(|| self.cell.recalls(listen(CachedCell(Arc::downgrade(&self.cell)))))
     }
 
     /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
     pub(crate) fn join(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        self.cell.ask(|state| state.join(self.wants, now))
+        self.cell.ask_heard(|state, heard| state.join(self.wants, heard, now))
     }
 
     /// Last token of the lock that this process is known to have had.
@@ -199,37 +209,34 @@ impl WaitEntry {
     }
 
     /// A copy of the request is sent: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
-    pub(crate) fn begin_attempt(
-        &self,
-        now: Moment,
-        open_operation: OpenOperation,
-        begin: impl FnOnce() -> Pending,
-    ) -> Option<Begun> {
-        let (poll_deadline, mut open_operation) = (now.after(self.grace), Some(open_operation));
-        // What is not needed is dropped when the mutex is free.
+    pub(crate) fn begin_attempt(&self, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
+        let poll_deadline = now.after(self.grace);
         self.cell.ask(|state| {
             let pending = state.begin_attempt(self.mode, self.waiter_id, poll_deadline, begin)?;
-            if pending.open_operation.is_none() {
-                pending.open_operation = open_operation.take();
-            }
+            let is_first = !std::mem::replace(&mut pending.is_counted, true);
             pending.copies.ask_for(self.wants.lease.min(self.wants.max_hold));
-            let (id, left) = (pending.id.clone(), pending.left.take());
-            Some(Begun { id, left, is_waited_for: state.is_waited_for(self.mode) })
+            let (id, backoff) = (pending.id.clone(), pending.backoff.take());
+            Some(Begun { id, backoff, is_first, is_waited_for: state.is_waited_for(self.mode) })
         })
     }
 
-    /// What became of a copy is known. `over` notes what it has left and answers what is to be dropped;
+    /// Returns the notifications that the one that asked before has left.
+    pub(crate) fn take_left(&self) -> Option<Notifications> {
+        self.cell.take_left(self.mode)
+    }
+
+    /// What became of a copy is known. `over` answers what is to be dropped;
     /// `None` if this one may not ask any more.
-    pub(crate) fn end_attempt<T, U>(
+    pub(crate) fn end_attempt<T>(
         &self,
-        attempt: &Attempt<T>,
+        attempt: &Attempt<Acquired>,
         now: Moment,
-        over: impl FnOnce(&mut Pending) -> U,
-    ) -> Option<U> {
+        over: impl FnOnce(&mut Pending) -> T,
+    ) -> Option<T> {
         let poll_deadline = now.after(self.grace);
         self.cell.ask(|state| {
             let pending = state.end_attempt(self.mode, self.waiter_id, poll_deadline)?;
-            pending.copies.resolve(attempt);
+            pending.note_attempt(attempt);
             Some(over(pending))
         })
     }
@@ -274,8 +281,10 @@ impl WaitEntry {
 
     /// The server has granted what this one asked for. Answers also what was under way, to be dropped.
     pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>) {
-        let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting));
-        self.cell.event(now, |state, rules, effects| state.on_grant(make, self.waiter_id, granted, now, rules, effects))
+        let can_be_cached = granted.cache.is_some();
+        let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting, can_be_cached));
+        self.cell
+            .event(now, |state, inputs, effects| state.on_grant(make, self.waiter_id, granted, now, inputs, effects))
     }
 
     /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
@@ -285,8 +294,23 @@ impl WaitEntry {
     }
 
     /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
-    pub(crate) fn leave(self, asking: LeaderState, now: Moment) -> Leaving {
-        self.cell
-            .event(now, |state, rules, effects| state.leave(self.mode, self.waiter_id, asking, now, rules, effects))
+    pub(crate) fn leave(self, notifications: Notifications, backoff: Backoff, now: Moment) -> Leaving {
+        let (leaving, needless) = self.cell.event_beside(now, |state, inputs, effects, beside| {
+            let leaving = state.leave(self.mode, self.waiter_id, backoff, now, inputs, effects);
+            let waker = beside.as_mut().and_then(|beside| beside.forget(self.waiter_id));
+            let needless = if leaving.goes_on { self.hand_on(notifications, beside) } else { Some(notifications) };
+            (leaving, (waker, needless))
+        });
+        // The end of a subscription wakes tasks, so it comes when the mutex is free.
+        drop(needless);
+        leaving
+    }
+
+    /// Leaves the notifications to the next leader, unless those of an earlier one are still there.
+    fn hand_on(&self, notifications: Notifications, beside: &mut Option<Box<Beside>>) -> Option<Notifications> {
+        match beside.get_or_insert_default().notifications(self.mode) {
+            Some(_) => Some(notifications),
+            left => left.replace(notifications),
+        }
     }
 }

@@ -15,6 +15,7 @@ use std::time::Instant;
 use super::RecordLimits;
 
 mod caching;
+mod concurrent;
 mod search;
 mod server;
 mod small;

@@ -10,10 +10,10 @@ use super::words;
 use super::world::{Act, CLIENTS, Rules, State};
 
 /// Fingerprint of a state: two hashes side by side, 128 bits.
-struct Print(u64, u64);
+pub(super) struct Print(u64, u64);
 
 impl Print {
-    fn of(state: &State) -> u128 {
+    pub(super) fn of(state: &impl Hash) -> u128 {
         let mut print = Self(0, 1);
         state.hash(&mut print);
         (u128::from(mixed(print.0)) << 64) | u128::from(mixed(print.1))
@@ -26,7 +26,7 @@ impl Print {
     }
 }
 
-fn mixed(mut word: u64) -> u64 {
+pub(super) fn mixed(mut word: u64) -> u64 {
     for _ in 0..2 {
         word ^= word >> 32;
         word = word.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -66,7 +66,7 @@ impl Hasher for Print {
 
 /// Hasher for fingerprints. A fingerprint is its own hash.
 #[derive(Default)]
-struct Own(u64);
+pub(super) struct Own(u64);
 
 impl Hasher for Own {
     fn finish(&self) -> u64 {

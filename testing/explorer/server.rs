@@ -19,9 +19,9 @@ use crate::store::{
 /// Number of an acquisition, across clients.
 pub(super) type Id = u8;
 /// Greatest number of acquisitions at a time.
-pub(super) const IDS: usize = 6;
+pub(super) const IDS: usize = 12;
 /// Sender of requests that belong to no acquisition.
-pub(super) const OPERATOR: Id = 6;
+pub(super) const OPERATOR: Id = 12;
 
 /// Length of a tick. It is long compared with the margins of a lease, so that validity ends with a tick. Waiters recall
 /// once in each tick.
@@ -134,7 +134,7 @@ pub(super) enum What {
     /// Force by an operator. `seen` has a bit for each hold that the inspection showed, and `back` is the distance of
     /// the last token at that time.
     Force {
-        seen: u8,
+        seen: u16,
         back: u8,
     },
 }
@@ -216,7 +216,7 @@ pub(super) enum Reply {
     Refused,
     /// Holds that the force has ended, with one bit for each hold.
     Forced {
-        ended: u8,
+        ended: u16,
     },
 }
 
@@ -367,7 +367,11 @@ impl Server {
     }
 
     fn number(id: &AcquisitionId) -> Id {
-        id.as_str().as_bytes()[1] - b'0'
+        Self::number_in(id.as_str())
+    }
+
+    fn number_in(id: &str) -> Id {
+        id.trim_matches('.').parse().expect("a number")
     }
 
     fn ask(&self, id: Id, side: Side, waits: bool) -> AcquireRequest {
@@ -542,7 +546,7 @@ impl Server {
         }
     }
 
-    fn force(&self, record: &mut Record, now: ServerTime, seen: u8, back: u8) -> Reply {
+    fn force(&self, record: &mut Record, now: ServerTime, seen: u16, back: u8) -> Reply {
         let token = FencingToken::from_wire(record.token - u64::from(back));
         let seen = if self.fault == Some(Fault::ForceMissesNewBlock) { 0 } else { seen };
         let holder = |id| Holder {
@@ -554,8 +558,7 @@ impl Server {
         };
         let holders = (0..OPERATOR).filter(|id| seen & (1 << id) != 0).map(holder).collect();
         let forced = record.force_seen(now, &View { token, holders, ..View::default() });
-        let number = |id: &String| id.as_bytes()[1] - b'0';
-        Reply::Forced { ended: forced.ids.iter().fold(0, |ended, id| ended | 1 << number(id)) }
+        Reply::Forced { ended: forced.ids.iter().fold(0, |ended, id| ended | 1 << Self::number_in(id)) }
     }
 
     fn renewed(renewed: Renewed, at_us: u64) -> Reply {

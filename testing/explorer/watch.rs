@@ -43,6 +43,8 @@ pub(super) enum Invariant {
     Used,
     /// An operator ends the holds that it has seen, and no later ones.
     Forced,
+    /// A rule within one process holds.
+    Process,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -68,9 +70,9 @@ pub(super) struct Watch {
     readers: List<Until, IDS>,
     queue: List<Place, IDS>,
     /// Readers that were waiting when the last writer left, with one bit for each reader.
-    batch: u8,
+    batch: u16,
     /// Readers that were waiting before a writer came, with one bit for each reader.
-    earlier: u8,
+    earlier: u16,
     /// Recallable flag of this phase, if it is set. True if a waiter has recalled in this tick.
     marked: Option<bool>,
     /// Token of the last guard, counted from the highest, and its side.
@@ -141,7 +143,7 @@ impl Watch {
         }
         for set in [&mut self.batch, &mut self.earlier] {
             let before = std::mem::take(set);
-            *set = (0..8).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
+            *set = (0..16).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
         }
         // The order of the records makes no difference here.
         self.readers.as_mut_slice().sort_unstable_by_key(|until| until.id);
@@ -370,7 +372,7 @@ impl Watch {
         self.batch |= self.waiting_readers();
     }
 
-    fn waiting_readers(&self) -> u8 {
+    fn waiting_readers(&self) -> u16 {
         let readers = self.queue.iter().filter(|place| place.side == Side::Read);
         readers.fold(0, |waiting, place| waiting | 1 << place.until.id)
     }

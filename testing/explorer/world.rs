@@ -21,15 +21,17 @@ mod time;
 use std::time::Duration;
 
 use self::caching::ClientCache;
-pub(super) use self::caching::{Caching, SubscriptionState};
+pub(super) use self::caching::{Caching, SubscriptionState, count_from_the_highest};
 use self::force::Seen;
 use super::Scene;
-use super::server::{Block, IDS, Id, Reply, Request, Server, Shelf, Side, TICK_MS};
+use super::server::{Block, Id, Reply, Request, Server, Shelf, Side, TICK_MS};
 use super::small::List;
 use super::watch::{Invariant, Watch};
 use crate::base::lease::{Moment, valid_until};
 
 pub(super) const CLIENTS: usize = 4;
+/// Acquisitions of all clients together.
+pub(super) const PASSES: usize = 6;
 /// Messages at a time.
 const MESSAGES: usize = 8;
 /// A client gives a request up when it is so old, or earlier: its connection breaks.
@@ -358,7 +360,7 @@ impl Rules<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct State {
     pub(super) shelf: Shelf,
-    pub(super) passes: [Pass; IDS],
+    pub(super) passes: [Pass; PASSES],
     pub(super) dead: [bool; CLIENTS],
     pub(super) lines: [SubscriptionState; CLIENTS],
     pub(super) seen: Option<Seen>,
@@ -394,7 +396,7 @@ impl State {
     pub(super) fn new(scene: &Scene) -> Self {
         Self {
             shelf: Shelf::default(),
-            passes: [Pass::default(); IDS],
+            passes: [Pass::default(); PASSES],
             dead: [false; CLIENTS],
             lines: [scene.caching.line(); CLIENTS],
             seen: None,
@@ -470,7 +472,7 @@ impl State {
             return order;
         }
         let before = *self;
-        let mut names = [0; IDS];
+        let mut names = [0; PASSES];
         let mut clients_now = [0; CLIENTS];
         for (new, old) in order[..clients].iter().enumerate() {
             let old = usize::from(*old);

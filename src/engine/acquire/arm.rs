@@ -69,10 +69,10 @@ impl Acquisition<'_> {
         let (hold, share_id) = (std::sync::Arc::clone(held.hold()), held.share_id());
         arming.held = Some(held);
         let clock = self.engine.clock;
-        let (since, mut underway) = (clock.now(), None);
+        let (since, waiter_id, mut underway) = (clock.now(), hold.new_waiter(), None);
         loop {
             let now = clock.now();
-            match hold.arm(share_id, at_least, since, now) {
+            match hold.arm(waiter_id, (share_id, at_least), since, now) {
                 Accepted::Taken(token) => {
                     // Before the mark, since a hold that `close` has ended must leave no rest.
                     self.engine.check_open(&self.key)?;
@@ -93,14 +93,14 @@ impl Acquisition<'_> {
                     self.enter_again(patience);
                     return Ok(None);
                 }
-                Accepted::Short { answer, until, is_late } => {
+                Accepted::Short { until, is_late } => {
                     underway = underway.or_else(|| self.begin_underway());
                     if is_late {
                         self.renewal_is_late()?;
                     }
                     tokio::select! {
                         biased;
-                        () = answer.notified() => {}
+                        () = hold.renewal_answered(waiter_id) => {}
                         () = clock.timer(until) => {}
                     }
                 }

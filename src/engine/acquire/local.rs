@@ -99,7 +99,8 @@ impl Acquisition<'_> {
         let (since, mut underway, mut was_late) = (clock.now(), None, false);
         loop {
             let now = clock.now();
-            match held.hold().accept(held.share_id(), self.wants.from(now), since, now) {
+            let Some(entry) = &self.entry else { return Ok(Some(held)) };
+            match entry.accept(held.hold(), held.share_id(), self.wants.from(now), since, now) {
                 Accepted::Taken(token) => {
                     if was_late {
                         self.on_first_answer(now);
@@ -118,7 +119,7 @@ impl Acquisition<'_> {
                     }
                     return Ok(None);
                 }
-                Accepted::Short { answer, until, is_late } => {
+                Accepted::Short { until, is_late } => {
                     // What a limit waits for, as for a question to the server.
                     underway = underway.or_else(|| self.begin_underway());
                     if is_late {
@@ -127,7 +128,7 @@ impl Acquisition<'_> {
                     }
                     tokio::select! {
                         biased;
-                        () = answer.notified() => {}
+                        () = entry.renewal_answered(held.hold()) => {}
                         () = clock.timer(until) => {}
                     }
                 }

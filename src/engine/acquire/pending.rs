@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::wait::{Pause, RecallReply};
 use super::{Acquisition, HEARTBEAT, Patience, grace};
+use crate::base::backoff::Jitter;
 use crate::base::error::{Error, Result, Source};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
@@ -12,8 +13,8 @@ use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::engine::Held;
 use crate::lock::hold::{self, Grant, GrantIdentity};
-use crate::lock::side::{LastRefusal, Notifications, OpenOperation, Pending, SideOutage};
-use crate::lock::wait::{Installed, WaitEntry};
+use crate::lock::side::{LastRefusal, Pending, SideOutage};
+use crate::lock::wait::{Installed, Notifications, WaitEntry};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
 
 /// By so much longer than it waits for the word of those who keep the lock, whoever tries has a place in the queue: its claim is on
@@ -134,18 +135,22 @@ impl Acquisition<'_> {
             return Ok(None);
         };
         // Counted before the look, so that `close` either is seen here or waits for this attempt.
-        let counted = engine.releases.open_operation();
+        let counted = engine.releases.begin_unsettled();
         engine.check_open(&self.key)?;
         let mut is_new = false;
-        let begun = entry.begin_attempt(engine.clock.now(), counted, || {
+        let begun = entry.begin_attempt(engine.clock.now(), || {
             is_new = true;
             Pending::new(engine.next_id())
         });
         let Some(begun) = begun else {
             return Ok(None);
         };
-        if let Some(left) = begun.left {
-            (self.notices, self.tries.backoff) = (left.notifications, left.backoff);
+        if begun.is_first {
+            counted.leave_to_cell();
+        }
+        if let Some(backoff) = begun.backoff {
+            self.tries.backoff = backoff;
+            self.notices = entry.take_left().unwrap_or_default();
         }
         // A process that keeps holds knows that others may, too. It asks and calls at once.
         let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
@@ -236,7 +241,10 @@ impl Acquisition<'_> {
             return Some((attempt, now));
         }
         let entry = self.entry.as_ref()?;
-        drop(entry.end_attempt(&attempt, now, |pending| leaves(&attempt, pending))?);
+        let unsettled = entry.end_attempt(&attempt, now, |pending| {
+            if attempt.is_ok() && pending.is_unknown_to_server() { engine.releases.unsettled_of(pending) } else { None }
+        })?;
+        drop(unsettled);
         if let Ok(answer) = &attempt {
             let is_cached = matches!(answer.value, Acquired::Queued { is_cached: true, .. } | Acquired::Cached { .. });
             if is_cached {
@@ -294,7 +302,7 @@ impl Acquisition<'_> {
         self.note_clock(answer);
         let keep = self.keeping.take().map(|keeping| {
             let word = keeping.answer(answer, granted.is_waited_for);
-            (keeping.into_state(), Some(word))
+            (keeping.to_state(), Some(word))
         });
         let granted = hold::NewHold {
             cache: keep,
@@ -304,6 +312,7 @@ impl Acquisition<'_> {
             in_doubt_requests: InDoubt::default(),
             share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().join_window)),
             is_claim: false,
+            jitter: Jitter::draw(),
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
@@ -320,7 +329,7 @@ impl Acquisition<'_> {
         // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // It answers no request: what answers the claim says whether it may stay.
-        let keep = self.keeping.take().map(|keeping| (keeping.into_state(), None));
+        let keep = self.keeping.take().map(|keeping| (keeping.to_state(), None));
         let granted = hold::NewHold {
             cache: keep,
             granting: self.granting(request, granted),
@@ -329,6 +338,7 @@ impl Acquisition<'_> {
             in_doubt_requests: InDoubt::default(),
             share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
+            jitter: Jitter::draw(),
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
@@ -348,7 +358,7 @@ impl Acquisition<'_> {
             return Taken::PassedBy;
         };
         let has_enough = granted.has_enough(now, engine.options().max_clock_skew);
-        let (installed, pending) = entry.on_grant(granted, now);
+        let (installed, mut pending) = entry.on_grant(granted, now);
         match installed {
             Installed::Hold(hold, share_id) => {
                 hold.count();
@@ -360,7 +370,7 @@ impl Acquisition<'_> {
                     self.entry = None;
                 }
                 // The cell has it: `close` finds it there.
-                drop(pending);
+                drop(pending.as_mut().map(|pending| engine.releases.unsettled_of(pending)));
                 Taken::Held(Held::new(engine, hold, share_id))
             }
             Installed::Over => Taken::Over,
@@ -410,24 +420,6 @@ impl Acquisition<'_> {
         events::attempt_unanswered(self.key.name(), &failure, &self.engine.attempt_lines, now);
         self.tries.on_failure(self.engine, &self.key, failure).await
     }
-}
-
-/// Notes what an attempt that is over has left on the server. Answers what is to be dropped where no mutex is held.
-fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<OpenOperation> {
-    match attempt {
-        Ok(answer) => match answer.value {
-            Acquired::Granted(_) | Acquired::Queued { .. } => pending.is_recorded = true,
-            Acquired::Contended { .. } | Acquired::Cached { .. } => pending.is_recorded = false,
-            // Nothing was looked at or changed: an earlier copy may have left a place in the queue.
-            Acquired::Late => {}
-        },
-        // An error names no request: it may have been another one's.
-        Err(Failure::Broken { .. } | Failure::Refused { .. } | Failure::Unreplicated { .. }) => {
-            pending.is_recorded = true;
-        }
-        Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => return None,
-    }
-    if attempt.is_ok() && pending.is_unknown_to_server() { pending.open_operation.take() } else { None }
 }
 
 /// The round trip took longer than the grant was worth.

@@ -70,7 +70,7 @@ impl Acquisition<'_> {
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<RecheckOutcome> {
         let engine = self.engine;
         let hold = &Arc::clone(held.hold());
-        let standing = hold.live_subscription();
+        let standing = hold.offered_subscription();
         let request = AcquireRequest {
             id: hold.id().clone(),
             mode: Mode::Read,

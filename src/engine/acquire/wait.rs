@@ -8,7 +8,7 @@ use super::plausible::Bounds;
 use super::{Acquisition, grace};
 use crate::base::attempt::MAX_NOTIFICATIONS;
 use crate::base::lease::Moment;
-use crate::lock::side::Notifications;
+use crate::lock::wait::Notifications;
 use crate::store::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
 
 /// First and longest pause between two attempts at a lock that others hold, where there is no queue.

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use super::{Acquisition, at};
 use crate::base::backoff::Backoff;
 use crate::base::lease::{self, Moment};
+use crate::engine::releases::Unsettled;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareId;
-use crate::lock::side::{LeaderState, OpenOperation, Pending};
+use crate::lock::side::Pending;
 use crate::store::Failure;
 
 /// Whether anything of an acquisition that was given up may yet be granted.
@@ -43,10 +44,14 @@ impl Acquisition<'_> {
     pub(super) fn leave(&mut self) -> Option<Left> {
         let entry = self.entry.take()?;
         let now = self.engine.clock.now();
-        let asking = LeaderState { notifications: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
-        let leaving = entry.leave(asking, now);
-        drop(leaving.needless);
-        let pending = leaving.pending.filter(|pending| !pending.is_unknown_to_server());
+        let leaving = entry.leave(std::mem::take(&mut self.notices), self.tries.backoff, now);
+        let pending = leaving.pending.and_then(|mut pending| {
+            if pending.is_unknown_to_server() {
+                drop(self.engine.releases.unsettled_of(&mut pending));
+                return None;
+            }
+            Some(pending)
+        });
         (pending.is_some() || leaving.handed.is_some()).then_some(Left { pending, handed: leaving.handed })
     }
 
@@ -68,10 +73,10 @@ impl Acquisition<'_> {
         let left = self.leave().or_else(|| unarmed.is_some().then_some(Left { pending: None, handed: None }));
         if let Some(Left { pending, handed }) = left {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
-            let withdrawing = pending.map(|pending| Withdrawing {
+            let withdrawing = pending.map(|mut pending| Withdrawing {
                 engine,
                 release: Some(self.release_of(&pending)),
-                _keeps_open: pending.open_operation,
+                _unsettled: engine.releases.unsettled_of(&mut pending),
             });
             let given_back = async {
                 let mut is_released = true;
@@ -121,7 +126,7 @@ struct Withdrawing<'a> {
     /// Present until the server has nothing of it.
     release: Option<Release>,
     /// Given up after what goes on has been counted.
-    _keeps_open: Option<OpenOperation>,
+    _unsettled: Option<Unsettled>,
 }
 
 impl Withdrawing<'_> {

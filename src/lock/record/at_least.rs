@@ -10,14 +10,15 @@
 
 use std::time::Duration;
 
-use super::{Accepted, HoldRecord, RenewalState, renewal_interval};
+use super::{Accepted, HoldRecord, RenewalState};
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::HoldState;
 use crate::lock::shares::{Share, ShareId};
+use crate::lock::side::WaiterId;
 
 /// Time for which an acquisition wants the lock to stay taken, counted from its grant.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Hash, Debug)]
 pub(crate) struct AtLeast {
     pub(crate) span: Duration,
     /// Clock sample of the answer or the notification that granted the hold, if this acquisition has received it.
@@ -25,7 +26,7 @@ pub(crate) struct AtLeast {
 }
 
 /// State of a hold that is to rest after its use.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(super) struct RestState {
     at_least: AtLeast,
     /// Share of the acquisition. Until the hold is armed, the hold has this share with an early end, because the
@@ -56,8 +57,8 @@ impl HoldRecord {
     /// a renewal with the time, the caller waits and tries again.
     pub(in crate::lock) fn arm(
         &mut self,
-        share_id: ShareId,
-        at_least: AtLeast,
+        waiter_id: WaiterId,
+        (share_id, at_least): (ShareId, AtLeast),
         since: Moment,
         now: Moment,
         signals: &mut Signals,
@@ -72,11 +73,11 @@ impl HoldRecord {
         });
         let share = rest.share;
         if !rest.is_armed {
-            return self.await_renewal(share_id, share, since, now);
+            return self.await_renewal(waiter_id, (share_id, share), since, now);
         }
         self.shares.replace(share_id.slot, share);
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
-            self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
         }
         Accepted::Taken(self.current_token())
     }

@@ -5,16 +5,15 @@
 //! it as to any hold. `docs/CACHED_HOLDS.md` describes cached holds.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{CLOSED, HoldRecord, Next, Phase, RenewalState, renewal_interval};
+use super::{CLOSED, HoldRecord, Next, Phase, RenewalState};
 use crate::base::attempt::NodeId;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::metrics::Metrics;
 use crate::base::mode::Mode;
-use crate::base::recalls::{LiveSubscription, Recall, Recalls};
+use crate::base::recalls::{Recall, Reception, SubscriptionId};
 use crate::base::reentry::OwnerId;
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
@@ -22,8 +21,8 @@ use crate::lock::shares::{Share, ShareId};
 /// Parts of a server's answer that concern the cache state of a hold.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheAnswer {
-    /// Subscription to recalls that was live when the request was sent, if the request offered to cache the hold.
-    pub(crate) offered_on: Option<LiveSubscription>,
+    /// Subscription to recalls that was confirmed when the request was sent, if the request offered to cache the hold.
+    pub(crate) offered_on: Option<SubscriptionId>,
     pub(crate) sent: Moment,
     pub(crate) node: NodeId,
     pub(crate) is_waited_for: bool,
@@ -51,29 +50,20 @@ impl CachedCount {
     pub(crate) fn get(&self) -> usize {
         self.holds.load(Ordering::Relaxed)
     }
-}
 
-/// Permit to cache one hold. [`CachedCount`] counts the permits that exist.
-#[derive(Debug)]
-pub(crate) struct CachedPermit(Arc<CachedCount>);
-
-impl CachedPermit {
-    pub(crate) fn among(count: &Arc<CachedCount>) -> Self {
-        count.holds.fetch_add(1, Ordering::Relaxed);
-        count.metrics.count_cached();
-        Self(Arc::clone(count))
+    pub(in crate::lock) fn add(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+        self.metrics.count_cached();
     }
-}
 
-impl Drop for CachedPermit {
-    fn drop(&mut self) {
-        self.0.holds.fetch_sub(1, Ordering::Relaxed);
-        self.0.metrics.cached_no_more();
+    pub(in crate::lock) fn remove(&self) {
+        self.holds.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.cached_no_more();
     }
 }
 
 /// Tokens that a renewal brought for later writers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Hash, Debug)]
 struct TokenBlock {
     next: FencingToken,
     left: u64,
@@ -83,7 +73,7 @@ struct TokenBlock {
 
 /// Slot of the share without an owner. The stored number is the slot plus one, so it is never zero. An `Option` of this
 /// type then needs no more memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Hash, Debug)]
 struct SharePlace(NonZeroU32);
 
 impl SharePlace {
@@ -97,13 +87,12 @@ impl SharePlace {
 }
 
 /// Cache state of a hold.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(crate) struct CacheState {
-    recalls: Arc<Recalls>,
     /// Time for which the hold may stay cached after a use. The last acquisition that used the hold has set this time.
     cache_for: Duration,
-    /// Live subscription by which this process receives every recall of the hold.
-    live: Option<LiveSubscription>,
+    /// Number of the subscription by which this process receives every recall of the hold.
+    live: Option<u64>,
     /// Time at which this process learned that the hold excludes a waiter. An answer that reports no waiter clears this
     /// field, if its request was sent later.
     recalled_at: Option<Moment>,
@@ -114,27 +103,17 @@ pub(crate) struct CacheState {
     /// Tokens of the last renewal that brought any. Boxed to save memory, because read holds have no block and a
     /// process may cache many holds.
     block: Option<Box<TokenBlock>>,
-    _permit: CachedPermit,
 }
 
 impl CacheState {
-    pub(crate) fn new(calls: Arc<Recalls>, cache_for: Duration, kept: CachedPermit) -> Self {
-        Self {
-            _permit: kept,
-            recalls: calls,
-            cache_for,
-            live: None,
-            recalled_at: None,
-            idle: None,
-            is_reused: false,
-            block: None,
-        }
+    pub(crate) fn new(cache_for: Duration) -> Self {
+        Self { cache_for, live: None, recalled_at: None, idle: None, is_reused: false, block: None }
     }
 
     /// Applies an answer about the hold. `first` is the first token of the hold.
-    pub(super) fn on_answer(&mut self, cache_answer: CacheAnswer, first: FencingToken, now: Moment) {
-        let CacheAnswer { offered_on: said, sent, node, is_waited_for } = cache_answer;
-        if said.as_ref().is_some_and(|subscription| subscription.node() != node) {
+    pub(super) fn on_answer(&mut self, answer: CacheAnswer, first: FencingToken, heard: &Reception, now: Moment) {
+        let CacheAnswer { offered_on, sent, node, is_waited_for } = answer;
+        if offered_on.is_some_and(|subscription| subscription.node != node) {
             // Another node serves the lock now, for example after a migration of the slot. Recalls come from that node,
             // so this subscription would miss them.
             self.live = None;
@@ -143,13 +122,12 @@ impl CacheState {
             self.recalled_at = Some(now);
             return;
         }
-        let last_recall = self.recalls.last_recall_of(first);
+        let last_recall = heard.last_recall_of(first);
         self.recalled_at = self.recalled_at.into_iter().chain(last_recall).max().filter(|at| *at >= sent);
-        if let Some(subscription) = said
-            && subscription.node() == node
-            && self.recalls.is_still(&subscription)
+        if let Some(SubscriptionId { epoch, .. }) = offered_on.filter(|subscription| subscription.node == node)
+            && heard.is_confirmed(epoch)
         {
-            self.live = Some(subscription);
+            self.live = Some(epoch);
         }
     }
 
@@ -159,8 +137,8 @@ impl CacheState {
     }
 
     /// Returns true if guards may enter without a request to the server.
-    fn is_open(&self, now: Moment) -> bool {
-        self.recalled_at.is_none() && self.live.as_ref().is_some_and(|subscription| subscription.is_live(now))
+    fn is_open(&self, heard: &Reception, now: Moment) -> bool {
+        self.recalled_at.is_none() && self.live.is_some_and(|epoch| heard.is_live(epoch, now))
     }
 }
 
@@ -176,13 +154,13 @@ impl HoldRecord {
     }
 
     /// Returns true if guards may enter without a request to the server, even after the join window of the last answer.
-    pub(super) fn is_open_to_all(&self, now: Moment) -> bool {
-        self.cache.as_ref().is_some_and(|keep| keep.is_open(now))
+    pub(super) fn is_open_to_all(&self, heard: &Reception, now: Moment) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.is_open(heard, now))
     }
 
-    /// Returns the live subscription, for a request that offers to cache the hold.
-    pub(in crate::lock) fn live_subscription(&self) -> Option<LiveSubscription> {
-        self.cache.as_ref()?.recalls.subscription()
+    /// Returns true if the hold may be cached, so that its requests offer this to the server.
+    pub(in crate::lock) fn can_be_cached(&self) -> bool {
+        self.cache.is_some()
     }
 
     /// Replaces the share without an owner by `share`, and returns its slot, if the hold is cached.
@@ -203,10 +181,10 @@ impl HoldRecord {
     }
 
     /// Applies an answer about the hold to its cache state.
-    pub(in crate::lock) fn on_cache_answer(&mut self, cache_answer: CacheAnswer, now: Moment) {
+    pub(in crate::lock) fn on_cache_answer(&mut self, answer: CacheAnswer, heard: &Reception, now: Moment) {
         let first = self.token;
         let Some(keep) = &mut self.cache else { return };
-        keep.on_answer(cache_answer, first, now);
+        keep.on_answer(answer, first, heard, now);
         // A waiter is known, so no reader may join because of an earlier answer that reported no waiter.
         if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;
@@ -264,13 +242,19 @@ impl HoldRecord {
     // Use and caching.
 
     /// Returns true if a task of this process may take the cached hold.
-    fn may_be_taken(&self, now: Moment) -> bool {
-        self.is_cached() && self.is_open() && self.is_open_to_all(now) && now < self.deadline()
+    fn may_be_taken(&self, heard: &Reception, now: Moment) -> bool {
+        self.is_cached() && self.is_open() && self.is_open_to_all(heard, now) && now < self.deadline()
     }
 
     /// Lets a writer of this process take a cached hold, with the next token.
-    pub(in crate::lock) fn take_cached(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
-        if self.mode != Mode::Write || !self.may_be_taken(now) || !self.take_token() {
+    pub(in crate::lock) fn take_cached(
+        &mut self,
+        share: Share,
+        cache_for: Duration,
+        heard: &Reception,
+        now: Moment,
+    ) -> Option<ShareId> {
+        if self.mode != Mode::Write || !self.may_be_taken(heard, now) || !self.take_token() {
             return None;
         }
         self.set_cache_for(cache_for);
@@ -282,21 +266,20 @@ impl HoldRecord {
         &mut self,
         share: Share,
         cache_for: Duration,
+        heard: &Reception,
         now: Moment,
     ) -> Option<ShareId> {
-        self.lasts(&share, share.lease, now).then(|| self.take_cached(share, cache_for, now)).flatten()
+        self.lasts(&share, share.lease, now).then(|| self.take_cached(share, cache_for, heard, now)).flatten()
     }
 
-    /// Returns the terms for caching the hold that replaces this hold after a conversion. The terms are the receiver of
-    /// recalls and the time in the cache.
-    pub(in crate::lock) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
-        let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
-        Some((Arc::clone(&keep.recalls), keep.cache_for))
+    /// Returns the time for which the hold that replaces this hold after a conversion may stay cached.
+    pub(in crate::lock) fn cache_for(&self) -> Option<Duration> {
+        self.cache.as_ref().map(|cache| cache.cache_for).filter(|cache_for| !cache_for.is_zero())
     }
 
     /// Caches the hold after its last guard has left. Returns false if the hold may not be cached.
-    pub(super) fn cache(&mut self, lease: Duration, now: Moment) -> bool {
-        let Some(share) = self.unowned_share(lease, now) else {
+    pub(super) fn cache(&mut self, lease: Duration, heard: &Reception, now: Moment) -> bool {
+        let Some(share) = self.unowned_share(lease, heard, now) else {
             return false;
         };
         let slot = self.shares.add(share);
@@ -307,13 +290,13 @@ impl HoldRecord {
     /// Caches the hold: the share without an owner replaces the share of the last guard. Returns false and changes
     /// nothing if the removal of the guard has other effects too.
     #[inline]
-    pub(in crate::lock) fn cache_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
+    pub(in crate::lock) fn cache_at_once(&mut self, share_id: ShareId, heard: &Reception, now: Moment) -> bool {
         let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
         if !is_last || now >= self.deadline() {
             return false;
         }
         let share = self.shares.get(share_id.slot);
-        let Some(idle) = self.unowned_share(share.lease, now).filter(|_| now < share.ends) else {
+        let Some(idle) = self.unowned_share(share.lease, heard, now).filter(|_| now < share.ends) else {
             return false;
         };
         self.shares.replace(share_id.slot, idle);
@@ -324,8 +307,8 @@ impl HoldRecord {
     /// Returns a share without an owner, if the hold may be cached now. A write hold whose tokens are used up is of no
     /// use to the next writer, so the process releases it.
     #[inline]
-    fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
-        let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
+    fn unowned_share(&self, lease: Duration, heard: &Reception, now: Moment) -> Option<Share> {
+        let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(heard, now))?;
         let has_token = self.mode == Mode::Read || self.next_token().is_some();
         let may = has_token && self.is_open() && self.in_doubt.is_none() && !self.is_to_rest();
         may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.cache_for) })
@@ -336,7 +319,7 @@ impl HoldRecord {
             keep.idle = Some(SharePlace::of(slot));
         }
         if self.renewal == RenewalState::Needless {
-            self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
         }
     }
 
@@ -421,6 +404,6 @@ mod tests {
     #[test]
     fn what_lets_a_hold_stay_is_small() {
         // Each hold that may be cached has a `CacheState`, and there may be many such holds.
-        assert!(size_of::<CacheState>() <= 88, "{} bytes", size_of::<CacheState>());
+        assert!(size_of::<CacheState>() <= 64, "{} bytes", size_of::<CacheState>());
     }
 }

@@ -13,7 +13,7 @@ use crate::lock::end::Ended;
 use crate::lock::shares::ShareId;
 
 /// Data of a conversion in doubt. The server may have carried out the request, or may still carry it out.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(super) struct ConversionInDoubt {
     /// Lease that was requested for the new hold.
     pub(super) lease: Duration,
@@ -26,7 +26,7 @@ pub(super) struct ConversionInDoubt {
 /// Conversion whose result is unknown and that no task repeats any more. The process releases the new hold together
 /// with the old hold, or after an answer shows that the server still has the old hold. An earlier release could end the
 /// only hold that the guard has.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(crate) struct OpenConversion {
     /// Id of the new hold.
     pub(crate) id: AcquisitionId,
@@ -115,6 +115,14 @@ impl HoldRecord {
         }
     }
 
+    /// Ends the hold now, because the server may have converted it into a hold that is of no use any more.
+    pub(in crate::lock) fn end_with_conversion(&mut self, now: Moment, signals: &mut Signals) {
+        if let Some(new) = &mut self.in_doubt {
+            new.until = now;
+        }
+        self.look(now, signals);
+    }
+
     /// Leaves a conversion open that the server did not answer and that no task repeats any more. A reader keeps its
     /// guard, and the answer to a renewal decides whether its hold still exists. A writer loses its guard, because
     /// other readers may have entered if the server has converted the hold.
@@ -133,9 +141,8 @@ impl HoldRecord {
             return LeftOpen::Lost;
         };
         if self.mode == Mode::Write {
-            // The hold ends now, because other readers may be inside if the server has converted the hold.
-            new.until = now;
-            self.look(now, signals);
+            // Other readers may be inside if the server has converted the hold.
+            self.end_with_conversion(now, signals);
             return LeftOpen::NotAlone;
         }
         new.open = Some(open);

@@ -5,7 +5,7 @@ use crate::base::lease::ServerTime;
 
 /// Deadline that an answer of the server named, and the server time of the answer. Both are zero if the answer has no
 /// server time.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Hash, Debug, Default)]
 pub(super) struct Promise {
     said: ServerTime,
     until: ServerTime,

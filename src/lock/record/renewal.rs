@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
-use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, RenewalState, renewal_interval};
+use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, RenewalState};
 use crate::base::error::LossReason;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{self, Moment};
@@ -13,6 +11,7 @@ use crate::base::mode::Mode;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
+use crate::lock::side::WaiterId;
 
 /// Smallest remaining time with which a guard may enter without a request. It is half of the shortest lease that a
 /// request can have.
@@ -132,7 +131,7 @@ impl HoldRecord {
         if self.deadline().since(now) < MIN_RENEWAL {
             return RenewalState::Needless;
         }
-        RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
+        RenewalState::Due(now.after(self.renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
     fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {
@@ -181,7 +180,7 @@ impl HoldRecord {
     pub(super) fn renew_in_doubt(&mut self, since: Moment) {
         let Some(new) = &self.in_doubt else { return };
         let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.arrives_until.max(since));
-        let next = since.after(renewal_interval(new.lease)).min(settles);
+        let next = since.after(self.renewal_interval(new.lease)).min(settles);
         self.renewal = match self.renewal {
             RenewalState::Due(at) => RenewalState::Due(at.min(next)),
             RenewalState::Needless => RenewalState::Due(next),
@@ -194,24 +193,29 @@ impl HoldRecord {
         if self.phase == Phase::Held {
             self.phase = Phase::Unconfirmed;
         }
-        self.renewal = RenewalState::Due(now.after(self.backoff.pause()));
+        self.renewal = RenewalState::Due(now.after(self.backoff.pause(self.jitter)));
         self.tell_awaiting(signals);
     }
 
     /// Lets a waiter whose share has too little time wait for a renewal. The renewal is due at once and requests the
     /// whole lease of the waiter. The answer wakes the waiter. Until then the share stays unclaimed and ends after a
     /// short time, because the waiter's future may not be polled any more.
-    pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
+    pub(super) fn await_renewal(
+        &mut self,
+        waiter_id: WaiterId,
+        (share_id, share): (ShareId, Share),
+        since: Moment,
+        now: Moment,
+    ) -> Accepted {
         if since == now {
             self.shares.replace(share_id.slot, share.as_unclaimed(now));
         }
         self.renew_at_once(now);
         let awaited = self.awaited.get_or_insert_default();
         awaited.lease = awaited.lease.max(share.lease_at(now));
-        let answer = Arc::<Notify>::default();
-        awaited.answers.push(Arc::clone(&answer));
+        awaited.waiters.insert(waiter_id);
         let until = self.deadline().min(self.shares.get(share_id.slot).ends);
-        Accepted::Short { answer, until, is_late: self.is_unconfirmed() }
+        Accepted::Short { until, is_late: self.is_unconfirmed() }
     }
 
     fn renew_at_once(&mut self, now: Moment) {
@@ -239,8 +243,13 @@ impl HoldRecord {
     /// Wakes the waiters that wait for the answer to a renewal. They then try again to take their shares.
     pub(super) fn tell_awaiting(&mut self, signals: &mut Signals) {
         if let Some(awaited) = self.awaited.take() {
-            awaited.answers.into_iter().for_each(|answer| signals.wake(answer));
+            awaited.waiters.into_iter().for_each(|waiter_id| signals.wake(waiter_id));
         }
+    }
+
+    /// Returns true if the waiter waits for the answer to a renewal.
+    pub(in crate::lock) fn awaits_renewal(&self, waiter_id: WaiterId) -> bool {
+        self.awaited.as_ref().is_some_and(|awaited| awaited.waiters.contains(&waiter_id))
     }
 
     /// Applies an answer that says that the server does not know the hold. If a conversion is under way, it may have

@@ -2,25 +2,28 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Notify;
-
 use super::State;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
-use crate::base::recalls::Recall;
-use crate::lock::effects::{Effects, InRenewalQueue};
+use crate::base::recalls::{Recall, Reception};
+use crate::lock::effects::{Effects, InRenewalQueue, Inputs};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::WaiterId;
 
 impl<H: InRenewalQueue> State<H> {
     /// Lets a writer take a cached hold that has enough time, if no task waits here.
-    pub(in crate::lock) fn take_cached(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
+    pub(in crate::lock) fn take_cached(
+        &mut self,
+        wants: ShareRequest,
+        heard: &Reception,
+        now: Moment,
+    ) -> Option<(Arc<H>, ShareId)> {
         if self.wait_queue.is_some() {
             return None;
         }
         self.holds.find_map(|entry| {
             let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
-            let share_id = entry.record.take_cached_at_once(wants.from(now), wants.cache_for, now)?;
+            let share_id = entry.record.take_cached_at_once(wants.from(now), wants.cache_for, heard, now)?;
             Some((Arc::clone(handle), share_id))
         })
     }
@@ -28,35 +31,44 @@ impl<H: InRenewalQueue> State<H> {
     /// Removes the last guard of a hold that is cached then. Returns `None` if there is more to do, and changes nothing. The
     /// inner value is the hold, if it has to be scheduled earlier.
     #[inline]
-    pub(in crate::lock) fn cache(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
+    pub(in crate::lock) fn cache(
+        &mut self,
+        number: u64,
+        share_id: ShareId,
+        heard: &Reception,
+        now: Moment,
+    ) -> Option<Option<Arc<H>>> {
         if self.wait_queue.is_some() {
             return None;
         }
         let entry = self.entry(number);
-        let is_cached = entry.is_listed && entry.record.cache_at_once(share_id, now);
+        let is_cached = entry.is_listed && entry.record.cache_at_once(share_id, heard, now);
         is_cached.then(|| entry.due_sooner().cloned())
     }
 
     /// Lets a writer take a cached hold, also one with little time left. The writer then waits for the answer to a
-    /// renewal. Returns the signal that wakes the writer.
+    /// renewal. Returns false if there is no such hold.
     pub(super) fn hand_cached(
         &mut self,
         waiter_id: WaiterId,
         wants: ShareRequest,
         now: Moment,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
-    ) -> Option<Arc<Notify>> {
+    ) -> bool {
         if self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle()) {
-            return None;
+            return false;
         }
+        let heard = &inputs.heard;
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
-            let share_id = entry.record.take_cached(wants.from(now).as_unclaimed(now), wants.cache_for, now)?;
+            let share_id = entry.record.take_cached(wants.from(now).as_unclaimed(now), wants.cache_for, heard, now)?;
             entry.due_if_sooner(effects);
             Some((handle, share_id))
-        })?;
+        });
+        let Some(handed) = handed else { return false };
         self.wait_queue().handed.insert(waiter_id, handed);
-        Some(Arc::default())
+        true
     }
 
     /// Ends the cached holds that exclude this mode, because an acquisition of this process wants the mode. Returns these

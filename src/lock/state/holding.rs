@@ -6,8 +6,9 @@ use super::{Entry, GrantOutcome, State};
 use crate::base::error::LossReason;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
+use crate::base::recalls::Reception;
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::{Effects, InRenewalQueue, Rules, Signals};
+use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Signals};
 use crate::lock::record::{GrantIdentity, HoldRecord, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
@@ -15,13 +16,18 @@ use crate::lock::side::{First, Pending, WaiterId};
 impl<H: InRenewalQueue> State<H> {
     /// Lets a reader join a hold, if a hold may be joined now and no writer waits here.
     #[inline]
-    pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
+    pub(in crate::lock) fn join(
+        &mut self,
+        wants: ShareRequest,
+        heard: &Reception,
+        now: Moment,
+    ) -> Option<(Arc<H>, ShareId)> {
         if self.writer_waits() {
             return None;
         }
         self.holds.find_map(|entry| {
             let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
-            let share_id = entry.record.join(wants, now)?;
+            let share_id = entry.record.join(wants, heard, now)?;
             Some((Arc::clone(handle), share_id))
         })
     }
@@ -59,12 +65,12 @@ impl<H: InRenewalQueue> State<H> {
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         granted: NewHold,
         now: Moment,
-        rules: &Rules,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
     ) -> Option<(u64, Arc<H>, ShareId)> {
         let number = self.last_hold + 1;
         let granting = granted.granting.clone();
-        let (mut record, share_id) = HoldRecord::new(granted, now, rules);
+        let (mut record, share_id) = HoldRecord::new(granted, &inputs.heard, now, inputs);
         // A grant that is over on arrival was never a hold, so no end is reported.
         if !matches!(record.next(now, &mut Signals::default()), Next::At(_)) {
             return None;
@@ -84,7 +90,7 @@ impl<H: InRenewalQueue> State<H> {
         waiter_id: WaiterId,
         mut granted: NewHold,
         now: Moment,
-        rules: &Rules,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
     ) -> (GrantOutcome<H>, Option<Pending>) {
         let mode = granted.granting.mode;
@@ -96,7 +102,7 @@ impl<H: InRenewalQueue> State<H> {
         }
         pending.is_recorded = true;
         granted.in_doubt_requests = pending.copies;
-        let Some((number, hold, share_id)) = self.install(make, granted, now, rules, effects) else {
+        let Some((number, hold, share_id)) = self.install(make, granted, now, inputs, effects) else {
             return (GrantOutcome::Over, None);
         };
         let pending = self.on_seated(mode, waiter_id, number, now, effects);
@@ -117,7 +123,7 @@ impl<H: InRenewalQueue> State<H> {
         let wait_queue = self.wait_queue();
         let side = wait_queue.side(mode);
         side.outage = None;
-        side.wake_at_first_answer(&mut effects.signals);
+        side.wake_at_first_answer(mode, &mut effects.signals);
         let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
         let extra_request = wait_queue.extra_requests.remove(&waiter_id).map(|extra_request| extra_request.pending);
         if mode == Mode::Read {
@@ -140,7 +146,7 @@ impl<H: InRenewalQueue> State<H> {
             let joined = record.join_phase(waiter.wants.from(now), now, signals);
             if let Some(share_id) = joined {
                 handed.insert(waiter_id, (Arc::clone(hold), share_id));
-                signals.wake(Arc::clone(&waiter.signal));
+                signals.wake(waiter_id);
             }
             joined.is_none()
         });
@@ -174,21 +180,21 @@ impl<H: InRenewalQueue> State<H> {
         number: u64,
         share_id: ShareId,
         now: Moment,
-        rules: &Rules,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
     ) -> ShareRemoved {
         let next = self.wait_queue.as_deref().map_or(First::Nobody, |wait_queue| wait_queue.writes.first());
         let entry = self.entry(number);
-        let removed = entry.record.remove_share(share_id, now, next, rules, &mut effects.signals);
+        let removed = entry.record.remove_share(share_id, now, next, &inputs.heard, inputs, &mut effects.signals);
         entry.due_if_sooner(effects);
         entry.release_handle(effects);
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
             && let Some(wait_queue) = self.wait_queue.as_deref_mut()
-            && let Some((first, waiter)) = wait_queue.writes.pop_first()
+            && let Some((first, _)) = wait_queue.writes.pop_first()
         {
             wait_queue.handed.insert(first, (hold, share_id));
-            effects.signals.wake(waiter.signal);
+            effects.signals.wake(first);
         }
         removed
     }
@@ -207,11 +213,11 @@ impl<H: InRenewalQueue> State<H> {
         old: u64,
         granted: NewHold,
         now: Moment,
-        rules: &Rules,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
     ) -> Option<(Arc<H>, ShareId)> {
         let mode = granted.granting.mode;
-        let (number, hold, share_id) = self.install(make, granted, now, rules, effects)?;
+        let (number, hold, share_id) = self.install(make, granted, now, inputs, effects)?;
         self.on_end(old, effects);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);

@@ -1,11 +1,13 @@
 //! Those who wait for a lock in this process, and ask the server for it.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::base::attempt::Failure;
 use crate::base::lease::FencingToken;
 use crate::base::mode::Mode;
+use crate::lock::effects::InRenewalQueue;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side, WaiterId};
 
@@ -23,11 +25,38 @@ pub(super) struct WaitQueue<H> {
     pub(super) newest: Option<FencingToken>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(super) struct ExtraRequest {
     pub(super) pending: Option<Pending>,
     /// It has to wait again.
     pub(super) has_lost_right: bool,
+}
+
+// A derived `Clone` would need holds that can be cloned. The state clones their handles only.
+impl<H> Clone for WaitQueue<H> {
+    fn clone(&self) -> Self {
+        let Self { reads, writes, handed, failed, extra_requests, newest } = self;
+        Self {
+            reads: reads.clone(),
+            writes: writes.clone(),
+            handed: handed.clone(),
+            failed: failed.clone(),
+            extra_requests: extra_requests.clone(),
+            newest: *newest,
+        }
+    }
+}
+
+impl<H: InRenewalQueue> Hash for WaitQueue<H> {
+    fn hash<S: Hasher>(&self, state: &mut S) {
+        let Self { reads, writes, handed, failed, extra_requests, newest } = self;
+        (reads, writes, extra_requests, newest).hash(state);
+        state.write_usize(handed.len());
+        handed.iter().for_each(|(waiter_id, (hold, share_id))| (waiter_id, hold.number(), share_id).hash(state));
+        // The cause of a failure makes no difference for what happens next.
+        state.write_usize(failed.len());
+        failed.keys().for_each(|waiter_id| waiter_id.hash(state));
+    }
 }
 
 impl<H> Default for WaitQueue<H> {

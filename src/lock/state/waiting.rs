@@ -3,53 +3,50 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use super::wait_queue::ExtraRequest;
 use super::{Entry, LeftEntry, State, WakeReason};
 use crate::base::attempt::Failure;
+use crate::base::backoff::Backoff;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
-use crate::lock::effects::{Effects, InRenewalQueue, Rules};
+use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{LastRefusal, LeaderState, Pending, SideOutage, Waiter, WaiterId};
+use crate::lock::side::{LastRefusal, Pending, SideOutage, WaitStart, Waiter, WaiterId};
 
 impl<H: InRenewalQueue> State<H> {
-    fn waiter_id(&mut self) -> WaiterId {
+    /// Returns the number of the next waiter.
+    pub(in crate::lock) fn waiter_id(&mut self) -> WaiterId {
         self.last_waiter += 1;
         WaiterId(self.last_waiter)
     }
 
-    /// Waits for one side, or asks at once. Answers what is notified when it is called, if it has to wait.
+    /// Waits for one side, or asks at once. Answers also whether it has to wait until it is woken.
     pub(in crate::lock) fn enter(
         &mut self,
         mode: Mode,
         again: Option<WaiterId>,
-        wants: ShareRequest,
-        grace: Duration,
+        (wants, grace): (ShareRequest, Duration),
         now: Moment,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
-    ) -> (WaiterId, Option<Arc<Notify>>) {
+    ) -> (WaiterId, bool) {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
-        if mode == Mode::Write
-            && let Some(signal) = self.hand_cached(waiter_id, wants, now, effects)
-        {
-            return (waiter_id, Some(signal));
+        if mode == Mode::Write && self.hand_cached(waiter_id, wants, now, inputs, effects) {
+            return (waiter_id, true);
         }
         let may_ask = self.may_ask(mode);
         let crowd = self.wait_queue();
         crowd.extra_requests.remove(&waiter_id);
         let side = crowd.side(mode);
         if may_ask && side.is_idle() {
-            side.lead(waiter_id, (wants.owner, now), now.after(grace));
-            return (waiter_id, None);
+            side.lead(waiter_id, (wants.owner, WaitStart(now)), now.after(grace));
+            return (waiter_id, false);
         }
         self.recall_cached(mode, now, effects);
         let side = self.wait_queue().side(mode);
-        let signal = Arc::<Notify>::default();
-        side.wait(waiter_id, Waiter { wants, since: now, poll_within: grace, signal: Arc::clone(&signal) });
-        (waiter_id, Some(signal))
+        side.wait(waiter_id, Waiter { wants, since: WaitStart(now), poll_within: grace });
+        (waiter_id, true)
     }
 
     /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
@@ -57,11 +54,11 @@ impl<H: InRenewalQueue> State<H> {
     pub(in crate::lock) fn try_enter(
         &mut self,
         mode: Mode,
-        wants: ShareRequest,
-        grace: Duration,
+        (wants, grace): (ShareRequest, Duration),
         now: Moment,
+        inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
-    ) -> Option<(WaiterId, Option<Arc<Notify>>)> {
+    ) -> Option<(WaiterId, bool)> {
         let has_waiters =
             || self.wait_queue.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
         let is_in_the_way = match mode {
@@ -72,18 +69,16 @@ impl<H: InRenewalQueue> State<H> {
             return None;
         }
         let waiter_id = self.waiter_id();
-        if mode == Mode::Write
-            && let Some(signal) = self.hand_cached(waiter_id, wants, now, effects)
-        {
-            return Some((waiter_id, Some(signal)));
+        if mode == Mode::Write && self.hand_cached(waiter_id, wants, now, inputs, effects) {
+            return Some((waiter_id, true));
         }
         let crowd = self.wait_queue();
         if crowd.side(mode).has_leader() {
             crowd.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
         } else {
-            crowd.side(mode).lead(waiter_id, (wants.owner, now), now.after(grace));
+            crowd.side(mode).lead(waiter_id, (wants.owner, WaitStart(now)), now.after(grace));
         }
-        Some((waiter_id, None))
+        Some((waiter_id, false))
     }
 
     /// What a waiter is called for, if it is.
@@ -177,7 +172,7 @@ impl<H: InRenewalQueue> State<H> {
     ) {
         let side = self.wait_queue().side(mode);
         let asks = side.leader(waiter_id).is_some();
-        side.on_outage(outage, asks, &mut effects.signals);
+        side.on_outage(mode, outage, asks, &mut effects.signals);
     }
 
     /// The newest attempt of one that asks has failed for good: so it has for all that waited behind it when it was sent.
@@ -192,9 +187,9 @@ impl<H: InRenewalQueue> State<H> {
         let Some(newest) = crowd.side(mode).leader(waiter_id).map(|leader| leader.newest) else {
             return;
         };
-        for (waiter_id, waiter) in crowd.side(mode).take_waiters_up_to(newest) {
+        for waiter_id in crowd.side(mode).take_waiters_up_to(newest).into_keys() {
             crowd.failed.insert(waiter_id, failure.clone());
-            effects.signals.wake(waiter.signal);
+            effects.signals.wake(waiter_id);
         }
     }
 
@@ -242,7 +237,7 @@ impl<H: InRenewalQueue> State<H> {
         self.wait_queue().side(mode).outage.clone()
     }
 
-    pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Arc<Notify>> {
+    pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
         self.wait_queue().side(mode).awaits_first_answer(waiter_id)
     }
 
@@ -280,7 +275,7 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
-        asking: LeaderState,
+        backoff: Backoff,
         now: Moment,
         rules: &Rules,
         effects: &mut Effects<H>,
@@ -294,19 +289,20 @@ impl<H: InRenewalQueue> State<H> {
         let leader = side.take_leader(waiter_id);
         let goes_on = leader.is_some() && may_ask && side.has_waiters();
         if leader.is_some() {
-            side.wake_at_first_answer(&mut effects.signals);
+            side.wake_at_first_answer(mode, &mut effects.signals);
         }
         let asked =
             leader.map(|leader| leader.pending).or_else(|| Some(crowd.extra_requests.remove(&waiter_id)?.pending));
-        let (mut pending, mut needless) = (asked.flatten(), Some(asking));
+        let mut pending = asked.flatten();
         if let Some(pending) = &mut pending {
             pending.copies.abandon_all(now.after(rules.max_delay));
             // What the one before has left is still there, if this one never looked.
-            std::mem::swap(&mut pending.left, &mut needless);
+            pending.backoff.get_or_insert(backoff);
         }
+        let goes_on = goes_on && pending.is_some();
         if goes_on {
             crowd.side(mode).pending = pending.take();
         }
-        LeftEntry { pending, handed, needless }
+        LeftEntry { pending, handed, goes_on }
     }
 }

@@ -25,7 +25,7 @@ use super::relogin::Relogin;
 use super::steps::unsupported_address;
 use super::wire::Stream;
 use super::{Node, OnLoss, Role};
-use crate::base::backoff::Backoff;
+use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::Refusal;
 use crate::base::lease::{ClockSample, Moment};
 use crate::net::fault::{self, Fault};
@@ -79,7 +79,7 @@ impl Departures {
             self.backoff.reset();
         }
         self.last = Some(now);
-        self.not_before = Some(now.after(self.backoff.pause()));
+        self.not_before = Some(now.after(self.backoff.pause(Jitter::draw())));
         true
     }
 

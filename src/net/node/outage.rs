@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use crate::base::backoff::Backoff;
+use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::{Refusal, Source};
 use crate::base::events;
 use crate::base::lease::Moment;
@@ -73,7 +73,7 @@ impl Outage {
 
     pub(super) fn pause(&self) -> Duration {
         self.was_probed.store(true, Ordering::Relaxed);
-        self.state.lock().backoff.get_or_insert_with(Backoff::new).pause()
+        self.state.lock().backoff.get_or_insert_with(Backoff::new).pause(Jitter::draw())
     }
 
     /// Begins an outage. The caller has checked that a request, sent at `sent`, got no answer or could not be sent, and

@@ -45,7 +45,7 @@ impl Watch {
 
     /// Judges a force. A force ends the hold that the inspection showed, even if the hold has got newer tokens since.
     /// It recalls a hold that may be cached.
-    pub(super) fn judge_force(&mut self, seen: u8, back: u8, outcome: &Outcome) -> Judged {
+    pub(super) fn judge_force(&mut self, seen: u16, back: u8, outcome: &Outcome) -> Judged {
         let is_there = self.writer.is_some_and(|writer| seen & (1 << writer.until.id) != 0);
         let is_carried_out = is_there || back == 0;
         let writer = self.writer.map(|writer| writer.until).filter(|until| until.ticks > 0);

@@ -2,7 +2,7 @@
 
 use super::super::watch::Invariant;
 use super::caching::SubscriptionState;
-use super::{Budget, Deed, Fate, IDS, Id, Pass, Rules, Stage, State};
+use super::{Budget, Deed, Fate, Id, PASSES, Pass, Rules, Stage, State};
 
 impl State {
     /// Nothing is under way: when all guards leave, somebody who waits is in. If a call was lost, or a subscription is that
@@ -12,7 +12,7 @@ impl State {
             let queued = matches!(self.stage(*id), Stage::Asks { call: None, queued: true, .. });
             queued && self.shelf.live().any(|live| live == *id)
         };
-        let ids = || (0..IDS).map(|at| Id::try_from(at).expect("small"));
+        let ids = || (0..PASSES).map(|at| Id::try_from(at).expect("small"));
         if !rules.caches() || self.watch.was_wiped || !self.is_quiet() {
             return Ok(());
         }
@@ -48,7 +48,7 @@ impl State {
             let is_over = pass.forced && !self.shelf.holders().any(|live| live == id);
             is_held && is_over && pass.keep.is_cached(rules)
         };
-        let mut ids = (0..IDS).map(|at| Id::try_from(at).expect("small"));
+        let mut ids = (0..PASSES).map(|at| Id::try_from(at).expect("small"));
         let stays = !may_be_lost && !rules.scene.is_mute && ids.any(hands_on);
         if stays { Err(Invariant::StandsAside) } else { Ok(()) }
     }
@@ -74,7 +74,7 @@ impl State {
         if lost || rules.scene.is_mute {
             self.tick_by(rules)?;
         }
-        for id in (0..IDS).map(|at| Id::try_from(at).expect("small")) {
+        for id in (0..PASSES).map(|at| Id::try_from(at).expect("small")) {
             let renews = rules.scene.is_mute && matches!(self.stage(id), Stage::Holds { .. } | Stage::Idle { .. });
             if renews {
                 self.act(rules, id, Deed::Renew, Fate::Answered, 0)?;

@@ -396,7 +396,7 @@ impl State {
 }
 
 /// Counts what was answered and told from the highest token, as everything that is remembered is.
-pub(super) fn count_from_the_highest(outcome: &mut Outcome, Moved { top, .. }: Moved) {
+pub(in super::super) fn count_from_the_highest(outcome: &mut Outcome, Moved { top, .. }: Moved) {
     match &mut outcome.reply {
         Reply::Granted(grant) => grant.first -= top,
         Reply::Renewed { tokens: Some(tokens), .. } => tokens.first -= top,

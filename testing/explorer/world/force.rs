@@ -8,7 +8,7 @@ use super::{Act, Body, Rules, Slip, State};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in super::super) struct Seen {
     /// The holders, a bit each.
-    ids: u8,
+    ids: u16,
     /// The last token, counted from the highest by now.
     pub(super) token: i8,
 }

@@ -1,8 +1,8 @@
 //! What holds in every state, and that whoever waits is served from each.
 
-use super::super::server::{IDS, Id, LEASE, PATIENCE, Side};
+use super::super::server::{Id, LEASE, PATIENCE, Side};
 use super::super::watch::Invariant;
-use super::{Budget, Deed, Fate, Pass, Rules, Stage, State};
+use super::{Budget, Deed, Fate, PASSES, Pass, Rules, Stage, State};
 
 impl State {
     /// Whether all is as it must be.
@@ -64,7 +64,7 @@ impl State {
                 return Ok(());
             }
             let entered = |at: usize| waits(&self.passes[at]) && matches!(later.passes[at].stage, Stage::Holds { .. });
-            if (0..IDS).any(entered) {
+            if (0..PASSES).any(entered) {
                 return Ok(());
             }
         }
@@ -75,7 +75,7 @@ impl State {
     pub(super) fn tick_by(&mut self, rules: &Rules<'_>) -> Result<(), Invariant> {
         self.tick(rules);
         self.tidy(rules);
-        for id in (0..IDS).map(|at| Id::try_from(at).expect("small")) {
+        for id in (0..PASSES).map(|at| Id::try_from(at).expect("small")) {
             let asks = matches!(self.stage(id), Stage::Asks { .. }) && self.passes[usize::from(id)].is_due(rules);
             if asks {
                 self.act(rules, id, Deed::AskAgain, Fate::Answered, 0)?;

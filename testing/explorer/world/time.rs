@@ -1,8 +1,8 @@
 //! Time goes on, and what makes no difference any more is forgotten.
 
-use super::super::server::{IDS, Id, Request, Side, What};
+use super::super::server::{Id, Request, Side, What};
 use super::super::small::List;
-use super::{Body, ClientRecall, FORGET, LEAVING, MESSAGES, RESPONSE_TIMEOUT, Rules, Slip, Stage, State};
+use super::{Body, ClientRecall, FORGET, LEAVING, MESSAGES, PASSES, RESPONSE_TIMEOUT, Rules, Slip, Stage, State};
 
 impl State {
     pub(in super::super) fn tick(&mut self, rules: &Rules<'_>) {
@@ -21,7 +21,7 @@ impl State {
             }
         }
         self.find_broken_subscriptions(rules);
-        for id in 0..IDS {
+        for id in 0..PASSES {
             self.age(rules, Id::try_from(id).expect("small"));
         }
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::base::attempt::NodeId;
 use crate::base::recalls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
-use crate::lock::hold::{CacheAnswer, CacheOutcome, CacheState, CachedPermit, Next};
+use crate::lock::hold::{CacheAnswer, CacheOutcome, CacheState, Next};
 use crate::lock::wait::CachedCell;
 
 const CACHE_FOR: Duration = Duration::from_secs(30);
@@ -59,7 +59,7 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
     recalls.on_confirmed(subscription(1));
     assert!(sends(&entry, 1).is_some());
     let answered = tell(&recalls, sent);
-    let cache = CacheState::new(Arc::clone(&recalls), CACHE_FOR, CachedPermit::among(&Arc::default()));
+    let cache = CacheState::new(CACHE_FOR);
     let new_hold = NewHold {
         cache: Some((Box::new(cache), answered)),
         granting: GrantIdentity { id: id(1), mode, token: token(FIRST), tokens },
@@ -68,6 +68,7 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
         in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: false,
+        jitter: Jitter::of(0),
     };
     let Installed::Hold(hold, share_id) = entry.on_grant(new_hold, now()).0 else {
         panic!("there is something left of it")
@@ -417,7 +418,7 @@ fn writer_with_too_little_left_is_handed_a_cached_hold_and_waits_for_its_renewal
     assert!(holder.table.take_cached(key().hashed_name(), long, now()).is_none());
     let mut entry = holder.table.enter(&key(), Mode::Write, long, GRACE, now());
     let Some(Wake::Handed(hold, share_id)) = signal_of(&mut entry) else { panic!("it has the lock") };
-    let accepted = hold.accept(share_id, long.from(now()), now(), now());
+    let accepted = accept(&hold, share_id, long.from(now()), now(), now());
     assert!(matches!(accepted, Accepted::Short { .. }), "{accepted:?}");
 }
 

@@ -7,9 +7,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake as Waking, Waker};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
 use crate::base::attempt::{AcquisitionId, Attempt, Failure, Subscription};
+use crate::base::backoff::{Backoff, Jitter};
 use crate::base::clock::Clock;
 use crate::base::error::LossReason;
 use crate::base::in_doubt::InDoubt;
@@ -20,12 +19,12 @@ use crate::base::mode::Mode;
 use crate::base::process::Process;
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
-use crate::lock::effects::Rules;
+use crate::lock::effects::{InRenewalQueue, Rules};
 use crate::lock::hold::{Accepted, Grant, GrantIdentity, Hold, HoldState, NewHold, Share, ShareId, ShareRemoved};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{CountOperations, LeaderState, Notifications, OpenOperation, Pending};
+use crate::lock::side::{Pending, WaiterId};
 use crate::lock::table::Table;
-use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
+use crate::lock::wait::{Installed, Leaving, Notifications, WaitEntry, Wake};
 use crate::lock::watch::Watch;
 
 const GRACE: Duration = Duration::from_secs(2);
@@ -45,6 +44,7 @@ fn table() -> Arc<Table> {
         max_handoffs: 64,
         handoff_span: secs(60),
         metrics: Metrics::default(),
+        cached: Arc::default(),
     }))
 }
 
@@ -82,18 +82,9 @@ fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerT
     Grant { sent, remaining, asked, server }
 }
 
-#[derive(Debug)]
-struct Nobody;
-
-impl CountOperations for Nobody {
-    fn on_end(&self) {}
-}
-
 /// Sends a copy of the waiter's request.
 fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
-    entry
-        .begin_attempt(now(), OpenOperation::counted_by(Arc::new(Nobody)), || Pending::new(id(n)))
-        .map(|begun| begun.id)
+    entry.begin_attempt(now(), || Pending::new(id(n))).map(|begun| begun.id)
 }
 
 /// Grants a waiter's request, as the server would.
@@ -115,6 +106,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
         in_doubt_requests: InDoubt::default(),
         share_until: Some(now.after(secs(5))),
         is_claim: false,
+        jitter: Jitter::of(0),
     };
     let (installed, pending) = entry.on_grant(granted, now);
     assert!(pending.is_none_or(|pending| pending.copies.is_none()));
@@ -131,7 +123,19 @@ fn looked_at(hold: &Hold) -> Moment {
 
 /// Lets a waiter leave, and returns what is to be taken back.
 fn leave(entry: WaitEntry) -> Leaving {
-    entry.leave(LeaderState::default(), now())
+    entry.leave(Notifications::default(), Backoff::new(), now())
+}
+
+/// Number of the waiter that takes shares in these tests.
+const WAITER: WaiterId = WaiterId(99);
+
+fn accept(hold: &Hold, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
+    hold.accept(WAITER, (share_id, share), since, now)
+}
+
+/// Returns true if the waiter waits for the answer to a renewal.
+fn awaits_renewal(hold: &Hold) -> bool {
+    hold.cell().ask(|state| state.record(hold.number()).awaits_renewal(WAITER))
 }
 
 fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
@@ -359,6 +363,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
         in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: false,
+        jitter: Jitter::of(0),
     };
     let (installed, _) = entry.on_grant(granted, sent);
     assert!(matches!(installed, Installed::Over));
@@ -444,7 +449,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let mut second = enter(&table, Mode::Write);
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let over = now();
-    let accepted = hold.accept(share_id, Share { ends: over, ..want().from(over) }, over, over);
+    let accepted = accept(&hold, share_id, Share { ends: over, ..want().from(over) }, over, over);
     assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
     assert_eq!(remove(&hold, share_id), ShareRemoved::LastLate(LossReason::MaxHold));
     assert!(signal_of(&mut second).is_none());
@@ -467,15 +472,15 @@ fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal()
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
     hold.queue_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
-    let accepted = hold.accept(share_id, long.from(since), since, since);
+    let accepted = accept(&hold, share_id, long.from(since), since, since);
     let Accepted::Short { is_late: false, until, .. } = accepted else { panic!("{accepted:?}") };
     assert!(looked_at(&hold) <= since, "the background looks now");
     assert!(until <= since.after(secs(3)), "nobody knows whether its future is polled");
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
     let sent = now();
-    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent), Accepted::Short { .. }), "not yet");
+    assert!(matches!(accept(&hold, share_id, long.from(sent), since, sent), Accepted::Short { .. }), "not yet");
     hold.on_renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
-    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent), Accepted::Taken(_)));
+    assert!(matches!(accept(&hold, share_id, long.from(sent), since, sent), Accepted::Taken(_)));
     assert!(hold.remaining(share_id) > LEASE * 5);
     assert!(
         hold.begin_renewal(sent, sent.after(LEASE)).is_none(),
@@ -489,11 +494,11 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    assert!(matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Short { .. }));
+    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE, LEASE * 6), since);
     assert!(
-        matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Taken(_)),
+        matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Taken(_)),
         "no renewal brings more"
     );
 }
@@ -591,7 +596,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
 fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted() {
     let (hold, share_id, long) = handed_with_little_left(&table());
     let since = now();
-    assert!(matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Short { .. }));
+    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6));
     hold.on_no_answer(since);
     let sent = since.after(secs(1));
@@ -629,6 +634,7 @@ fn claim_counts_from_when_it_was_granted() {
         in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: true,
+        jitter: Jitter::of(0),
     };
     let Installed::Hold(hold, _) = entry.on_grant(granted, told).0 else { panic!("it is a hold") };
     assert!(hold.deadline() > told.after(LEASE * 9 / 10));
@@ -639,21 +645,16 @@ fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    let accepts = || hold.accept(share_id, long.from(now()), since, now());
-    let Accepted::Short { answer, .. } = accepts() else { panic!("it has too little") };
+    let accepts = || accept(&hold, share_id, long.from(now()), since, now());
+    assert!(matches!(accepts(), Accepted::Short { .. }) && awaits_renewal(&hold), "it has too little");
     assert!(hold.begin_renewal(now(), now()).is_some());
     hold.on_no_answer(since);
-    assert!(is_notified(&answer));
-    let Accepted::Short { answer, is_late: true, .. } = accepts() else { panic!("it waits for the next") };
+    assert!(!awaits_renewal(&hold));
+    assert!(matches!(accepts(), Accepted::Short { is_late: true, .. }), "it waits for the next");
     assert!(hold.begin_renewal(since, since).is_none(), "after a pause");
     hold.lose(LossReason::Gone);
-    assert!(is_notified(&answer));
+    assert!(!awaits_renewal(&hold));
     assert!(matches!(accepts(), Accepted::Over));
-}
-
-fn is_notified(signal: &Notify) -> bool {
-    let mut notified = std::pin::pin!(signal.notified());
-    notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
 #[test]
@@ -661,12 +662,12 @@ fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);
     let since = now();
-    assert!(matches!(hold.accept(share_id, long.from(since), since, since), Accepted::Short { .. }));
+    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE * 6, LEASE * 6), since);
     let later = since.after(secs(4));
     hold.next(later);
-    assert!(matches!(hold.accept(share_id, long.from(later), since, later), Accepted::Over));
+    assert!(matches!(accept(&hold, share_id, long.from(later), since, later), Accepted::Over));
 }
 
 #[test]
@@ -702,7 +703,7 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let (soon, later) = (now().after(secs(1)), now().after(LEASE / 4));
     let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
     let share = Share { ends: soon, ..want().from(now()) };
-    assert!(matches!(hold.accept(first, share, now(), now()), Accepted::Taken(_)));
+    assert!(matches!(accept(&hold, first, share, now(), now()), Accepted::Taken(_)));
     hold.queue_moment.store(later.as_nanos(), Ordering::Relaxed);
     assert!(hold.leave_quietly(lasts), "another one has it");
     assert!(looked_at(&hold) <= soon, "the background looks when the other one's time is over");
@@ -713,7 +714,7 @@ struct Ends(Weak<Cell<Hold>>, Arc<AtomicUsize>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        let is_free = self.0.upgrade().is_none_or(|cell| cell.try_ask(|_| ()).is_some());
+        let is_free = self.0.upgrade().is_none_or(|cell| cell.try_ask_heard(|_, _| ()).is_some());
         self.1.fetch_add(if is_free { 1 } else { 1000 }, Ordering::Relaxed);
     }
 }
@@ -726,18 +727,15 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     let asking = |entry: &WaitEntry| {
         let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
         let (_, notices) = crate::base::attempt::notifications();
-        LeaderState {
-            notifications: Notifications::Subscribed(Subscription { notices, _end: Box::new(end) }),
-            ..LeaderState::default()
-        }
+        Notifications::Subscribed(Subscription { notices, _end: Box::new(end) })
     };
     let [mine, others, last] = [&first, &second, &third].map(asking);
     sends(&first, 1);
-    assert!(first.leave(mine, now()).pending.is_none());
+    assert!(first.leave(mine, Backoff::new(), now()).pending.is_none());
     // The second waiter never looked at the request that was left to it.
-    assert!(second.leave(others, now()).pending.is_none());
+    assert!(second.leave(others, Backoff::new(), now()).pending.is_none());
     assert_eq!(ended.load(Ordering::Relaxed), 1);
-    let left = third.leave(last, now());
+    let left = third.leave(last, Backoff::new(), now());
     assert!(left.pending.is_some());
     drop(left);
     assert_eq!(ended.load(Ordering::Relaxed), 3);
@@ -751,7 +749,7 @@ fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() 
     let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
     let (_, notices) = crate::base::attempt::notifications();
     let notices = Notifications::Subscribed(Subscription { notices, _end: Box::new(end) });
-    drop(entry.leave(LeaderState { notifications: notices, ..LeaderState::default() }, now()));
+    drop(entry.leave(notices, Backoff::new(), now()));
     assert_eq!(ended.load(Ordering::Relaxed), 1);
 }
 
@@ -799,6 +797,7 @@ fn cell_goes_with_a_hold_that_was_converted() {
         in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: false,
+        jitter: Jitter::of(0),
     };
     let (new, share_id) = old.convert_into(granted, now()).expect("there is enough left of it");
     old.note_share_converted(old_share);

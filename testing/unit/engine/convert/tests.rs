@@ -7,6 +7,7 @@ use crate::base::key::Key;
 use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
 use crate::lock::hold::Accepted;
+use crate::lock::side::WaiterId;
 use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Converted, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
@@ -123,7 +124,7 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
     let mut short = long.hold().share(long.share_id());
     short.lease = Duration::from_millis(600);
     let now = stage.engine.clock.now();
-    let accepted = long.hold().accept(long.share_id(), short, now, now);
+    let accepted = long.hold().accept(WaiterId::of(1), (long.share_id(), short), now, now);
     assert!(matches!(accepted, Accepted::Taken(_)), "as one that it was handed to");
     let hold = Arc::clone(long.hold());
     // The server converts, and the answer does not come before the test ends.

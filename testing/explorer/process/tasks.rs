@@ -1,0 +1,178 @@
+//! Polls of the tasks of a process, until none has anything to do at once.
+
+use super::*;
+
+/// What tasks do until nothing is left to do at once.
+impl Driver<'_> {
+    pub(super) fn settle(&mut self) {
+        while self.polls() {}
+        self.send_releases();
+        self.forget_holds();
+    }
+
+    pub(super) fn polls(&mut self) -> bool {
+        let mut goes_on = false;
+        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+            goes_on |= self.poll(number);
+        }
+        goes_on
+    }
+
+    /// Polls the future of a task. Returns true if it has done something.
+    pub(super) fn poll(&mut self, number: u8) -> bool {
+        let ExploredTask { waiter_id, mode, waits, stage } = self.task(number).clone();
+        match stage {
+            Stage::Waits(was_woken) => {
+                let Some(reason) = self.process.state.take_signal(mode, waiter_id) else {
+                    self.task(number).stage = Stage::Waits(false);
+                    return false;
+                };
+                if !was_woken {
+                    self.out.broken = Some(Broken::NotWoken);
+                }
+                match reason {
+                    WakeReason::Ask => self.task(number).stage = Stage::Asks(Ask::First),
+                    WakeReason::Handed(hold, share_id) => self.accept(number, hold.number(), share_id, self.now()),
+                    WakeReason::Failed(_) => unreachable!("no attempt fails for good"),
+                }
+                true
+            }
+            Stage::Asks(Ask::First) if mode == Mode::Read && self.recheck(number, waiter_id) => true,
+            Stage::Asks(Ask::First | Ask::Again) => {
+                self.ask(number, mode, waiter_id, waits);
+                true
+            }
+            Stage::Accepts { hold, share_id, since } => {
+                let record = self.process.state.record(hold);
+                if record.awaits_renewal(waiter_id) && self.process.now < record.deadline() {
+                    return false;
+                }
+                self.accept(number, hold, share_id, since);
+                true
+            }
+            Stage::Asks(_) | Stage::Holds { .. } | Stage::Over => false,
+        }
+    }
+
+    /// Asks the server, as the leader of a side.
+    pub(super) fn ask(&mut self, number: u8, mode: Mode, waiter_id: WaiterId, waits: bool) {
+        let now = self.now();
+        let slot = self.new_slot();
+        let begin = || Pending::new(id_of(slot));
+        if self.process.blunder == Some(Blunder::AsksAnew) {
+            self.process.state.give_up_pending(mode, waiter_id);
+        }
+        let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(GRACE), begin).map(|pending| {
+            pending.copies.ask_for(WANTS.lease);
+            slot_of(&pending.id)
+        });
+        let Some(slot) = begun else {
+            self.task(number).stage = Stage::Waits(true);
+            return;
+        };
+        self.task(number).stage = Stage::Asks(Ask::Flying);
+        self.send(slot, Asked::Acquire { mode, waits }, Purpose::Acquire { task: number, slot });
+    }
+
+    /// Joins a read hold of this process, by asking the server whether a writer waits.
+    pub(super) fn recheck(&mut self, number: u8, waiter_id: WaiterId) -> bool {
+        let (now, rules) = (self.now(), self.rules);
+        if let Some((hold, share_id)) = self.process.state.join(WANTS, &Reception::NONE, now) {
+            self.join(number, hold.number(), share_id);
+            return true;
+        }
+        let Some(hold) = self.process.state.to_recheck() else { return false };
+        let hold = hold.number();
+        if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(GRACE)) {
+            return false;
+        }
+        let begun = self.event(|state, _, effects| {
+            state.change(hold, effects, |record, effects| {
+                record.begin_recheck(WANTS.from(now), now, rules, &mut effects.signals)
+            })
+        });
+        let Some((share_id, _)) = begun else { return false };
+        let slot = self.slot_of_hold(hold);
+        self.task(number).stage = Stage::Asks(Ask::Rechecks { hold, share_id });
+        self.send(slot, Asked::Acquire { mode: Mode::Read, waits: false }, Purpose::Recheck { task: number, slot });
+        true
+    }
+
+    pub(super) fn join(&mut self, number: u8, hold: u64, share_id: ShareId) {
+        let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
+        let pending = self.event(|state, _, effects| state.on_seated(Mode::Read, waiter_id, hold, now, effects));
+        pending.iter().for_each(|pending| self.take_back(pending));
+        self.seat(number, hold, share_id, share_id.token);
+    }
+
+    pub(super) fn on_recheck_answer(&mut self, number: u8, _: Slot, sent: Moment, reply: Option<HeardReply>) {
+        let (now, rules) = (self.now(), self.rules);
+        let Stage::Asks(Ask::Rechecks { hold, share_id }) = self.task(number).stage else { return };
+        let attempt = self.attempt(sent, reply);
+        self.process.state.record(hold).copies_mut().resolve(&attempt);
+        self.task(number).stage = Stage::Asks(Ask::RechecksLater);
+        let value = attempt.map(|answer| answer.value);
+        match value {
+            Ok(Acquired::Granted(granted)) if granted.token == self.process.state.record(hold).token() => {
+                let share_until = (!granted.is_waited_for).then_some(sent);
+                let grant =
+                    Grant { sent, remaining: granted.remaining, asked: WANTS.lease, server: ServerTime::default() };
+                let (is_held, _) = self.event(|state, _, effects| {
+                    state.change(hold, effects, |record, effects| {
+                        record.on_rechecked(grant, share_until, now, rules, &mut effects.signals)
+                    })
+                });
+                let joins_always = self.process.blunder == Some(Blunder::JoinsAlways);
+                if is_held && (!granted.is_waited_for || joins_always) {
+                    return self.join(number, hold, share_id);
+                }
+                self.remove_share(hold, share_id);
+                self.task(number).stage = Stage::Asks(Ask::Again);
+            }
+            Ok(Acquired::Late) | Err(_) => self.remove_share(hold, share_id),
+            Ok(_) => {
+                let was_live = self.event(|state, _, effects| {
+                    state.change(hold, effects, |record, effects| {
+                        record.lose(LossReason::Gone, now, &mut effects.signals)
+                    })
+                });
+                if was_live {
+                    self.look_at(hold);
+                }
+                self.remove_share(hold, share_id);
+                self.task(number).stage = Stage::Asks(Ask::Again);
+            }
+        }
+    }
+
+    pub(super) fn send_releases(&mut self) {
+        let now = self.now();
+        for at in 0..self.process.departing.len() {
+            let departing = &mut self.process.departing[at];
+            if departing.due.is_some_and(|due| due <= now) {
+                departing.due = None;
+                let slot = departing.slot;
+                self.send(slot, Asked::Leave, Purpose::Leave { slot });
+            }
+        }
+    }
+
+    /// Drops the handles that neither the state nor a task has.
+    pub(super) fn forget_holds(&mut self) {
+        let listed: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
+        let holds = std::mem::take(&mut self.process.holds);
+        for (hold, slot) in holds {
+            let flies = self
+                .process
+                .copies
+                .iter()
+                .any(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
+            let has_guards = self.process.state.record(hold).guards() > 0;
+            if listed.contains(&hold) || has_guards || flies {
+                self.process.holds.push((hold, slot));
+            } else {
+                drop(self.process.state.forget(hold));
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Reaction of a process to what it is told, but for answers.
+
+use super::*;
+
+/// What the process is told.
+impl Driver<'_> {
+    pub(super) fn hear(&mut self, told: Told) {
+        match told {
+            Told::Acquire { mode, waits } => self.enter(mode, waits),
+            Told::Cancel { task } => self.cancel(task),
+            Told::Release { task } => self.release(task),
+            Told::Answer { copy, reply } => self.on_answer(copy, reply),
+            Told::Notice { slot, grant } => self.on_notice(slot, grant),
+            Told::Tick => self.tick(),
+            Told::Grown(by) => self.process.top += i64::from(by),
+        }
+    }
+
+    /// Does what `acquire` does before its loop.
+    pub(super) fn enter(&mut self, mode: Mode, waits: bool) {
+        let now = self.now();
+        let joined = match mode {
+            Mode::Read => self.process.state.join(WANTS, &Reception::NONE, now),
+            Mode::Write => None,
+        };
+        if let Some((hold, share_id)) = joined {
+            let stage = Stage::Holds { hold: hold.number(), share_id };
+            return self.process.tasks.push(ExploredTask { waiter_id: WaiterId::of(0), mode, waits, stage });
+        }
+        let wants = (WANTS, GRACE);
+        let entered = self.event(|state, inputs, effects| match waits {
+            true => Some(state.enter(mode, None, wants, now, inputs, effects)),
+            false => state.try_enter(mode, wants, now, inputs, effects),
+        });
+        let (waiter_id, stage) = match entered {
+            Some((waiter_id, true)) => (waiter_id, Stage::Waits(true)),
+            Some((waiter_id, false)) => (waiter_id, Stage::Asks(Ask::First)),
+            None => (WaiterId::of(0), Stage::Over),
+        };
+        self.process.tasks.push(ExploredTask { waiter_id, mode, waits, stage });
+    }
+
+    /// The future of a waiting task is dropped, or has got its answer.
+    pub(super) fn cancel(&mut self, number: u8) {
+        let ExploredTask { waiter_id, mode, stage, .. } = self.task(number).clone();
+        self.task(number).stage = Stage::Over;
+        match stage {
+            Stage::Asks(Ask::Rechecks { hold, share_id }) => {
+                let until = self.now().after(self.rules.max_delay);
+                if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
+                    self.process.state.record(hold).copies_mut().abandon(Moment::from_nanos(0));
+                } else {
+                    self.process.state.record(hold).copies_mut().abandon(until);
+                }
+                self.close(|copy| matches!(copy.purpose, Purpose::Recheck { task, .. } if task == number));
+                self.remove_share(hold, share_id);
+            }
+            Stage::Accepts { hold, share_id, .. } => self.remove_share(hold, share_id),
+            _ => {}
+        }
+        self.leave(number, mode, waiter_id);
+    }
+
+    pub(super) fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
+        let now = self.now();
+        let left =
+            self.event(|state, inputs, effects| state.leave(mode, waiter_id, Backoff::new(), now, inputs, effects));
+        self.close(|copy| matches!(copy.purpose, Purpose::Acquire { task, .. } if task == number));
+        if let Some(pending) = left.pending
+            && self.process.blunder != Some(Blunder::KeepsRequest)
+        {
+            self.take_back(&pending);
+        }
+        if let Some((hold, share_id)) = left.handed
+            && self.process.blunder != Some(Blunder::KeepsShare)
+        {
+            self.remove_share(hold.number(), share_id);
+        }
+    }
+
+    pub(super) fn take_back(&mut self, pending: &Pending) {
+        if !pending.is_unknown_to_server() {
+            let arrives_until = pending.copies.until(self.now().after(self.rules.max_delay));
+            self.depart(slot_of(&pending.id), arrives_until, None);
+        }
+    }
+
+    pub(super) fn depart(&mut self, slot: Slot, arrives_until: Option<Moment>, hold: Option<u64>) {
+        let forgets = matches!(self.process.blunder, Some(Blunder::LeavesOnce));
+        let arrives_until = arrives_until.filter(|_| !forgets);
+        let due = Some(self.now());
+        self.process.departing.push(Departing { slot, arrives_until, hold, due });
+    }
+
+    pub(super) fn release(&mut self, number: u8) {
+        if let Stage::Holds { hold, share_id } = self.task(number).stage {
+            self.task(number).stage = Stage::Over;
+            self.remove_share(hold, share_id);
+        }
+    }
+
+    /// Does what the drop of a guard does.
+    pub(super) fn remove_share(&mut self, hold: u64, share_id: ShareId) {
+        let now = self.now();
+        if self.process.state.leave_others(hold, share_id).is_some() {
+            return;
+        }
+        let removed = self.event(|state, inputs, effects| state.remove_share(hold, share_id, now, inputs, effects));
+        match removed {
+            ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
+            ShareRemoved::Last | ShareRemoved::LastLate(_) => self.give_back(hold, Some(hold)),
+        }
+    }
+
+    /// Releases a hold that is over. Local waiters wait for the release of `waited_for`.
+    pub(super) fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
+        let now = self.now();
+        let arrives_until = self.process.state.record(hold).arrives_until(now, self.rules);
+        let slot = self.slot_of_hold(hold);
+        self.close(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
+        self.depart(slot, arrives_until, waited_for);
+    }
+
+    pub(super) fn slot_of_hold(&self, hold: u64) -> Slot {
+        let mut slots = self.process.holds.iter();
+        slots.find(|(number, _)| *number == hold).map(|(_, slot)| *slot).expect("it was granted")
+    }
+
+    pub(super) fn tick(&mut self) {
+        self.process.now = self.process.now.after(TICK);
+        let (now, overdue) = (self.now(), ticks(MAX_DELAY));
+        let late: Vec<_> =
+            self.process.copies.iter().filter(|copy| now.since(copy.sent) >= overdue).map(|copy| copy.number).collect();
+        late.into_iter().for_each(|copy| self.on_answer(copy, None));
+        for task in &mut self.process.tasks {
+            task.stage = match std::mem::replace(&mut task.stage, Stage::Over) {
+                Stage::Asks(Ask::Pauses { .. }) => Stage::Asks(Ask::Again),
+                Stage::Asks(Ask::RechecksLater) => Stage::Asks(Ask::First),
+                stage => stage,
+            };
+        }
+        let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
+        holds.into_iter().for_each(|hold| self.look_at(hold));
+    }
+
+    /// Does what the background does with a hold whose deadline may have come.
+    pub(super) fn look_at(&mut self, hold: u64) {
+        let (now, rules) = (self.now(), self.rules);
+        let next = self.event(|state, _, effects| state.record(hold).next(now, &mut effects.signals));
+        match next {
+            Next::At(_) => {
+                let lease = self.event(|state, _, effects| {
+                    state.change(hold, effects, |record, effects| {
+                        record.begin_renewal(now, now, rules, &mut effects.signals)
+                    })
+                });
+                if let Some(lease) = lease {
+                    let slot = self.slot_of_hold(hold);
+                    self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
+                }
+            }
+            Next::Lost(_) => {
+                self.give_back(hold, None);
+                self.on_end(hold);
+            }
+            Next::GivenUp => self.give_back(hold, Some(hold)),
+            Next::Released => {}
+        }
+    }
+
+    pub(super) fn on_end(&mut self, hold: u64) {
+        self.event(|state, _, effects| state.on_end(hold, effects));
+    }
+}
