@@ -58,6 +58,12 @@ impl InDoubt {
         }
     }
 
+    /// Notes that the server did not execute one copy, because the copy came too late. This says nothing of earlier
+    /// copies: a server that answers so has not looked for what they left.
+    pub(crate) fn on_late(&mut self) {
+        self.in_flight -= 1;
+    }
+
     /// Notes the answer to a copy that was sent at `sent`. Abandoned copies that could arrive only before `sent` are
     /// then no longer in doubt.
     pub(crate) fn on_answer(&mut self, sent: Moment) {
@@ -141,6 +147,16 @@ mod tests {
         copies.begin();
         copies.abandon_all(at(5));
         assert_eq!(copies.arrives_until(), Some(at(5)));
+    }
+
+    #[test]
+    fn copy_that_came_too_late_says_nothing_of_one_that_nobody_heard_of() {
+        let mut copies = InDoubt::default();
+        copies.begin();
+        copies.resolve(&unknown_attempt(at(10)));
+        copies.begin();
+        copies.on_late();
+        assert_eq!(copies.arrives_until(), Some(at(10)));
     }
 
     #[test]

@@ -229,7 +229,11 @@ impl Converting {
                 return Outcome::Lost(LossReason::Forked);
             }
             let now = engine.clock.now();
-            self.copies.resolve(&attempt);
+            match &attempt {
+                // An earlier copy may have been carried out: nothing was looked at.
+                Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
+                _ => self.copies.resolve(&attempt),
+            }
             if let Ok(Answered { sent, value: Converted::Refused | Converted::Cached, .. }) = &attempt {
                 match self.copies.arrives_until() {
                     None => self.old.cancel_conversion(),

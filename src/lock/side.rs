@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::attempt::{Acquired, AcquisitionId, Attempt, Failure};
+use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure};
 use crate::base::backoff::Backoff;
 use crate::base::denied::NamedHolder;
 use crate::base::error::Source;
@@ -51,12 +51,15 @@ impl Pending {
 
     /// Notes the outcome of a copy, and what it has left on the server.
     pub(crate) fn note_attempt(&mut self, attempt: &Attempt<Acquired>) {
-        self.copies.resolve(attempt);
+        match attempt {
+            // Nothing was looked at: an earlier copy may have left a hold, or a place in the queue.
+            Ok(Answered { value: Acquired::Late, .. }) => self.copies.on_late(),
+            _ => self.copies.resolve(attempt),
+        }
         match attempt {
             Ok(answer) => match answer.value {
                 Acquired::Granted(_) | Acquired::Queued { .. } => self.is_recorded = true,
                 Acquired::Contended { .. } | Acquired::Cached { .. } => self.is_recorded = false,
-                // Nothing was looked at or changed: an earlier copy may have left a place in the queue.
                 Acquired::Late => {}
             },
             // An error names no request: it may have been another one's.

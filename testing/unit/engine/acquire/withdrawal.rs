@@ -204,3 +204,19 @@ async fn caller_whose_request_goes_to_the_next_of_its_process_is_told_at_once() 
     assert_eq!(stage.there().await, (1, 1), "the place is the next one's");
     assert_eq!(stage.scheme.scripts(), stage.scheme.requests(), "nothing is withdrawn");
 }
+
+/// A server that answers "too late" has not looked for what an earlier copy has left.
+#[tokio::test(start_paused = true)]
+async fn place_of_a_request_without_an_answer_is_taken_back_after_answers_that_were_late() {
+    let (stage, _holder) = behind_a_holder().await;
+    stage.scheme.next_acquire(Fate::Unheard);
+    for _ in 0..50 {
+        stage.scheme.next_acquire(Fate::Says(Acquired::Late));
+    }
+    let mut waits = stage.asks(Mode::Write, LONG, Patience::Wait);
+    assert!(tokio::time::timeout(crate::testing::staged::STRAY * 3 / 2, &mut waits).await.is_err());
+    assert_eq!(stage.there().await, (1, 1), "the first copy has left a place");
+    drop(waits);
+    stage.engine.settled().await;
+    assert_eq!(stage.there().await, (1, 0));
+}
