@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure};
+use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure, Granted};
 use crate::base::backoff::Backoff;
 use crate::base::denied::NamedHolder;
 use crate::base::error::Source;
@@ -73,6 +73,42 @@ impl Pending {
     /// The server has nothing of it, and nothing of it is on its way.
     pub(crate) fn is_unknown_to_server(&self) -> bool {
         self.copies.is_none() && !self.is_recorded
+    }
+}
+
+/// Next step of a task that has asked the server, after an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NextStep {
+    Take(Granted),
+    /// Ends a try: the one answer was no.
+    EndRefused,
+    /// Waits in the server's queue for a notification, and asks again as a heartbeat.
+    AwaitTurn {
+        retry_in: Duration,
+    },
+    /// Asks again after a pause, because the server has no queue for the request.
+    Pause {
+        retry_in: Duration,
+    },
+    /// Asks again soon, because the server has not looked at the request.
+    AskSoon,
+}
+
+impl NextStep {
+    /// Returns the step after this answer. `recalls_are_over` tells whether the holders that a try has recalled have
+    /// had their time to reply.
+    pub(crate) fn after(acquired: &Acquired, waits: bool, recalls_are_over: impl FnOnce() -> bool) -> Self {
+        match acquired {
+            Acquired::Granted(granted) => Self::Take(*granted),
+            // A try waits for nothing but the replies to its recalls.
+            Acquired::Contended { .. } | Acquired::Queued { is_cached: false, .. } if !waits => Self::EndRefused,
+            Acquired::Cached { .. } if !waits && recalls_are_over() => Self::EndRefused,
+            Acquired::Contended { retry_in, .. } | Acquired::Cached { retry_in, .. } => {
+                Self::Pause { retry_in: *retry_in }
+            }
+            Acquired::Queued { retry_in, .. } => Self::AwaitTurn { retry_in: *retry_in },
+            Acquired::Late => Self::AskSoon,
+        }
     }
 }
 

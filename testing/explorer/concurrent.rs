@@ -802,17 +802,19 @@ impl Scene {
 
 #[test]
 fn small_scenes_with_concurrent_tasks_hold() {
-    scene(2, 1, NONE).trying().holds(1);
-    scene(2, 1, LOSS).trying().holds(1);
-    scene(2, 1, COPY).trying().holds(1);
-    scene(2, 1, DELAY).trying().holds(1);
-    scene(1, 2, NONE).trying().holds(1);
-    scene(2, 2, NONE).trying().holds(1);
+    scene(2, 1, NONE).trying().holds(370);
+    scene(2, 1, LOSS).trying().holds(11_000);
+    scene(2, 1, COPY).trying().holds(3_200);
+    scene(2, 1, DELAY).trying().holds(15_000);
+    scene(1, 2, NONE).trying().holds(550);
+    scene(2, 2, NONE).holds(1);
 }
 
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
-fn two_processes_of_two_tasks_hold() {
+fn large_scenes_with_concurrent_tasks_hold() {
+    scene(2, 1, Faults { losses: 1, ..DELAY }).holds(1);
+    scene(2, 2, NONE).trying().holds(190_000);
     scene(2, 2, Faults { deaths: 1, ..LOSS }).holds(1);
     scene(2, 2, Faults { deaths: 1, ..COPY }).holds(1);
     scene(2, 2, Faults { deaths: 1, ..DELAY }).holds(1);
@@ -820,16 +822,13 @@ fn two_processes_of_two_tasks_hold() {
 
 #[test]
 fn each_blunder_of_a_process_is_found() {
-    use Blunder::*;
     for blunder in Blunder::ALL {
         let (scene, invariant, steps) = match blunder {
-            CountsFromAnswer => (scene(2, 1, Faults { losses: 1, ..DELAY }), Invariant::Exclusion, 6),
-            ForgetsAbandoned => (scene(2, 1, DELAY), Invariant::Leftovers, 4),
-            LeavesOnce => (scene(2, 1, DELAY), Invariant::Leftovers, 4),
-            KeepsRequest => (scene(2, 1, NONE), Invariant::Leftovers, 4),
-            AsksAnew => (scene(2, 1, NONE), Invariant::Leftovers, 4),
-            KeepsShare => (scene(1, 2, LOSS), Invariant::Leftovers, 8),
-            JoinsAlways => (scene(2, 2, NONE), Invariant::WriterPassed, 8),
+            Blunder::CountsFromAnswer => (scene(2, 1, Faults { losses: 1, ..DELAY }), Invariant::Exclusion, 6),
+            Blunder::ForgetsAbandoned => (scene(2, 1, DELAY), Invariant::Leftovers, 4),
+            Blunder::LeavesOnce => (scene(2, 1, DELAY), Invariant::Leftovers, 4),
+            Blunder::KeepsRequest => (scene(2, 1, NONE), Invariant::Leftovers, 4),
+            Blunder::AsksAnew => (scene(2, 1, NONE), Invariant::Progress, 3),
         };
         scene.finds(blunder, invariant, steps);
     }

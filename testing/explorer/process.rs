@@ -30,7 +30,7 @@ use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
 use crate::lock::end::HoldState;
 use crate::lock::record::{Accepted, Grant, GrantIdentity, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Pending, SideOutage, WaiterId};
+use crate::lock::side::{NextStep, Pending, SideOutage, WaiterId};
 use crate::lock::state::{GrantOutcome, State, WakeReason};
 
 /// Length of a tick, and times in ticks.
@@ -225,22 +225,11 @@ pub(crate) enum Blunder {
     KeepsRequest,
     /// Asks again under a new id.
     AsksAnew,
-    /// Gives back no share of a waiter that was cancelled.
-    KeepsShare,
-    /// Lets readers join although a writer waits.
-    JoinsAlways,
 }
 
 impl Blunder {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::CountsFromAnswer,
-        Self::ForgetsAbandoned,
-        Self::LeavesOnce,
-        Self::KeepsRequest,
-        Self::AsksAnew,
-        Self::KeepsShare,
-        Self::JoinsAlways,
-    ];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::CountsFromAnswer, Self::ForgetsAbandoned, Self::LeavesOnce, Self::KeepsRequest, Self::AsksAnew];
 }
 
 #[derive(Clone)]

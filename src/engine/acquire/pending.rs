@@ -13,7 +13,7 @@ use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::engine::Held;
 use crate::lock::hold::{self, Grant, GrantIdentity};
-use crate::lock::side::{LastRefusal, Pending, SideOutage};
+use crate::lock::side::{LastRefusal, NextStep, Pending, SideOutage};
 use crate::lock::wait::{Installed, Notifications, WaitEntry};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
 
@@ -61,8 +61,9 @@ impl Acquisition<'_> {
                 }
             };
             self.note_answer(&answer.value);
-            match answer.value {
-                Acquired::Granted(granted) => match self.on_grant(&request, &answer, granted, now) {
+            let waits = patience == Patience::Wait;
+            match NextStep::after(&answer.value, waits, || self.recalls_from(now) <= now) {
+                NextStep::Take(granted) => match self.on_grant(&request, &answer, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
                     Taken::PassedBy => return Ok(Pursued::PassedBy),
                     Taken::Over => {
@@ -70,21 +71,12 @@ impl Acquisition<'_> {
                         Box::pin(self.on_no_answer(failure)).await?;
                     }
                 },
-                // Nobody would answer.
-                Acquired::Contended { .. } | Acquired::Queued { is_cached: false, .. }
-                    if patience == Patience::AskOnce =>
-                {
-                    return Ok(Pursued::Refused);
-                }
-                // They have had their time to say a word.
-                Acquired::Cached { .. } if patience == Patience::AskOnce && self.recalls_from(now) <= now => {
-                    return Ok(Pursued::Refused);
-                }
-                Acquired::Contended { retry_in, .. } | Acquired::Cached { retry_in, .. } => {
+                NextStep::EndRefused => return Ok(Pursued::Refused),
+                NextStep::Pause { retry_in } => {
                     self.note_wait(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
-                Acquired::Queued { retry_in, .. } => {
+                NextStep::AwaitTurn { retry_in } => {
                     self.note_wait(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
                         events::log_queued(self.key.name(), self.mode);
@@ -100,7 +92,7 @@ impl Acquisition<'_> {
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.
-                Acquired::Late => {
+                NextStep::AskSoon => {
                     self.check_late(answer.sent, patience, now)?;
                     Box::pin(self.tries.backoff.wait()).await;
                 }

@@ -72,13 +72,14 @@ impl Driver<'_> {
         }
         let outage = attempt.is_err().then_some(SideOutage { since: sent, source: None });
         self.event(|state, _, effects| state.on_outage(mode, waiter_id, outage, effects));
-        match attempt.map(|answer| answer.value) {
-            Ok(Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. }) if !waits => {
+        let Ok(answer) = attempt else { return };
+        match NextStep::after(&answer.value, waits, || unreachable!("nothing is recalled")) {
+            NextStep::EndRefused => {
                 self.task(number).stage = Stage::Over;
                 self.leave(number, mode, waiter_id);
             }
-            Ok(Acquired::Queued { .. }) => self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: true }),
-            _ => {}
+            NextStep::AwaitTurn { .. } => self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: true }),
+            NextStep::Take(_) | NextStep::Pause { .. } | NextStep::AskSoon => {}
         }
     }
 

@@ -122,8 +122,7 @@ impl Driver<'_> {
                         record.on_rechecked(grant, share_until, now, rules, &mut effects.signals)
                     })
                 });
-                let joins_always = self.process.blunder == Some(Blunder::JoinsAlways);
-                if is_held && (!granted.is_waited_for || joins_always) {
+                if is_held && !granted.is_waited_for {
                     return self.join(number, hold, share_id);
                 }
                 self.remove_share(hold, share_id);

@@ -71,9 +71,7 @@ impl Driver<'_> {
         {
             self.take_back(&pending);
         }
-        if let Some((hold, share_id)) = left.handed
-            && self.process.blunder != Some(Blunder::KeepsShare)
-        {
+        if let Some((hold, share_id)) = left.handed {
             self.remove_share(hold.number(), share_id);
         }
     }
