@@ -49,19 +49,19 @@ pub(super) struct Cell<H> {
 /// State of a lock, and the things that belong to the lock and are no part of its state.
 struct Contents<H> {
     state: State<H>,
-    /// Receiver of recalls. Present while a hold may be cached.
-    recalls: Option<Arc<Recalls>>,
     beside: Option<Box<Beside>>,
 }
 
 impl<H: InRenewalQueue> Contents<H> {
-    fn inputs<'a>(&self, rules: &'a Rules) -> Inputs<'a> {
-        Inputs { rules, heard: self.reception() }
+    fn beside(&mut self) -> &mut Beside {
+        self.beside.get_or_insert_default()
     }
 
-    #[inline]
+    /// Returns the recalls that have arrived. Most cells have nothing beside the state, and do not call this function.
+    #[inline(never)]
     fn reception(&self) -> Reception {
-        self.recalls.as_ref().map_or(Reception::NONE, |recalls| recalls.reception())
+        let recalls = self.beside.as_ref().and_then(|beside| beside.recalls.as_ref());
+        recalls.map_or(Reception::NONE, |recalls| recalls.reception())
     }
 
     /// Takes the tasks that the event wakes, and what nobody needs any more.
@@ -70,13 +70,7 @@ impl<H: InRenewalQueue> Contents<H> {
         let Some(beside) = &mut self.beside else {
             return Woken::default();
         };
-        let mut woken = Woken::default();
-        beside.take_woken(effects.wakes(), &mut woken);
-        for mode in [Mode::Read, Mode::Write] {
-            if beside.notifications(mode).is_some() && !self.state.has_request(mode) {
-                woken.left.push(beside.notifications(mode).take());
-            }
-        }
+        let woken = beside.take_woken(effects.wakes(), |mode| self.state.has_request(mode));
         if beside.is_empty() {
             self.beside = None;
         }
@@ -86,7 +80,7 @@ impl<H: InRenewalQueue> Contents<H> {
 
 impl<H: InRenewalQueue> Cell<H> {
     pub(super) fn new(key: &Arc<Key>, rules: &Arc<Rules>, around: Weak<dyn Surroundings<H>>) -> Self {
-        let contents = Contents { state: State::default(), recalls: None, beside: None };
+        let contents = Contents { state: State::default(), beside: None };
         Self { key: Arc::clone(key), rules: Arc::clone(rules), around, contents: Mutex::new(contents) }
     }
 
@@ -116,7 +110,14 @@ impl<H: InRenewalQueue> Cell<H> {
         let mut effects = Effects::default();
         let mut guard = self.contents.lock();
         let contents = &mut *guard;
-        let inputs = contents.inputs(&self.rules);
+        let reception;
+        let heard = if contents.beside.is_none() {
+            &Reception::NONE
+        } else {
+            reception = contents.reception();
+            &reception
+        };
+        let inputs = Inputs { rules: &self.rules, heard };
         let outcome = event(&mut contents.state, &inputs, &mut effects, &mut contents.beside);
         // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
         contents.state.advance(now, &mut effects);
@@ -149,22 +150,34 @@ impl<H: InRenewalQueue> Cell<H> {
     }
 
     /// Applies an event without effects that depends on the recalls.
+    #[inline]
     pub(super) fn ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> T {
         let contents = &mut *self.contents.lock();
-        let heard = contents.reception();
-        event(&mut contents.state, &heard)
+        if contents.beside.is_none() {
+            return event(&mut contents.state, &Reception::NONE);
+        }
+        let reception = contents.reception();
+        event(&mut contents.state, &reception)
     }
 
     /// Does the same, or returns `None` if another task has the mutex.
+    #[inline]
     pub(super) fn try_ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> Option<T> {
         let contents = &mut *self.contents.try_lock()?;
-        let heard = contents.reception();
-        Some(event(&mut contents.state, &heard))
+        if contents.beside.is_none() {
+            return Some(event(&mut contents.state, &Reception::NONE));
+        }
+        let reception = contents.reception();
+        Some(event(&mut contents.state, &reception))
     }
 
     /// Returns the receiver of recalls, if there is one. `new` becomes the receiver if there is none.
     pub(super) fn recalls(&self, new: Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
-        let recalls = &mut self.contents.lock().recalls;
+        let contents = &mut *self.contents.lock();
+        if new.is_none() {
+            return contents.beside.as_ref()?.recalls.clone();
+        }
+        let recalls = &mut contents.beside().recalls;
         if recalls.is_none() {
             *recalls = new;
         }
@@ -185,8 +198,8 @@ impl<H: InRenewalQueue> Cell<H> {
         let contents = &mut *guard;
         let found = look(&mut contents.state);
         let former = match &found {
-            None => contents.beside.get_or_insert_default().wakers.insert(waiter_id, waker),
-            Some(_) => contents.beside.as_mut().and_then(|beside| beside.wakers.remove(&waiter_id)),
+            None => contents.beside().register(waiter_id, waker),
+            Some(_) => contents.beside.as_mut().and_then(|beside| beside.forget(waiter_id)),
         };
         drop(guard);
         drop(former);
@@ -203,13 +216,12 @@ impl<H: InRenewalQueue> Cell<H> {
     /// Returns the signal for the first answer to the leader of a side, if `awaits` returns true.
     pub(super) fn first_answer(&self, mode: Mode, awaits: impl FnOnce(&mut State<H>) -> bool) -> Option<Arc<Notify>> {
         let contents = &mut *self.contents.lock();
-        awaits(&mut contents.state)
-            .then(|| Arc::clone(contents.beside.get_or_insert_default().first_answer(mode).get_or_insert_default()))
+        awaits(&mut contents.state).then(|| Arc::clone(contents.beside().first_answer(mode).get_or_insert_default()))
     }
 
     /// Returns the notifications that the former leader of a side has left to the next one.
     pub(super) fn take_left(&self, mode: Mode) -> Option<Notifications> {
-        self.contents.lock().beside.as_mut()?.notifications(mode).take()
+        self.contents.lock().beside.as_mut()?.take_notifications(mode)
     }
 
     /// Applies an event that leaves the leaders as they are and removes no hold. Carries out its effects after it has
@@ -218,7 +230,14 @@ impl<H: InRenewalQueue> Cell<H> {
         let mut effects = Effects::default();
         let mut guard = self.contents.lock();
         let contents = &mut *guard;
-        let inputs = contents.inputs(&self.rules);
+        let reception;
+        let heard = if contents.beside.is_none() {
+            &Reception::NONE
+        } else {
+            reception = contents.reception();
+            &reception
+        };
+        let inputs = Inputs { rules: &self.rules, heard };
         let outcome = event(&mut contents.state, &inputs, &mut effects);
         let woken = contents.take_woken(&effects);
         drop(guard);

@@ -42,7 +42,7 @@ pub(crate) struct Rules {
 #[derive(Debug)]
 pub(super) struct Inputs<'a> {
     pub(super) rules: &'a Rules,
-    pub(super) heard: Reception,
+    pub(super) heard: &'a Reception,
 }
 
 impl Deref for Inputs<'_> {

@@ -464,7 +464,7 @@ impl Hold {
     /// What an answer says to those who keep the hold, and the tokens that it brought.
     pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) {
         self.event(|record, inputs, _| {
-            record.on_cache_answer(word, &inputs.heard, now);
+            record.on_cache_answer(word, inputs.heard, now);
             tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
         });
     }

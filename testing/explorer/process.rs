@@ -398,7 +398,7 @@ impl Driver<'_> {
         event: impl FnOnce(&mut State<ExploredHold>, &Inputs<'_>, &mut Effects<ExploredHold>) -> T,
     ) -> T {
         let mut effects = Effects::default();
-        let inputs = Inputs { rules: self.rules, heard: Reception::NONE };
+        let inputs = Inputs { rules: self.rules, heard: &Reception::NONE };
         let outcome = event(&mut self.process.state, &inputs, &mut effects);
         self.process.state.advance(self.process.now, &mut effects);
         for wakes in effects.wakes() {

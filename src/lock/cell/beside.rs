@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use crate::base::attempt::Subscription;
 use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
+use crate::base::recalls::Recalls;
 use crate::lock::effects::Wakes;
 use crate::lock::side::WaiterId;
 
@@ -24,51 +25,96 @@ pub(crate) enum Notifications {
     Subscribed(Subscription),
 }
 
-/// Wakers and subscriptions of the waiters of one lock.
+/// Receiver of recalls, wakers and subscriptions of one lock.
 #[derive(Default)]
 pub(in crate::lock) struct Beside {
-    pub(super) wakers: BTreeMap<WaiterId, Waker>,
-    sides: [OfSide; 2],
+    /// Receiver of recalls. Present while a hold may be cached.
+    pub(super) recalls: Option<Arc<Recalls>>,
+    waiters: Option<Box<WaiterHandles>>,
+}
+
+/// Wakers and subscriptions of the waiters of one lock.
+#[derive(Default)]
+struct WaiterHandles {
+    wakers: BTreeMap<WaiterId, Waker>,
+    sides: [SideHandles; 2],
 }
 
 #[derive(Default)]
-struct OfSide {
+struct SideHandles {
     /// Wakes the waiters that wait for the first answer to their leader.
     first_answer: Option<Arc<Notify>>,
     /// Left by a leader for the next one, which continues its request.
     left: Option<Notifications>,
 }
 
-impl Beside {
-    fn side(&mut self, mode: Mode) -> &mut OfSide {
+impl WaiterHandles {
+    fn side(&mut self, mode: Mode) -> &mut SideHandles {
         &mut self.sides[usize::from(mode == Mode::Write)]
     }
 
+    fn is_empty(&self) -> bool {
+        let is_unused = |side: &SideHandles| side.first_answer.is_none() && side.left.is_none();
+        self.wakers.is_empty() && self.sides.iter().all(is_unused)
+    }
+}
+
+impl Beside {
+    fn waiters(&mut self) -> &mut WaiterHandles {
+        self.waiters.get_or_insert_default()
+    }
+
     pub(super) fn first_answer(&mut self, mode: Mode) -> &mut Option<Arc<Notify>> {
-        &mut self.side(mode).first_answer
+        &mut self.waiters().side(mode).first_answer
     }
 
     pub(in crate::lock) fn notifications(&mut self, mode: Mode) -> &mut Option<Notifications> {
-        &mut self.side(mode).left
+        &mut self.waiters().side(mode).left
+    }
+
+    pub(super) fn take_notifications(&mut self, mode: Mode) -> Option<Notifications> {
+        self.waiters.as_mut()?.side(mode).left.take()
+    }
+
+    /// Stores the task of a waiter. Returns the former one.
+    pub(super) fn register(&mut self, waiter_id: WaiterId, task: Waker) -> Option<Waker> {
+        self.waiters().wakers.insert(waiter_id, task)
     }
 
     /// Removes the task of a waiter that leaves.
     pub(in crate::lock) fn forget(&mut self, waiter_id: WaiterId) -> Option<Waker> {
-        self.wakers.remove(&waiter_id)
+        self.waiters.as_mut()?.wakers.remove(&waiter_id)
     }
 
-    pub(super) fn take_woken(&mut self, wakes: impl Iterator<Item = Wakes>, woken: &mut Woken) {
+    /// Takes the tasks that an event wakes, and the subscriptions of the sides that have no request any more.
+    pub(super) fn take_woken(
+        &mut self,
+        wakes: impl Iterator<Item = Wakes>,
+        has_request: impl Fn(Mode) -> bool,
+    ) -> Woken {
+        let mut woken = Woken::default();
+        let Some(waiters) = &mut self.waiters else {
+            return woken;
+        };
         for wakes in wakes {
             match wakes {
-                Wakes::Waiter(waiter_id) => woken.tasks.extend(self.wakers.remove(&waiter_id)),
-                Wakes::Listeners(mode) => woken.listeners.extend(self.side(mode).first_answer.take()),
+                Wakes::Waiter(waiter_id) => woken.tasks.extend(waiters.wakers.remove(&waiter_id)),
+                Wakes::Listeners(mode) => woken.listeners.extend(waiters.side(mode).first_answer.take()),
             }
         }
+        for mode in [Mode::Read, Mode::Write] {
+            if !has_request(mode) {
+                woken.left.extend(waiters.side(mode).left.take());
+            }
+        }
+        if waiters.is_empty() {
+            self.waiters = None;
+        }
+        woken
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        let of_side = |side: &OfSide| side.first_answer.is_none() && side.left.is_none();
-        self.wakers.is_empty() && self.sides.iter().all(of_side)
+        self.recalls.is_none() && self.waiters.is_none()
     }
 }
 
@@ -78,7 +124,7 @@ pub(in crate::lock) struct Woken {
     tasks: SmallVec<[Waker; 1]>,
     listeners: SmallVec<[Arc<Notify>; 1]>,
     /// Subscriptions that no leader needs. The end of a subscription wakes tasks.
-    pub(super) left: SmallVec<[Option<Notifications>; 0]>,
+    left: SmallVec<[Notifications; 0]>,
 }
 
 impl Woken {

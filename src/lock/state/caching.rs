@@ -59,7 +59,7 @@ impl<H: InRenewalQueue> State<H> {
         if self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle()) {
             return false;
         }
-        let heard = &inputs.heard;
+        let heard = inputs.heard;
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
             let share_id = entry.record.take_cached(wants.from(now).as_unclaimed(now), wants.cache_for, heard, now)?;

@@ -70,7 +70,7 @@ impl<H: InRenewalQueue> State<H> {
     ) -> Option<(u64, Arc<H>, ShareId)> {
         let number = self.last_hold + 1;
         let granting = granted.granting.clone();
-        let (mut record, share_id) = HoldRecord::new(granted, &inputs.heard, now, inputs);
+        let (mut record, share_id) = HoldRecord::new(granted, inputs.heard, now, inputs);
         // A grant that is over on arrival was never a hold, so no end is reported.
         if !matches!(record.next(now, &mut Signals::default()), Next::At(_)) {
             return None;
@@ -185,7 +185,7 @@ impl<H: InRenewalQueue> State<H> {
     ) -> ShareRemoved {
         let next = self.wait_queue.as_deref().map_or(First::Nobody, |wait_queue| wait_queue.writes.first());
         let entry = self.entry(number);
-        let removed = entry.record.remove_share(share_id, now, next, &inputs.heard, inputs, &mut effects.signals);
+        let removed = entry.record.remove_share(share_id, now, next, inputs.heard, inputs, &mut effects.signals);
         entry.due_if_sooner(effects);
         entry.release_handle(effects);
         if let ShareRemoved::HandedOver(share_id) = removed
