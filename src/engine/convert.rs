@@ -26,7 +26,7 @@ use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
-use crate::store::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
+use crate::store::{AcquireRequest, Answered, Attempt, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
 
 /// Why a guard could not be converted, and the guard.
 pub(crate) struct NotConverted {
@@ -229,11 +229,7 @@ impl Converting {
                 return Outcome::Lost(LossReason::Forked);
             }
             let now = engine.clock.now();
-            match &attempt {
-                // An earlier copy may have been carried out: nothing was looked at.
-                Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
-                _ => self.copies.resolve(&attempt),
-            }
+            self.note_attempt(&attempt);
             if let Ok(Answered { sent, value: Converted::Refused | Converted::Cached, .. }) = &attempt {
                 match self.copies.arrives_until() {
                     None => self.old.cancel_conversion(),
@@ -291,6 +287,14 @@ impl Converting {
                 None if is_over => return Outcome::Lost(LossReason::Expired),
                 None => tries.backoff.wait().await,
             }
+        }
+    }
+
+    /// Notes the outcome of a copy. A server that answers that it came too late has not looked for what earlier copies did.
+    fn note_attempt(&mut self, attempt: &Attempt<Converted>) {
+        match attempt {
+            Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
+            _ => self.copies.resolve(attempt),
         }
     }
 
