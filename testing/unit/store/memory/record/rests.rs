@@ -96,6 +96,9 @@ fn request(id: AcquisitionId, waiter_ttl: u64) -> AcquireRequest {
     AcquireRequest { id, mode: Mode::Write, lease: millis(LEASE), max_tokens: 1, if_taken, caches: false }
 }
 
+/// Takes each change that can come next, and keeps the state after it.
+type Branches<'a> = dyn FnMut(&dyn Fn(&mut State)) + 'a;
+
 impl State {
     fn new(is_held: bool) -> Self {
         let mut record = Record::default();
@@ -268,7 +271,7 @@ impl State {
         all
     }
 
-    fn client_steps(&self, fault: Fault, step: &mut dyn FnMut(&dyn Fn(&mut Self))) {
+    fn client_steps(&self, fault: Fault, step: &mut Branches<'_>) {
         step(&|state| (state.is_alive, state.stage, state.back) = (false, Stage::Gone, None));
         match self.stage {
             Stage::Asking if self.asked < COPIES => step(&|state| {
