@@ -54,6 +54,7 @@ impl Answer {
             kinds.extend(view.client_write_ms.map(|_| "view with their write"));
             let is_rest = |holder: &Holder| holder.id.starts_with('@');
             kinds.extend(view.holders.iter().any(is_rest).then_some("view of a rest"));
+            kinds.extend(view.holders.iter().any(|holder| holder.note.is_some()).then_some("view with notes"));
             kinds.extend(view.is_recallable.then_some("view of a marked lock"));
             kinds.extend((view.more_holders + view.more_waiters > 0).then_some("view of some"));
         }

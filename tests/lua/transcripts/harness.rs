@@ -427,24 +427,25 @@ impl<S: Server> Scenario<S> {
     fn look(&mut self) -> String {
         let view = self.server.run(self.now_us, &Step::Inspect);
         let words = numbers(&view.text);
+        let (mut clients, mut parts) = (Vec::new(), Vec::new());
+        let mut rows = view.rows.iter();
+        while let Some(row) = rows.next() {
+            let row: Vec<_> = row.split(' ').collect();
+            if row[0] == "hold" && row.last() == Some(&"note") {
+                let text = rows.next().expect("the text is behind the row");
+                parts.push(format!("note of {}: {text}", name(row[1])));
+            }
+            clients.push(row);
+        }
         let group = |kind: &str, letter: &str| {
-            let rows = view.rows.iter().map(|row| row.split(' ').collect::<Vec<_>>());
-            let is_of_kind = |row: &Vec<&str>| if row[1].starts_with('@') { kind == "rest" } else { row[0] == kind };
-            let mut names: Vec<_> =
-                rows.filter(|row| is_of_kind(row) && row[2] == letter).map(|row| name(row[1])).collect();
+            let is_of_kind = |row: &&Vec<&str>| if row[1].starts_with('@') { kind == "rest" } else { row[0] == kind };
+            let clients = clients.iter().filter(|row| is_of_kind(row) && row[2] == letter);
+            let mut names: Vec<_> = clients.map(|row| name(row[1])).collect();
             if letter == "r" {
                 names.sort_unstable(); // any order within one millisecond is right
             }
             names
         };
-        let mut parts = Vec::new();
-        let mut rows = view.rows.iter();
-        while let Some(row) = rows.next() {
-            if row.starts_with("hold ") && row.ends_with(" note") {
-                let text = rows.next().expect("the text is behind the row");
-                parts.push(format!("note of {}: {text}", name(row.split(' ').nth(1).expect("an id"))));
-            }
-        }
         parts.sort_unstable(); // any order of holders is right
         for (kind, letter, one, several) in [
             ("hold", "w", "writes", "write"),
