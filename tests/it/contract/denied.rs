@@ -38,7 +38,9 @@ async fn refusal_names_the_writer(f: &Fixture) {
         assert!(denied.to_string().starts_with("held by \"billing-1\" (write"), "{denied}");
         let holder = holder(denied);
         assert_eq!((&*holder.label, holder.mode, holder.is_ours), ("billing-1", Mode::Write, false));
-        assert!(holder.age.is_some_and(|age| age < LEASE / 2), "{holder:?}");
+        // The format of Redisson has the time of no grant.
+        assert_eq!(holder.age.is_none(), f.is_redisson(), "{holder:?}");
+        assert!(holder.age.is_none_or(|age| age < LEASE / 2), "{holder:?}");
         assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE, "{holder:?}");
         assert!(!holder.cached || f.holds_stay(), "{holder:?}");
     }
@@ -58,8 +60,8 @@ async fn refusal_names_one_of_the_readers(f: &Fixture) {
         let named = holder(denied.clone());
         assert!(["a", "b"].contains(&&*named.label) && named.mode == Mode::Read && !named.is_ours, "{named:?}");
         assert!(named.remaining > LEASE / 2 && named.age.is_none_or(|age| age < LEASE / 2), "{named:?}");
-        // Two keys do not tell the age of a reader, nor how many there are.
-        assert_eq!(denied.more_holders, usize::from(named.age.is_some()), "{denied:?}");
+        // Two keys do not tell the age of a reader, nor how many there are. The format of Redisson tells only how many.
+        assert_eq!(denied.more_holders, usize::from(named.age.is_some() || f.is_redisson()), "{denied:?}");
     }
     for guard in guards {
         guard.release().await.expect("released");
