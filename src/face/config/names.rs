@@ -42,8 +42,9 @@ pub(crate) const FIELDS: [&str; 33] = [
     "WAIT_TIMEOUT",
 ];
 
-/// Variables of the program `redis-rwlock`. Its command `run` sets `FENCING_TOKEN` and `NAME` for the child process.
-/// `CONFIG` has the path of the configuration file, and `MANAGER` the kind of the manager.
+/// Variables of the program `redis-rwlock`. Its command `run` sets `FENCING_TOKEN` and `NAME` for the child process, and
+/// with several locks `FENCING_TOKEN_<number>` and `NAME_<number>`. `CONFIG` has the path of the configuration file, and
+/// `MANAGER` the kind of the manager.
 const OF_THE_PROGRAM: [&str; 4] = ["CONFIG", "FENCING_TOKEN", "MANAGER", "NAME"];
 
 /// Owner of an environment variable; see [`Config::variable_owner`](super::Config::variable_owner).
@@ -65,7 +66,7 @@ pub(crate) fn owner_of(name: &str) -> VariableOwner {
     if FIELDS.contains(&name) {
         return VariableOwner::Config;
     }
-    if OF_THE_PROGRAM.contains(&name) || is_link(name) {
+    if OF_THE_PROGRAM.contains(&name) || is_of_one_of_several_locks(name) || is_link(name) {
         return VariableOwner::Others;
     }
     let near = FIELDS.iter().map(|field| (distance(&name.to_uppercase(), field), *field)).min();
@@ -73,6 +74,12 @@ pub(crate) fn owner_of(name: &str) -> VariableOwner {
         Some((distance, field)) if distance <= tolerance(field) => VariableOwner::Misspelt(field),
         _ => VariableOwner::Unknown,
     }
+}
+
+/// Returns true for the names of the variables that `run` sets for each lock if it holds several.
+fn is_of_one_of_several_locks(name: &str) -> bool {
+    let number = name.strip_prefix("NAME_").or_else(|| name.strip_prefix("FENCING_TOKEN_"));
+    number.is_some_and(|number| number.parse::<u16>().is_ok())
 }
 
 /// Returns true for names of variables that Kubernetes sets for a service, or Docker for a linked container. The forms
@@ -146,6 +153,8 @@ mod tests {
             "LEASE_SERVICE_PORT_HTTP",
             "NAME",
             "FENCING_TOKEN",
+            "NAME_1",
+            "FENCING_TOKEN_12",
             "CONFIG",
             "MANAGER",
         ] {
@@ -171,7 +180,7 @@ mod tests {
         ] {
             assert_eq!(owner_of(name), VariableOwner::Misspelt(field), "{name}");
         }
-        for name in ["", "LEVEL", "LOG", "HOME", "ENVIRONMENT", "PORTS", "SERVICE"] {
+        for name in ["", "LEVEL", "LOG", "HOME", "ENVIRONMENT", "PORTS", "SERVICE", "NAME_", "NAME_OF_1"] {
             assert_eq!(owner_of(name), VariableOwner::Unknown, "{name}");
         }
     }
