@@ -51,7 +51,7 @@ pub type RedisManager = Blocking<crate::RedisManager>;
 pub type TwoKeyManager = Blocking<crate::TwoKeyManager>;
 /// [`QuorumManager`](crate::QuorumManager) for threads without a runtime.
 pub type QuorumManager = Blocking<crate::QuorumManager>;
-/// [`RedissonManager`](crate::RedissonManager) for threads without a runtime.
+/// [`RedissonManager`](crate::RedissonManager) for threads without a runtime. Its use is that of [`RedisManager`].
 pub type RedissonManager = Blocking<crate::RedissonManager>;
 /// [`MemoryManager`](crate::MemoryManager) for threads without a runtime.
 pub type MemoryManager = Blocking<crate::MemoryManager>;

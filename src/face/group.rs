@@ -28,6 +28,13 @@ use crate::store::BoxFuture;
 const MAX_NAMES: usize = 256;
 
 /// Name of a lock and a mode, for [`RwLockManager::all`]. The functions [`read`](fn@read) and [`write`](fn@write) create it.
+///
+/// # Examples
+///
+/// ```
+/// let lock = redis_rwlock::write("account:1");
+/// assert_eq!((lock.name(), lock.mode()), ("account:1", redis_rwlock::Mode::Write));
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct NamedLock {
     name: String,
@@ -143,7 +150,7 @@ impl AcquireAll {
 
     /// Sets a lease that the manager does not renew after it holds all locks. Equivalent to
     /// `lease(lease).max_hold(lease)`. If the acquisition had to wait, one renewal of each lock sets this lease, and is
-    /// answered before the guard is returned.
+    /// answered before the guard is returned. See [`Acquire::fixed_lease`].
     pub fn fixed_lease(self, lease: Duration) -> Self {
         self.lease(lease).max_hold(lease)
     }
@@ -470,7 +477,7 @@ impl GroupGuard {
     }
 
     /// Returns the state of the group by the local clock: lost if one of its holds is lost, else unconfirmed if one of
-    /// them is. Sends nothing.
+    /// them is. Sends nothing. See [`WriteGuard::state`].
     #[must_use]
     pub fn state(&self) -> HoldState {
         let mut worst = HoldState::Held;
@@ -485,7 +492,7 @@ impl GroupGuard {
     }
 
     /// Waits until one of the holds is lost, and returns its lock and the reason. The manager renews the other holds
-    /// until they are released.
+    /// until they are released. See [`WriteGuard::lost`].
     ///
     /// # Cancel safety
     ///

@@ -60,7 +60,7 @@ fn change_over_holds_both_locks() {
             "a service with Redisson may enter: false",
             "a service with our lock alone may enter: false",
             "the work is done",
-            "for lock \"cfg\", which others hold",
+            "for lock \"cfg\": held by ",
         ],
     );
 }
