@@ -10,6 +10,7 @@ use clap_complete::Shell;
 
 use crate::doctor::Asked;
 use crate::exit::{Code, Failure};
+use crate::locks::Locks;
 
 /// Exit codes, for the help texts and manual pages of the program and of `run`.
 macro_rules! exit_codes {
@@ -119,7 +120,8 @@ impl ManagerKind {
 pub(crate) enum Command {
     /// Run a command while this program holds the lock.
     ///
-    /// The command gets the lock's name in RWLOCK_NAME and the fencing token in RWLOCK_FENCING_TOKEN. The command runs
+    /// The command gets the lock's name in RWLOCK_NAME and the fencing token in RWLOCK_FENCING_TOKEN. With several locks,
+    /// it gets RWLOCK_NAME_1, RWLOCK_FENCING_TOKEN_1 and so on, in the order of the options. The command runs
     /// in a process group of its own. The program forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the
     /// whole group. When the command has ended, the other processes of the group get SIGTERM, and SIGKILL after the
     /// grace. Then the program releases the lock.
@@ -190,12 +192,8 @@ pub(crate) enum Command {
 }
 #[derive(Debug, Args)]
 pub(crate) struct RunOptions {
-    /// Share the lock with other readers.
-    #[arg(short = 's', long, visible_alias = "shared")]
-    pub(crate) read: bool,
-    /// Hold the lock alone; the default.
-    #[arg(short = 'x', long, visible_alias = "exclusive", conflicts_with = "read")]
-    pub(crate) write: bool,
+    #[command(flatten)]
+    pub(crate) locks: Locks,
     /// Longest wait for the lock, as 5, 0.5, 500ms or 2m; without limit by default.
     #[arg(short = 'w', long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) wait: Option<String>,
@@ -211,23 +209,21 @@ pub(crate) struct RunOptions {
     pub(crate) max_hold: Option<String>,
     /// Time from the grant for which the lock stays taken, even if the command ends earlier. For a cron job on several
     /// machines: more than their clocks differ, less than the period minus that difference, and with -n. The lock rests
-    /// after a failed command too.
-    #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with = "read")]
+    /// after a failed command too. Only for one lock.
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with_all = ["read", "shared"])]
     pub(crate) at_least: Option<String>,
     /// Time as for --at-least, but only if the command succeeds with exit code 0. Otherwise others can get the lock at
     /// once.
-    #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with_all = ["read", "at_least"])]
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with_all = ["read", "shared", "at_least"])]
     pub(crate) at_least_on_success: Option<String>,
     /// Time for the command between SIGTERM and SIGKILL if no server confirms the lock. The default is a third of the
     /// lease, and less for leases below 3s. The limit is somewhat less than half of the lease.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) grace: Option<String>,
     /// Note for people, such as `deploy 4711`, which `inspect`, `list` and `top` show while `run` holds the lock; at most
-    /// 4096 bytes.
+    /// 4096 bytes. Only for one lock.
     #[arg(long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
-    /// Name of the lock.
-    pub(crate) name: String,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,

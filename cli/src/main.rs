@@ -9,6 +9,7 @@ mod args;
 mod doctor;
 mod exit;
 mod force;
+mod locks;
 mod look;
 mod output;
 mod run;

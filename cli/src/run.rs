@@ -11,13 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis_rwlock::{
-    Acquire, Denied, DurationText, Error, FencingToken, Guard, LossReason, ReadGuard, RwLockManager, WriteGuard,
+    Acquire, AcquireAll, Denied, DurationText, Error, FencingToken, GroupGuard, Guard, Mode, NamedLock, ReadGuard,
+    RwLockManager, WriteGuard,
 };
 use rustix::process::Signal;
 use tokio::time::Instant;
 
 use crate::args::RunOptions;
 use crate::exit::{Code, Failure, full_text};
+use crate::locks::Locks;
 use crate::look;
 use crate::output::Output;
 use crate::settings::{self, Manager, Settings, span};
@@ -49,18 +51,21 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Reason for the end of a command at the deadline of the hold, if no server has reported a loss.
 const UNCONFIRMED: &str = "the hold was not extended in time (no server confirmed it, or --max-hold is over)";
 
-/// Guard of a read or write lock.
+/// Guard of one lock, or of several.
 #[derive(Debug)]
 enum Hold {
     Read(ReadGuard),
     Write(WriteGuard),
+    Group(GroupGuard),
 }
 
 impl Hold {
-    fn fencing_token(&self) -> FencingToken {
+    /// Returns the token of each lock, in the order of the command line.
+    fn fencing_tokens(&self) -> Vec<FencingToken> {
         match self {
-            Self::Read(guard) => guard.fencing_token(),
-            Self::Write(guard) => guard.fencing_token(),
+            Self::Read(guard) => vec![guard.fencing_token()],
+            Self::Write(guard) => vec![guard.fencing_token()],
+            Self::Group(guard) => guard.locks().map(|lock| lock.fencing_token).collect(),
         }
     }
 
@@ -69,6 +74,7 @@ impl Hold {
         let remaining = match self {
             Self::Read(guard) => guard.remaining(),
             Self::Write(guard) => guard.remaining(),
+            Self::Group(guard) => guard.remaining(),
         };
         remaining.saturating_sub(REACH)
     }
@@ -79,28 +85,37 @@ impl Hold {
         match self {
             Self::Read(guard) => guard.confirmed().await,
             Self::Write(guard) => guard.confirmed().await,
+            Self::Group(guard) => guard.confirmed().await,
         }
     }
 
-    async fn lost(&self) -> LossReason {
-        match self {
+    /// Waits for the loss of a hold, and describes it.
+    async fn lost(&self) -> String {
+        let reason = match self {
             Self::Read(guard) => guard.lost().await,
             Self::Write(guard) => guard.lost().await,
-        }
+            Self::Group(guard) => {
+                let loss = guard.lost().await;
+                return format!("the hold of lock {} was lost: {}", shown(&loss.lock), loss.reason);
+            }
+        };
+        format!("the hold was lost: {reason}")
     }
 
     async fn release(self) -> Result<(), Error> {
         match self {
             Self::Read(guard) => guard.release().await,
             Self::Write(guard) => guard.release().await,
+            Self::Group(guard) => guard.release().await,
         }
     }
 
     /// Releases the lock so that others can get it at once, whatever `--at-least-on-success` asked for.
     async fn release_at_once(self) -> Result<(), Error> {
         match self {
-            Self::Read(guard) => guard.release().await,
             Self::Write(guard) => guard.release_at_once().await,
+            // Only a write lock of its own rests.
+            other => other.release().await,
         }
     }
 }
@@ -118,6 +133,10 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     let (settings, grace) = settings_of(options, settings)?;
     let at_least = options.at_least.as_ref().or(options.at_least_on_success.as_ref());
     let at_least = at_least.map(|text| span(text)).transpose()?;
+    if options.locks.only().is_none() && (at_least.is_some() || options.note.is_some()) {
+        let reason = "--at-least, --at-least-on-success and --note are for one lock, and not for several";
+        return Err(Failure::new(Code::USAGE, reason));
+    }
     let mut signals = Signals::listen().map_err(Failure::system)?;
     let manager = settings.manager()?;
     let done = with_lock((options, at_least), &manager, &mut signals, grace, output).await;
@@ -126,8 +145,9 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;
     let is_busy = matches!(&done, Err(failure) if failure.code == Code::BUSY);
     if is_busy && !matches!(closed, Ok(Ok(()))) {
-        let lock = shown(&options.name);
-        output.tell("unreleased", &format!("lock {lock}: no server confirmed that this process has left the queue"));
+        let locks = options.locks.title();
+        let place = options.locks.by_number("the queue", "their queues");
+        output.tell("unreleased", &format!("{locks}: no server confirmed that this process has left {place}"));
     }
     done
 }
@@ -152,11 +172,11 @@ async fn with_lock(
     } else {
         tokio::time::timeout(LAST_WORDS, hold.release()).await
     };
-    let lock = shown(&options.name);
+    let locks = options.locks.title();
     match (ending?, released) {
         (Ending::Ours(why), _) => {
             let silent = look::silent_servers(manager).await;
-            Err(Failure::new(Code::LOST, format!("lock {lock}: {why}; the command was ended{silent}")))
+            Err(Failure::new(Code::LOST, format!("{locks}: {why}; the command was ended{silent}")))
         }
         (Ending::Own(_), Ok(Err(error @ Error::Lost { .. }))) => Err(error.into()),
         (Ending::Own(code), Ok(Ok(()))) => Ok(code),
@@ -165,8 +185,12 @@ async fn with_lock(
                 Ok(Err(error)) => full_text(&error),
                 _ => format!("no answer within {}", DurationText(LAST_WORDS)),
             };
-            let ends = at_least.map_or("its lease ends the hold", |_| "it stays taken for its lease and --at-least");
-            output.tell("unreleased", &format!("lock {lock} was not released, so {ends}: {why}"));
+            let ends = match at_least {
+                Some(_) => "it stays taken for its lease and --at-least",
+                None => options.locks.by_number("its lease ends the hold", "their leases end the holds"),
+            };
+            let were = options.locks.by_number("was", "were");
+            output.tell("unreleased", &format!("{locks} {were} not released, so {ends}: {why}"));
             Ok(code)
         }
     }
@@ -206,21 +230,17 @@ fn most_grace(lease: Duration, max_clock_skew: Duration) -> Duration {
     (lease / 2).saturating_sub(lease / 100).saturating_sub(max_clock_skew).saturating_sub(REACH)
 }
 
-/// Returns the lock, or the signal that ended the wait for it.
+/// Returns the hold, or the signal that ended the wait for it.
 async fn take(
     (options, at_least): (&RunOptions, Option<Duration>),
     manager: &Manager,
     signals: &mut Signals,
     output: Output,
 ) -> Result<Result<Hold, Signal>, Failure> {
-    let name = &options.name;
     let mut acquiring = pin!(async {
-        let hold = if options.read {
-            acquire(options, manager.read(name)).await?.map(Hold::Read)
-        } else {
-            let write = manager.write(name);
-            let write = at_least.into_iter().fold(write, Acquire::at_least);
-            acquire(options, write).await?.map(Hold::Write)
+        let hold = match options.locks.only() {
+            Some(lock) => acquire_one(options, manager, lock, at_least).await?,
+            None => acquire_all(options, manager.all(options.locks.all())).await?,
         };
         if let Ok(hold) = &hold {
             hold.confirmed().await?;
@@ -233,17 +253,39 @@ async fn take(
         tokio::select! {
             hold = &mut acquiring => return match hold? {
                 Ok(hold) => Ok(Ok(hold)),
-                Err(denied) => Err(Failure::new(Code::BUSY, format!("lock {} is taken: {denied}", shown(name)))),
+                Err((name, denied)) => {
+                    Err(Failure::new(Code::BUSY, format!("lock {} is taken: {denied}", shown(&name))))
+                }
             },
             signal = signals.next() => if signal != Signal::CHILD {
                 return Ok(Err(signal));
             },
             () = &mut patience, if !is_told => {
                 is_told = true;
-                tokio::spawn(tell_for_whom(Arc::clone(manager), name.clone(), output));
+                tokio::spawn(tell_for_whom(Arc::clone(manager), options.locks.clone(), output));
             }
         }
     }
+}
+
+/// Hold, or the name of the lock that others hold and the refusal.
+type Taken = Result<Hold, (String, Denied)>;
+
+async fn acquire_one(
+    options: &RunOptions,
+    manager: &Manager,
+    lock: &NamedLock,
+    at_least: Option<Duration>,
+) -> Result<Taken, Error> {
+    let name = lock.name();
+    let taken = match lock.mode() {
+        Mode::Read => acquire(options, manager.read(name)).await?.map(Hold::Read),
+        Mode::Write => {
+            let write = at_least.into_iter().fold(manager.write(name), Acquire::at_least);
+            acquire(options, write).await?.map(Hold::Write)
+        }
+    };
+    Ok(taken.map_err(|denied| (name.to_owned(), denied)))
 }
 
 async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<Result<G, Denied>, Error> {
@@ -254,14 +296,22 @@ async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<
     if options.no_wait { acquire.try_or_denied().await } else { acquire.await.map(Ok) }
 }
 
-/// Names the holders to the user. Runs in a task of its own, since the acquisition must not wait for this request.
-async fn tell_for_whom(manager: Manager, name: String, output: Output) {
-    match manager.inspect(&name).await {
-        Ok(view) if !view.is_free() => {
-            output.tell("waiting", &format!("waiting for lock {}, held by {}", shown(&name), look::holders(&view)));
+async fn acquire_all(options: &RunOptions, acquire: AcquireAll) -> Result<Taken, Error> {
+    let taken = if options.no_wait { acquire.try_or_denied().await? } else { Ok(acquire.await?) };
+    Ok(taken.map(Hold::Group).map_err(|group| (group.lock.to_string(), group.denied)))
+}
+
+/// Names the holders to the user. Runs in a task of its own, since the acquisition must not wait for these requests.
+async fn tell_for_whom(manager: Manager, locks: Locks, output: Output) {
+    for name in locks.all().iter().map(NamedLock::name) {
+        match manager.inspect(name).await {
+            // An acquisition of several locks may hold some of them already.
+            Ok(view) if view.holders.iter().any(|holder| !holder.is_ours) => {
+                output.tell("waiting", &format!("waiting for lock {}, held by {}", shown(name), look::holders(&view)));
+            }
+            Ok(_) => {}
+            Err(error) => return output.tell("waiting", &format!("waiting: {}", full_text(&error))),
         }
-        Ok(_) => {}
-        Err(error) => output.tell("waiting", &format!("waiting: {}", full_text(&error))),
     }
 }
 
@@ -282,7 +332,7 @@ async fn under(
     }
     let started = group.run(options, &secret, hold, signals);
     let ending = match started {
-        Ok(()) => guard(&mut group, hold, &options.name, signals, grace, output).await.map_err(Failure::system),
+        Ok(()) => guard(&mut group, hold, &options.locks, signals, grace, output).await.map_err(Failure::system),
         Err(failure) => Err(failure),
     };
     group.clear(hold, grace).await;
@@ -293,21 +343,20 @@ async fn under(
 async fn guard(
     group: &mut Group,
     hold: &Hold,
-    name: &str,
+    locks: &Locks,
     signals: &mut Signals,
     grace: Duration,
     output: Output,
 ) -> io::Result<Ending> {
-    let lock = shown(name);
     loop {
         let left = group.tell_deadline(hold);
         let Some(calm) = left.checked_sub(grace).filter(|calm| !calm.is_zero()) else {
-            return stop(group, hold, &lock, signals, left, output).await;
+            return stop(group, hold, locks, signals, left, output).await;
         };
-        group.attend_to_stops(&lock, output);
+        group.attend_to_stops(locks, output);
         tokio::select! {
             biased;
-            reason = hold.lost() => return end(group, format!("the hold was lost: {reason}")).await,
+            loss = hold.lost() => return end(group, loss).await,
             event = group.event(signals) => if let Some(status) = group.on_event(event, hold, signals, output).await? {
                 // The watchdog may have killed the group while this process was stopped.
                 let is_ours = group.has_killed(status);
@@ -324,7 +373,7 @@ async fn guard(
 async fn stop(
     group: &mut Group,
     hold: &Hold,
-    lock: &str,
+    locks: &Locks,
     signals: &mut Signals,
     left: Duration,
     output: Output,
@@ -335,12 +384,16 @@ async fn stop(
     group.signal(Signal::CONT);
     output.tell(
         "stopping",
-        &format!("lock {lock}: {UNCONFIRMED}; the command gets SIGTERM now, and SIGKILL in {}", DurationText(left)),
+        &format!(
+            "{}: {UNCONFIRMED}; the command gets SIGTERM now, and SIGKILL in {}",
+            locks.title(),
+            DurationText(left)
+        ),
     );
     loop {
         tokio::select! {
             biased;
-            reason = hold.lost() => return end(group, format!("the hold was lost: {reason}")).await,
+            loss = hold.lost() => return end(group, loss).await,
             () = tokio::time::sleep_until(until) => return end(group, UNCONFIRMED.to_owned()).await,
             event = group.event(signals) => if group.on_event(event, hold, signals, output).await?.is_some() {
                 return Ok(Ending::Ours(UNCONFIRMED.to_owned()));

@@ -1,5 +1,6 @@
 //! Process group of the command and its watchdog.
 
+use std::env;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -16,6 +17,7 @@ use super::watchdog::{self, Watchdog};
 use super::{Hold, others};
 use crate::args::RunOptions;
 use crate::exit::{Code, Failure};
+use crate::locks::Locks;
 use crate::output::Output;
 
 /// Time in which the watchdog can give the terminal back. Then `run` kills the group in any case.
@@ -90,12 +92,8 @@ impl Group {
         for variable in secret {
             command.env_remove(variable);
         }
-        let spawned = command
-            .args(arguments)
-            .env("RWLOCK_NAME", &options.name)
-            .env("RWLOCK_FENCING_TOKEN", hold.fencing_token().to_string())
-            .process_group(self.id.as_raw_nonzero().get())
-            .spawn();
+        describe(hold, &options.locks, &mut command);
+        let spawned = command.args(arguments).process_group(self.id.as_raw_nonzero().get()).spawn();
         let command = spawned.map_err(|error| {
             let code = if error.kind() == io::ErrorKind::NotFound { Code::NOT_FOUND } else { Code::CANNOT_RUN };
             Failure::new(code, format!("{}: {error}", program.display()))
@@ -212,14 +210,14 @@ impl Group {
     ///
     /// If the command has stopped for lack of the terminal, the group gets the terminal as soon as possible. `run`
     /// reports other stops to the user, since a stopped command keeps the lock.
-    pub(super) fn attend_to_stops(&mut self, lock: &str, output: Output) {
+    pub(super) fn attend_to_stops(&mut self, locks: &Locks, output: Output) {
         let Some(command) = self.command.as_ref().and_then(Child::id).and_then(pid) else { return };
         let change = stops::change_of(command);
         if let Some(Change::Stopped(signal)) = change {
             self.stop = Some(Stop::by(signal));
         }
         if change == Some(Change::Continued) && self.stop.take().is_some_and(|stop| stop.was_told()) {
-            output.tell("continued", &format!("lock {lock}: the command goes on"));
+            output.tell("continued", &format!("{}: the command goes on", locks.title()));
         }
         if self.given.is_some_and(|given| given.elapsed() < LATE_STOPS) {
             self.signal(Signal::CONT);
@@ -237,7 +235,8 @@ impl Group {
         if (stop.is_for_terminal() || stop.is_by_key()) && terminal.is_some_and(|terminal| terminal.is_of(self.id)) {
             self.signal(Signal::CONT);
         } else if let Some(why) = stop.next_line() {
-            output.tell("stopped", &format!("lock {lock} is kept, but the command is {why}"));
+            let are = locks.by_number("is", "are");
+            output.tell("stopped", &format!("{} {are} kept, but the command is {why}", locks.title()));
         }
     }
 
@@ -270,6 +269,23 @@ impl Group {
 
     fn has_others(&self) -> Option<bool> {
         others::are_in(self.id, &[self.watchdog.id()])
+    }
+}
+
+/// Sets the variables with the names and tokens of the locks. Removes those of another `run`, of which this process may be
+/// the command.
+fn describe(hold: &Hold, locks: &Locks, command: &mut Command) {
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_str().and_then(|variable| variable.strip_prefix("RWLOCK_"));
+        if name.is_some_and(|name| name.starts_with("NAME_") || name.starts_with("FENCING_TOKEN")) {
+            command.env_remove(&variable);
+        }
+    }
+    command.env_remove("RWLOCK_NAME");
+    for (number, (lock, token)) in (1..).zip(locks.all().iter().zip(hold.fencing_tokens())) {
+        let end = if locks.only().is_some() { String::new() } else { format!("_{number}") };
+        command.env(format!("RWLOCK_NAME{end}"), lock.name());
+        command.env(format!("RWLOCK_FENCING_TOKEN{end}"), token.to_string());
     }
 }
 

@@ -9,6 +9,7 @@ mod program;
 
 mod doctor;
 mod force;
+mod groups;
 mod look;
 mod options;
 mod output;

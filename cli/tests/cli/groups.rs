@@ -1,0 +1,220 @@
+//! Tests `run` with several locks: all or none, in both modes, behind others, and what the command and the user see.
+
+use redis_rwlock::blocking::RedisManager;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::program::{Folder, PROGRAM, Running, SERVER, Said, labelled, new_name, program, said, until};
+
+fn group(options: &[&str], locks: &[(&str, &str)], script: &str) -> Vec<String> {
+    let mut args: Vec<String> = vec!["run".to_owned()];
+    args.extend(options.iter().map(ToString::to_string));
+    args.extend(locks.iter().flat_map(|(option, name)| [option.to_string(), name.to_string()]));
+    args.extend(["--", "sh", "-c", script].map(str::to_owned));
+    args
+}
+
+fn run(options: &[&str], locks: &[(&str, &str)], script: &str) -> Said {
+    let args = group(options, locks, script);
+    said(program(&args.iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+fn start(options: &[&str], locks: &[(&str, &str)], script: &str) -> Running {
+    let args = group(options, locks, script);
+    Running::start(program(&args.iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+fn view(name: &str) -> Value {
+    serde_json::from_str(&said(program(&["inspect", "--json", name])).out).expect("JSON")
+}
+
+fn is_free(name: &str) -> bool {
+    said(program(&["inspect", name])).code == Some(1)
+}
+
+#[test]
+fn command_holds_all_locks_in_their_modes_and_knows_the_tokens() {
+    let (stock, rates) = (new_name(), new_name());
+    let script = format!(
+        "env | grep ^RWLOCK_ | grep -v NODE | sort; for name in {stock} {rates}; do {PROGRAM} inspect --json $name; done; exit 7"
+    );
+    let done = run(&[], &[("--write", &stock), ("--read", &rates)], &script);
+    assert_eq!(done.code, Some(7), "{done:?}");
+    let lines: Vec<&str> = done.out.lines().collect();
+    let [first, second, name_1, name_2, of_stock, of_rates] = &*lines else { panic!("{done:?}") };
+    assert_eq!((*name_1, *name_2), (&*format!("RWLOCK_NAME_1={stock}"), &*format!("RWLOCK_NAME_2={rates}")));
+    let token = |line: &str, variable: &str| {
+        line.strip_prefix(variable).and_then(|token| token.parse::<u64>().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    assert!(token(first, "RWLOCK_FENCING_TOKEN_1=") > 0 && token(second, "RWLOCK_FENCING_TOKEN_2=") > 0);
+    let mode = |text: &str| serde_json::from_str::<Value>(text).expect("JSON")["holders"][0]["mode"].clone();
+    assert_eq!((mode(of_stock), mode(of_rates)), ("write".into(), "read".into()));
+    assert!(is_free(&stock) && is_free(&rates));
+}
+
+#[test]
+fn order_of_the_options_is_the_order_of_the_variables() {
+    let names = [new_name(), new_name(), new_name()];
+    let locks = [("--read", &*names[2]), ("--write", &*names[0]), ("--read", &*names[1])];
+    let done = run(&[], &locks, "echo $RWLOCK_NAME_1 $RWLOCK_NAME_2 $RWLOCK_NAME_3 ${RWLOCK_NAME-none}");
+    assert_eq!(done.out.trim_end(), format!("{} {} {} none", names[2], names[0], names[1]), "{done:?}");
+}
+
+#[test]
+fn command_of_one_run_inside_another_sees_only_its_own_locks() {
+    let names = [new_name(), new_name(), new_name()];
+    let inner = format!("{PROGRAM} run {} -- env | grep -c -e ^RWLOCK_NAME -e ^RWLOCK_FENCING_TOKEN", names[2]);
+    let done = run(&[], &[("--write", &names[0]), ("--write", &names[1])], &inner);
+    assert_eq!((done.code, &*done.out, &*done.err), (Some(0), "2\n", ""), "{done:?}");
+    let inner = format!(
+        "{PROGRAM} run --read {} --read {} -- env | grep -c -e ^RWLOCK_NAME= -e ^RWLOCK_FENCING_TOKEN=",
+        names[1], names[2]
+    );
+    let done = run(&[], &[("--write", &names[0])], &inner);
+    assert_eq!((&*done.out, &*done.err), ("0\n", ""), "{done:?}");
+}
+
+#[test]
+fn refusal_names_the_lock_and_leaves_the_others_free() {
+    let (free, taken) = (new_name(), new_name());
+    let web = labelled(&SERVER, "web-2");
+    let guard = web.read(&taken).wait().expect("granted");
+    for limit in [&["-n"][..], &["-w", "0.3"]] {
+        let refused = run(limit, &[("--write", &free), ("--write", &taken)], "echo started");
+        assert_eq!((refused.code, &*refused.out), (Some(75), ""), "{limit:?}: {refused:?}");
+        let names = refused.err.contains("web-2") && refused.err.contains(&taken) && !refused.err.contains(&free);
+        assert!(names, "{limit:?}: {refused:?}");
+        assert!(is_free(&free), "{limit:?}");
+    }
+    let shared = run(&["-n"], &[("--write", &free), ("--read", &taken)], "echo started");
+    assert_eq!((shared.code, &*shared.out), (Some(0), "started\n"), "{shared:?}");
+    guard.release().expect("ours to the end");
+}
+
+#[test]
+fn wait_tells_for_whom_and_starts_after_the_holder() {
+    let (free, taken) = (new_name(), new_name());
+    let web = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = web.write(&taken).wait().expect("granted");
+    let folder = Folder::new();
+    let args = group(&[], &[("--write", &free), ("--write", &taken)], "echo started");
+    let running = Running::told_in(&folder, program(&args.iter().map(String::as_str).collect::<Vec<_>>()));
+    until("it tells for whom it waits", || folder.read("err").contains(&format!("waiting for lock {taken}, held by")));
+    assert!(!folder.read("err").contains(&free), "{}", folder.read("err"));
+    guard.release().expect("ours to the end");
+    assert_eq!(running.said().code, Some(0));
+    assert!(is_free(&free) && is_free(&taken));
+}
+
+#[test]
+fn signal_during_the_wait_leaves_nothing() {
+    let (first, taken) = (new_name(), new_name());
+    let web = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = web.write(&taken).wait().expect("granted");
+    let running = start(&[], &[("--write", &first), ("--read", &taken)], "echo started");
+    until("it waits", || view(&taken)["waiters"].as_array().is_some_and(|waiters| !waiters.is_empty()));
+    running.signal(Signal::TERM);
+    assert_eq!(running.said().code, Some(128 + 15));
+    assert!(is_free(&first) && view(&taken)["waiters"] == Value::Array(vec![]));
+    guard.release().expect("ours to the end");
+}
+
+#[test]
+fn loss_of_one_lock_ends_the_command_and_frees_the_others() {
+    let (kept, lost) = (new_name(), new_name());
+    let running = start(&["--lease", "0.6"], &[("--write", &kept), ("--write", &lost)], "sleep 60");
+    until("it holds the locks", || !is_free(&kept) && !is_free(&lost));
+    assert_eq!(said(program(&["force-release", "--yes", &lost])).code, Some(0));
+    let ended = running.said();
+    assert_eq!(ended.code, Some(76), "{ended:?}");
+    assert!(ended.err.contains(&format!("the hold of lock {lost} was lost")), "{ended:?}");
+    assert!(is_free(&kept) && is_free(&lost));
+}
+
+#[test]
+fn runs_with_the_locks_in_opposite_orders_all_end() {
+    let (one, other) = (new_name(), new_name());
+    let runs: Vec<Running> = (0..6)
+        .map(|number| {
+            let locks = [("--write", &*one), ("--write", &*other)];
+            let locks = if number % 2 == 0 { locks } else { [locks[1], locks[0]] };
+            start(&["-w", "60"], &locks, "sleep 0.1")
+        })
+        .collect();
+    for running in runs {
+        let ended = running.said();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    assert!(is_free(&one) && is_free(&other));
+}
+
+#[test]
+fn killed_run_leaves_all_locks_to_their_leases() {
+    let (one, other) = (new_name(), new_name());
+    let running = start(&["--lease", "1"], &[("--write", &one), ("--read", &other)], "sleep 60");
+    until("it holds the locks", || !is_free(&one) && !is_free(&other));
+    running.signal(Signal::KILL);
+    until("the leases are over", || is_free(&one) && is_free(&other));
+}
+
+#[test]
+fn one_name_is_written_in_every_way_that_worked_before() {
+    for (before, mode) in [
+        (&["-x"][..], "write"),
+        (&["-s"], "read"),
+        (&["-xn"], "write"),
+        (&["-sn"], "read"),
+        (&["--read"], "read"),
+        (&["--write"], "write"),
+        (&["--shared"], "read"),
+        (&["--exclusive"], "write"),
+        (&["--read", "--wait", "5"], "read"),
+        (&["--write", "-n"], "write"),
+        (&[], "write"),
+    ] {
+        let name = new_name();
+        let script = format!("echo $RWLOCK_NAME; {PROGRAM} inspect --json {name}");
+        let done = said(program(&[&["run"], before, &[&name, "--", "sh", "-c", &script]].concat()));
+        let (told, json) = done.out.split_once('\n').unwrap_or_else(|| panic!("{before:?}: {done:?}"));
+        let json: Value = serde_json::from_str(json).expect("JSON");
+        assert_eq!((told, &json["holders"][0]["mode"]), (&*name, &mode.into()), "{before:?}");
+    }
+    let name = new_name();
+    let last = said(program(&["run", &name, "--read", "--", "true"]));
+    assert_eq!(last.code, Some(0), "{last:?}");
+}
+
+#[test]
+fn unclear_lines_are_refused_before_anything_is_sent() {
+    let (a, b) = (&*new_name(), &*new_name());
+    for (line, code) in [
+        (&[][..], 2),
+        (&["--read"], 2),
+        (&["--read", "--write", a], 2),
+        (&["-s", "--write", a], 2),
+        (&["-s", "-x", a], 2),
+        (&["--read", a, b], 2),
+        (&["--read", a, "--write", b, "-x"], 2),
+        (&["--read", a, "--write", b, "--note", "deploy"], 2),
+        (&["--write", a, "--write", b, "--at-least", "5"], 2),
+        (&["--write", a, "--write", b, "--at-least-on-success", "5"], 2),
+        (&["--write", ""], 78),
+        (&["--write", a, "--read", ""], 78),
+    ] {
+        let refused = said(program(&[&["run", "-n"], line, &["--", "echo", "started"]].concat()));
+        assert!(
+            refused.code == Some(code) && refused.out.is_empty() && !refused.err.is_empty(),
+            "{line:?}: {refused:?}"
+        );
+        assert!(is_free(a) && is_free(b), "{line:?}");
+    }
+}
+
+#[test]
+fn end_of_the_longest_hold_names_all_locks() {
+    let (one, other) = (new_name(), new_name());
+    let done = run(&["--max-hold", "0.8", "--lease", "0.6"], &[("--write", &one), ("--write", &other)], "sleep 60");
+    assert_eq!(done.code, Some(76), "{done:?}");
+    assert!(done.err.contains(&format!("locks {one}, {other}: the hold was not extended in time")), "{done:?}");
+    until("the locks are free", || is_free(&one) && is_free(&other));
+}
