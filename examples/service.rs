@@ -17,8 +17,12 @@ use tokio::signal::unix::{SignalKind, signal};
 type Locks = Arc<dyn RwLockManager>;
 type Answer = (StatusCode, String);
 
+/// Duration of the work.
+const WORK: Duration = Duration::from_millis(500);
+
 async fn make(guard: &WriteGuard) -> Answer {
     // … the work, which sends the token with each write …
+    tokio::time::sleep(WORK).await;
     (StatusCode::OK, format!("report made with token {}\n", guard.fencing_token()))
 }
 
@@ -72,29 +76,84 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[cfg(test)]
 mod tests {
-    use redis_rwlock::MemoryManager;
+    use redis_rwlock::{LossReason, MemoryManager};
+    use tokio::time::{Instant, sleep};
 
     use super::*;
 
-    fn locks() -> (MemoryManager, Locks) {
-        let manager = MemoryManager::builder().unreachable_after(Duration::from_millis(50)).build().expect("valid");
-        (manager.clone(), Arc::new(manager))
+    /// Returns the locks of the service, and a manager that acts as another instance. With a paused clock, the waits of
+    /// all tests together take some milliseconds. The lease is shorter than the work, so the work needs renewals.
+    fn locks() -> (MemoryManager, MemoryManager, State<Locks>) {
+        let builder = MemoryManager::builder().lease(Duration::from_millis(300));
+        let manager = builder.unreachable_after(Duration::from_millis(50)).build().expect("valid options");
+        (manager.clone(), manager.peer(), State(Arc::new(manager)))
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn one_instance_at_a_time_makes_the_report() {
-        let (manager, locks) = locks();
-        assert_eq!(report(State(Arc::clone(&locks))).await.0, StatusCode::OK);
-        let _elsewhere = manager.peer().write("report").await.expect("granted");
-        assert_eq!(report(State(locks)).await.0, StatusCode::CONFLICT);
+        let (_, elsewhere, locks) = locks();
+        let guard = elsewhere.write("report").await.expect("granted");
+        assert_eq!(report(locks.clone()).await.0, StatusCode::CONFLICT);
+        guard.release().await.expect("held to the end");
+        assert_eq!(report(locks).await.0, StatusCode::OK);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn without_a_server_the_service_is_not_ready() {
-        let (manager, locks) = locks();
-        assert_eq!(health(State(Arc::clone(&locks))).await.0, StatusCode::OK);
+        let (manager, _, locks) = locks();
+        assert_eq!(health(locks.clone()).await.0, StatusCode::OK);
         manager.disconnect();
-        assert_eq!(health(State(Arc::clone(&locks))).await.0, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(report(State(locks)).await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(health(locks.clone()).await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(report(locks).await.0, StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn report_stops_when_an_operator_takes_the_lock() {
+        let (_, elsewhere, locks) = locks();
+        let operator = async {
+            sleep(WORK / 2).await;
+            elsewhere.force_release("report").await
+        };
+        let (answer, ended) = tokio::join!(report(locks), operator);
+        assert_eq!(ended.expect("it answers").len(), 1);
+        assert_eq!(answer.0, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(answer.1.contains(&LossReason::Forced.to_string()), "{answer:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn report_stops_before_another_instance_can_begin() {
+        let (manager, elsewhere, locks) = locks();
+        let cut = async {
+            sleep(WORK / 2).await;
+            manager.disconnect(); // this instance alone loses the server
+            elsewhere.write("report").await.map(|_| Instant::now())
+        };
+        let service = async { (report(locks).await, Instant::now()) };
+        let ((answer, stopped), began) = tokio::join!(service, cut);
+        assert_eq!(answer.0, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
+        assert!(stopped < began.expect("granted when the lease is over"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_silence_of_the_server_stops_no_report() {
+        let (manager, _, locks) = locks();
+        let silence = async {
+            sleep(WORK / 2).await;
+            manager.disconnect();
+            sleep(Duration::from_millis(80)).await; // less than what the hold has left
+            manager.reconnect();
+        };
+        assert_eq!(tokio::join!(report(locks), silence).0.0, StatusCode::OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn instance_that_died_delays_the_report_for_a_lease() {
+        let (_, elsewhere, locks) = locks();
+        let guard = elsewhere.write("report").await.expect("granted");
+        elsewhere.disconnect(); // from now on it is as if its process had been killed
+        let started = Instant::now();
+        assert_eq!(report(locks).await.0, StatusCode::OK);
+        assert!(started.elapsed() > WORK + Duration::from_millis(200), "{:?}", started.elapsed());
+        drop(guard);
     }
 }

@@ -56,6 +56,8 @@
 //! * [`docs/LOGS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/LOGS.md): log events and tracing spans
 //! * [`docs/METRICS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/METRICS.md): metrics, alert rules and a dashboard
 //! * [`docs/CLI.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CLI.md): the program `redis-rwlock`
+//! * [`docs/RECIPES.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RECIPES.md): single flight, leader, once
+//!   a night, several names, OpenTelemetry, tests of a service, and what to type in place of `flock`
 //! * [`docs/MIGRATION.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/MIGRATION.md): migration from
 //!   Redisson, Redlock and others
 //! * [`docs/PERFORMANCE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/PERFORMANCE.md): measurements,
@@ -101,6 +103,9 @@
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../docs/RECIPES.md")]
+struct Recipes;
 
 mod base;
 mod engine;

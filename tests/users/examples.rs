@@ -110,6 +110,62 @@ fn blocking_and_reentrancy_nest_and_exclude() {
     );
 }
 
+#[test]
+fn single_flight_makes_each_value_once() {
+    let text = on(&node(), "single_flight");
+    assert_eq!(text, "60 callers in 3 processes, 1 made the value\n60 callers behind a dead maker, 1 made the value\n");
+}
+
+#[test]
+fn leader_stops_steps_down_and_is_replaced() {
+    let text = on(&node(), "leader");
+    let leaders: Vec<(&str, u64)> = text
+        .lines()
+        .filter_map(|line| line.split_once(": leads, with token "))
+        .map(|(name, token)| (name, token.parse().expect("a token")))
+        .collect();
+    let [(first, _), (second, _), (third, _), ..] = &*leaders else { panic!("{text}") };
+    assert!(leaders.is_sorted_by(|earlier, later| earlier.1 < later.1), "{text}");
+    assert!(first != second && second != third, "{text}");
+    assert_tells(
+        &text,
+        &[
+            &format!("{first}: stopped, because an operator ended the hold by force"),
+            &format!("now {second} leads: true"),
+            &format!("{second}: steps down"),
+        ],
+    );
+}
+
+#[test]
+fn nightly_is_done_by_one_of_two_machines() {
+    let node = node();
+    let machines = ["2026-11-28T03:14:59.5Z", "2026-11-28T03:14:59Z"].map(|now| {
+        let mut command = example("nightly");
+        Running(command.env("REDIS_URL", node.url()).env("NOW", now).spawn().expect("it starts"))
+    });
+    let mut told = machines.map(|mut machine| {
+        let mut line = String::new();
+        BufReader::new(machine.0.stdout.take().expect("piped")).read_line(&mut line).expect("text");
+        line
+    });
+    told.sort();
+    let night = "2026-11-28 03:15:00 UTC";
+    assert_eq!(told, [format!("{night}: another machine makes the report\n"), format!("{night}: made the report\n")]);
+}
+
+#[test]
+fn open_telemetry_gets_the_spans_of_the_request() {
+    // One batch has all spans, however slow this machine is.
+    let node = node();
+    let mut command = example("open_telemetry");
+    let text = printed(command.env("REDIS_URL", node.url()).env("OTEL_BSP_SCHEDULE_DELAY", "600000"));
+    let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{text}"));
+    assert_tells(line("rwlock.acquire in request: "), &["lock=report", "mode=write", "outcome=granted"]);
+    assert_tells(line("rwlock.hold in request: "), &["lock=report", "mode=write", "token=", "ended=released"]);
+    line("request in no span: ");
+}
+
 /// Sends one HTTP request, and returns the whole answer.
 pub(crate) fn http(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");

@@ -6,8 +6,16 @@ mod examples;
 mod items;
 #[cfg(feature = "metrics")]
 mod metrics;
-/// Example `service`, for its own tests. With `test = true` in `Cargo.toml`, Cargo would build only the tests of the
-/// example, and not the program.
+mod recipes;
+
+// Examples with tests of their own. With `test = true` in `Cargo.toml`, Cargo would build only the tests of an example,
+// and not the program.
+#[allow(dead_code, unused_imports)]
+#[path = "../../examples/leader.rs"]
+mod leader;
+#[allow(dead_code, unused_imports)]
+#[path = "../../examples/nightly.rs"]
+mod nightly;
 #[allow(dead_code, unused_imports)]
 #[path = "../../examples/service.rs"]
 mod service;

@@ -14,6 +14,7 @@ mod look;
 mod options;
 mod output;
 mod places;
+mod recipes;
 mod redisson;
 mod rests;
 mod run;
