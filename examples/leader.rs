@@ -29,13 +29,13 @@ async fn campaign(locks: &impl RwLockManager, name: &str, term: &Term, resign: &
             () = lead(guard.fencing_token()) => None,
         };
         // Here `select!` has dropped the work of the term. Only now others may lead.
-        term.send_replace(None);
         match lost {
             Some(reason) => println!("{name}: stopped, because {reason}"),
-            None => {
-                println!("{name}: steps down");
-                return guard.release().await;
-            }
+            None => println!("{name}: steps down"),
+        }
+        term.send_replace(None);
+        if lost.is_none() {
+            return guard.release().await;
         }
     }
 }
