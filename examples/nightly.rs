@@ -39,6 +39,7 @@ async fn once(
 }
 
 /// Does the job at each time of the schedule.
+#[allow(clippy::future_not_send)] // it is `Send` if the job is, and `AsyncFn` has no stable bound for that
 async fn at_each(
     schedule: &Cron,
     now: impl Fn() -> DateTime<Utc>,
