@@ -84,8 +84,11 @@ impl Cache {
 async fn ask_all(processes: &[Cache], name: &'static str) -> Result<usize> {
     let made = || processes.iter().map(|process| process.made.load(Ordering::Relaxed)).sum::<usize>();
     let (before, mut tasks) = (made(), JoinSet::new());
-    for process in processes.iter().flat_map(|process| std::iter::repeat_n(process, 20)).cloned() {
-        tasks.spawn(async move { process.get(name).await });
+    for process in processes {
+        for _ in 0..20 {
+            let process = process.clone();
+            tasks.spawn(async move { process.get(name).await });
+        }
     }
     while let Some(value) = tasks.join_next().await {
         assert_eq!(value??, format!("the value of {name}"));
