@@ -29,4 +29,5 @@ pub(crate) mod recalls;
 pub(crate) mod reentry;
 pub(crate) mod single_task;
 pub(crate) mod throttle;
+pub(crate) mod ticket;
 pub(crate) mod topology;

@@ -20,6 +20,7 @@ mod release;
 pub(crate) mod releases;
 mod renewals;
 mod replay;
+pub(crate) mod tickets;
 mod tries;
 mod waiters;
 

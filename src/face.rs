@@ -12,3 +12,4 @@ pub(crate) mod config;
 pub(crate) mod group;
 pub(crate) mod guard;
 pub(crate) mod manager;
+pub(crate) mod ticket;

@@ -129,6 +129,7 @@ pub use base::lease::{FencingToken, InvalidToken};
 pub use base::mode::Mode;
 pub use base::options::TimestampClients;
 pub use base::reentry::{OwnerId, Reentry};
+pub use base::ticket::Ticket;
 pub use base::topology::{AddressSource, Tls, Topology};
 pub use face::acquire::{Acquire, Acquiring};
 pub use face::blocking;
@@ -141,5 +142,6 @@ pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeErr
 pub use face::manager::{
     Build, Builder, MemoryManager, QuorumManager, RedisManager, RedissonManager, RwLockManager, TwoKeyManager,
 };
+pub use face::ticket::DetachError;
 pub use lock::end::{Ended, HoldState};
 pub use store::view::{HolderView, LockView, WaiterView};

@@ -283,6 +283,8 @@ pub(crate) enum Ability {
     Rests,
     /// Records who waits, for `deadlocks`.
     Waiters,
+    /// Passes a hold to a new id, for `detach`.
+    Tickets,
 }
 
 /// Operations on locks. Each call is one attempt.
@@ -307,7 +309,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         Box::pin(join_all(batch.iter().map(|leave| self.release(leave))))
     }
     /// Converts the hold `old` into a hold of the other side. A writer always gets a read hold. A reader gets a write
-    /// hold if no other reader is inside and no writer waits.
+    /// hold if no other reader is inside and no writer waits. A hold of the same side passes to the new id; a scheme may
+    /// [lack](Scheme::lacks) this.
     fn convert<'a>(
         &'a self,
         key: &'a Key,

@@ -1,7 +1,7 @@
 #!lua
 -- Converts a hold into a hold of the other side, in one step. A writer gets a read hold, and all waiting readers enter
--- beside it. The only reader gets a write hold, unless a writer waits or readers of the phase have not entered. A repeat
--- with the new id extends the new hold.
+-- beside it. The only reader gets a write hold, unless a writer waits or readers of the phase have not entered. A hold of
+-- the same side passes to the new id, and nobody enters. A repeat with the new id extends the new hold.
 -- KEYS: the lock
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, tokens (how many a writer wants at most), limits of
 --   timestamp clients ('<read_limit_ms> <write_limit_ms>'), 'k' if the new hold may be cached (may be missing)
@@ -46,12 +46,13 @@ end
 --@writer
 local is_downgrade = not is_granted and mode == 'r' and writer == old and write == writer_stamp
 local is_upgrade = not is_granted and mode == 'w' and old_ms ~= nil
-local has_note = sub(is_downgrade and since_ms or old_record or '', -14, -14) == '0'
-if is_downgrade or is_upgrade then
+local passes = not is_granted and (mode == 'r' and old_ms ~= nil or mode == 'w' and writer == old and write == writer_stamp)
+local has_note = sub((is_downgrade or passes and mode == 'w') and since_ms or old_record or '', -14, -14) == '0'
+if is_downgrade or is_upgrade or passes then
   -- All is written before records are removed: `read` of readers that have just entered, and the links of the queue.
   --@write
   live_reader_ms, new_readers, read_until_ms = read_until_ms or live_reader_ms, nil, nil
-  is_granted = is_downgrade or in_phase == 0 and head == '-' and foreign_read_until_ms <= now_ms
+  is_granted = is_downgrade or passes or in_phase == 0 and head == '-' and foreign_read_until_ms <= now_ms
   if is_upgrade and is_granted and not sole then -- is no other reader live? `old` goes to the first slot, dead ones go
     slot = call('HGET', key, 's' .. old)
     if slot ~= '1' then
@@ -70,7 +71,7 @@ if is_downgrade or is_upgrade then
     if is_granted then to_delete = {'r1', 's' .. old, 'R' .. old} end
   end
 end
-if is_granted and (is_downgrade or is_upgrade) then
+if is_granted and (is_downgrade or is_upgrade or passes) then
   if head ~= '-' or in_phase + later_readers > 0 then
     waiter_record, place, next_writer, previous_writer =
       unpack(call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))
@@ -78,8 +79,20 @@ if is_granted and (is_downgrade or is_upgrade) then
       --@dequeue
     end
   end
-  if is_upgrade then
+  if mode == 'w' then
     new_writer, new_writer_ms, new_writer_tokens = id, deadline_ms, wanted_tokens
+  elseif passes then -- the phase goes on, and keeps its token
+    if sole then
+      sole, sole_ms, sole_since, holder_changed = id, deadline_ms, format('%d', now_ms), true
+    else
+      slot = call('HGET', key, 's' .. old)
+      local n, m = #to_set, #to_delete
+      to_set[n + 1], to_set[n + 2], to_set[n + 3], to_set[n + 4] = 'r' .. slot, id, 's' .. id, slot
+      to_set[n + 5], to_set[n + 6] = 'R' .. id, format('%d %d', deadline_ms, now_ms)
+      to_delete[m + 1], to_delete[m + 2] = 's' .. old, 'R' .. old
+    end
+    live_reader_ms, read_until_ms = deadline_ms, deadline_ms
+    --@readers
   else
     writer, writer_gone, live_reader_ms, new_readers, read_until_ms = nil, true, nil, {id, deadline_ms}, deadline_ms
     --@admit
@@ -89,7 +102,7 @@ if is_granted and (is_downgrade or is_upgrade) then
   if has_note then -- it goes with the hold
     local n = #to_set
     to_set[n + 1], to_set[n + 2], to_delete[#to_delete + 1] = 'n' .. id, call('HGET', key, 'n' .. old), 'n' .. old
-    if is_upgrade then
+    if mode == 'w' then
       since_ms = '0' .. since_ms
     elseif sole then
       sole_since = '0' .. sole_since

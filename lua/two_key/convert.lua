@@ -1,6 +1,7 @@
 #!lua
 -- Converts a hold into a hold of the other side, in one step. A writer gets a read hold, and the only reader gets a write
--- hold. A repeat with the new id extends the new hold. Waiting readers that may enter get a notification, and ask again.
+-- hold. A hold of the same side passes to the new id. A repeat with the new id extends the new hold. Waiting readers that
+-- may enter get a notification, and ask again.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
 -- Returns 'granted new-id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'refused new-id <time>'
@@ -43,6 +44,13 @@ elseif mode == 'r' and own_ms > now_ms then
 elseif mode == 'r' and writes(old) then
   redis.call('DEL', write_key)
   redis.call('ZADD', read_key, -token, '#token', deadline_ms, id, -now_ms, '@' .. id)
+elseif mode == 'r' and old_ms > now_ms then -- the phase keeps its token
+  token = -scores[1]
+  redis.call('ZREM', read_key, old, '@' .. old)
+  redis.call('ZADD', read_key, deadline_ms, id, -now_ms, '@' .. id)
+elseif mode == 'w' and writes(old) then
+  redis.call('SET', write_key, string.format('%s %.0f %.0f', id, now_ms, token), 'PXAT', deadline_ms)
+  redis.call('ZADD', read_key, -token, '#token')
 elseif mode == 'w' and old_ms > now_ms then
   local others_ms = tonumber(longest[1] ~= old and longest[2] or longest[4] or 0)
   if others_ms > now_ms or scores[5] and first('w') then

@@ -20,6 +20,9 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// First character of the name of a rest, with which no id begins.
 const REST_MARK: char = '@';
 
+/// Number in the id of a detached hold. The acquisitions of a manager have numbers from 1 on.
+const DETACHED: u64 = 0;
+
 /// Longest label in bytes.
 pub(crate) const MAX_LABEL_BYTES: usize = 64;
 
@@ -63,6 +66,23 @@ impl AcquisitionId {
     /// Returns the id of the hold that rests, if the server's record of a holder is that of a rest.
     pub(crate) fn before_rest(holder: &str) -> Option<&str> {
         holder.strip_prefix(REST_MARK)
+    }
+
+    /// Returns the id of a detached hold, which has a random first part of its own.
+    pub(crate) fn new_ticket(random: &str, label: &str) -> Self {
+        Self::new(random, DETACHED, label)
+    }
+
+    /// Reads the id of a detached hold from a ticket.
+    pub(crate) fn of_ticket(text: &str) -> Option<Self> {
+        let first = text.split('.').next().unwrap_or_default();
+        let is_whole = first.len() == 32 && first.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (is_whole && Self::is_one(text) && Self::is_detached(text)).then(|| Self(text.into()))
+    }
+
+    /// Returns true for the id of a detached hold.
+    pub(crate) fn is_detached(id: &str) -> bool {
+        id.splitn(3, '.').nth(1) == Some("0")
     }
 
     /// Returns true if a text from a server or a user may be an id.

@@ -260,6 +260,16 @@ pub(crate) fn log_conversion(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
 }
 
+/// Reports that a guard became a ticket.
+pub(crate) fn log_detachment(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "detached");
+}
+
+/// Reports that a guard took over the hold of a ticket.
+pub(crate) fn log_adoption(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "adopted");
+}
+
 /// Hold that ended before its release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Loss {

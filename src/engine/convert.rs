@@ -73,7 +73,8 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
     Converting::new(&held, Mode::Write).run(held).await.inspect(|held| held.hold().begin_span())
 }
 
-fn lost(held: &Held) -> Option<Error> {
+/// Returns the error for a guard whose hold is over.
+pub(super) fn lost(held: &Held) -> Option<Error> {
     match held.state() {
         HoldState::Lost(reason) => Some(Error::Lost { lock: held.hold().key().shared_name(), reason }),
         HoldState::Held | HoldState::Unconfirmed => None,
@@ -81,7 +82,7 @@ fn lost(held: &Held) -> Option<Error> {
 }
 
 /// One conversion on its way. Dropped before it knows better, it loses the hold and gives both back.
-struct Converting {
+pub(super) struct Converting {
     engine: Arc<Engine>,
     old: Arc<Hold>,
     request: AcquireRequest,
@@ -93,7 +94,8 @@ struct Converting {
     _unsettled: Unsettled,
 }
 
-enum Outcome {
+/// Result of a conversion.
+pub(super) enum ConversionOutcome {
     Granted {
         answer: Answered<()>,
         granted: Granted,
@@ -128,9 +130,8 @@ impl ConversionNews {
 
 impl Converting {
     fn new(held: &Held, mode: Mode) -> Self {
-        let engine = Arc::clone(held.engine());
+        let engine = held.engine();
         let share = held.hold().share(held.share_id());
-        let now = engine.clock.now();
         // A later copy of the same conversion finds what an earlier one did.
         let earlier = held.hold().take_open_conversion();
         let copies =
@@ -138,23 +139,35 @@ impl Converting {
         let request = AcquireRequest {
             id: earlier.map_or_else(|| engine.next_id(), |open| open.id),
             mode,
-            lease: share.lease.min(share.ends.since(now)),
+            lease: share.lease.min(share.ends.since(engine.clock.now())),
             max_tokens: engine.options().max_handoffs,
             if_taken: IfTaken::Leave,
             caches: false,
         };
-        let (old, keeping) = (Arc::clone(held.hold()), engine.cache_request_on(held.hold()));
+        let mut converting = Self::of(held, request, copies);
+        converting.keeping = engine.cache_request_on(held.hold());
+        converting
+    }
+
+    /// Prepares a request that converts a hold, of which `copies` are in doubt already.
+    pub(super) fn of(held: &Held, request: AcquireRequest, copies: InDoubt) -> Self {
+        let engine = Arc::clone(held.engine());
         let unsettled = engine.releases.begin_unsettled();
         Self {
             engine,
-            old,
+            old: Arc::clone(held.hold()),
             request,
-            keeping,
+            keeping: None,
             word: ConversionNews::default(),
             copies,
             settled: false,
             _unsettled: unsettled,
         }
+    }
+
+    /// Notes that the result is known, so that there is nothing to release.
+    pub(super) fn settle(&mut self) {
+        self.settled = true;
     }
 
     async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
@@ -164,7 +177,7 @@ impl Converting {
         }
         let now = self.engine.clock.now();
         let error = match outcome {
-            Outcome::Granted { answer, granted } => match self.begin(&held, &answer, granted, now) {
+            ConversionOutcome::Granted { answer, granted } => match self.begin(&held, &answer, granted, now) {
                 Some((hold, share_id)) => {
                     self.settled = true;
                     let (engine, _, _) = held.into_parts();
@@ -176,22 +189,22 @@ impl Converting {
                     self.lost(&held, LossReason::Expired)
                 }
             },
-            Outcome::Stays(error) => {
+            ConversionOutcome::Stays(error) => {
                 self.settled = true;
                 self.old.refuse_conversion(now);
                 error
             }
-            Outcome::Open(error) => self.left_open(&held, error, now),
-            Outcome::Unreplicated(error) => {
+            ConversionOutcome::Open(error) => self.left_open(&held, error, now),
+            ConversionOutcome::Unreplicated(error) => {
                 self.old.lose(LossReason::Gone);
                 error
             }
-            Outcome::Lost(reason) => self.lost(&held, reason),
+            ConversionOutcome::Lost(reason) => self.lost(&held, reason),
         };
         Err(NotConverted { held, error })
     }
 
-    fn lost(&self, held: &Held, reason: LossReason) -> Error {
+    pub(super) fn lost(&self, held: &Held, reason: LossReason) -> Error {
         self.old.lose(reason);
         // It may have ended before, in another way.
         lost(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
@@ -215,7 +228,7 @@ impl Converting {
     }
 
     /// Asks until there is an answer, or the old hold is over.
-    async fn ask(&mut self) -> Outcome {
+    pub(super) async fn ask(&mut self) -> ConversionOutcome {
         let engine = Arc::clone(&self.engine);
         let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
         loop {
@@ -226,7 +239,7 @@ impl Converting {
             self.old.send_conversion(now, self.request.lease);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
             if engine.is_copied() {
-                return Outcome::Lost(LossReason::Forked);
+                return ConversionOutcome::Lost(LossReason::Forked);
             }
             let now = engine.clock.now();
             self.note_attempt(&attempt);
@@ -239,7 +252,10 @@ impl Converting {
             let failure = match attempt {
                 Ok(Answered { sent, server, node, value }) => match value {
                     Converted::Granted(granted) => {
-                        return Outcome::Granted { answer: Answered { sent, server, node, value: () }, granted };
+                        return ConversionOutcome::Granted {
+                            answer: Answered { sent, server, node, value: () },
+                            granted,
+                        };
                     }
                     Converted::Cached
                         if self.copies.arrives_until().is_none() && self.word.is_awaited(&engine, now) =>
@@ -256,10 +272,12 @@ impl Converting {
                         }
                         None => {
                             let lock = self.old.key().shared_name();
-                            return Outcome::Stays(Error::UpgradeConflict { lock });
+                            return ConversionOutcome::Stays(Error::UpgradeConflict { lock });
                         }
                     },
-                    Converted::Lost { forced } => return Outcome::Lost(loss_reason(self.old.token(), forced)),
+                    Converted::Lost { forced } => {
+                        return ConversionOutcome::Lost(loss_reason(self.old.token(), forced));
+                    }
                     Converted::Late => Failure::NotDone { source: None },
                 },
                 Err(failure) => failure,
@@ -275,16 +293,16 @@ impl Converting {
             let is_over = now >= self.old.deadline();
             match tries.verdict(&engine, self.old.key(), failure) {
                 // The old hold may be what a replica has, the new one is what the primary has: neither is to be relied on.
-                Some(error) if is_unreplicated => return Outcome::Unreplicated(error),
+                Some(error) if is_unreplicated => return ConversionOutcome::Unreplicated(error),
                 // The script broke off half way: it is not known which of the two the server has, nor for how long.
                 Some(error) if is_broken => {
                     events::conversion_broke_off(self.old.key().name(), &error);
-                    return Outcome::Lost(LossReason::Gone);
+                    return ConversionOutcome::Lost(LossReason::Gone);
                 }
                 // Whether an earlier copy was carried out is not known.
-                Some(error) if !self.copies.is_none() => return Outcome::Open(error),
-                Some(error) => return Outcome::Stays(error),
-                None if is_over => return Outcome::Lost(LossReason::Expired),
+                Some(error) if !self.copies.is_none() => return ConversionOutcome::Open(error),
+                Some(error) => return ConversionOutcome::Stays(error),
+                None if is_over => return ConversionOutcome::Lost(LossReason::Expired),
                 None => tries.backoff.wait().await,
             }
         }

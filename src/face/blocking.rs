@@ -35,11 +35,14 @@ use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::health::{Health, Stats};
 use crate::base::reentry::{OwnerId, Reentry};
+use crate::base::ticket::Ticket;
 use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::face::group::NamedLock;
+use crate::face::guard::detach_guard;
 use crate::face::guard::{Guard as AsyncGuard, conversion_error};
 use crate::face::manager::{Build, Builder, RwLockManager};
+use crate::face::ticket::{DetachError, adopt};
 use crate::store::view::{HolderView, LockView};
 
 /// Longest time for which the runtime of a dropped manager continues to send releases.
@@ -368,6 +371,30 @@ impl<M: RwLockManager> Blocking<M> {
     /// The errors of [`RwLockManager::locks`].
     pub fn locks(&self) -> Result<Vec<String>> {
         self.background.block_on(self.manager.locks())
+    }
+
+    /// Takes over the hold of a reader's ticket; see [`RwLockManager::adopt_read`]. This thread owns the guard.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::adopt_read`].
+    pub fn adopt_read(&self, ticket: Ticket) -> Result<ReadGuard> {
+        self.adopt(ticket)
+    }
+
+    /// Takes over the hold of a writer's ticket; see [`RwLockManager::adopt_write`]. This thread owns the guard.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::adopt_write`].
+    pub fn adopt_write(&self, ticket: Ticket) -> Result<WriteGuard> {
+        self.adopt(ticket)
+    }
+
+    fn adopt<G: AsyncGuard>(&self, ticket: Ticket) -> Result<Guard<G>> {
+        let adopting = adopt(self.manager.engine(), ticket, Some(of_thread(None)));
+        let guard = self.background.block_on(adopting)?;
+        Ok(Guard { guard, background: Arc::clone(&self.background), thread: PhantomData })
     }
 
     /// Returns possible deadlocks; see [`RwLockManager::deadlocks`].
@@ -825,6 +852,31 @@ impl<G: AsyncGuard> Guard<G> {
     /// The errors of [`ReadGuard::release`](crate::ReadGuard::release).
     pub fn release(self) -> Result<()> {
         self.background.block_on(self.guard.into_held().release())
+    }
+
+    /// Turns the guard into a ticket, as [`WriteGuard::detach`](crate::WriteGuard::detach) does.
+    ///
+    /// # Errors
+    ///
+    /// A [`DetachError`], which contains the guard.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new()?;
+    /// let ticket = manager.write("job:7").wait()?.detach(Duration::from_secs(60))?;
+    /// let guard = manager.peer()?.adopt_write(ticket)?;
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn detach(self, valid_for: Duration) -> Result<Ticket, DetachError<Self>> {
+        let Self { guard, background, thread } = self;
+        let detached = background.block_on(detach_guard(guard, valid_for));
+        detached.map_err(|refused| refused.map(|guard| Self { guard, background, thread }))
     }
 }
 

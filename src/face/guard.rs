@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use crate::base::error::{LossReason, Result};
 use crate::base::lease::FencingToken;
+use crate::base::ticket::Ticket;
 use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
+use crate::engine::tickets;
+use crate::face::ticket::DetachError;
 use crate::lock::hold::{Ended, HoldState};
 use crate::lock::watch::Watch;
 use crate::store::Mode;
@@ -208,6 +211,39 @@ macro_rules! guard {
                 self.0.set_note(note).await
             }
 
+            /// Turns the guard into a [`Ticket`], with which one guard, in this process or another one, takes the hold
+            /// over. Nobody is inside until then, and the lock stays taken. Without that guard, the ticket ends after
+            /// `valid_for` (a millisecond to a week). No process renews it.
+            ///
+            /// The hold passes to the next guard in one step: no other holder is inside in between. A waiting writer
+            /// does not keep a ticket of a reader out. The guard's token is not valid any more.
+            ///
+            /// # Errors
+            ///
+            /// Fails with a [`DetachError`], which contains the guard.
+            ///
+            /// - [`InvalidOption`](crate::Error::InvalidOption), before anything is sent: other guards share the hold,
+            ///   such as nested ones or other readers of this process. Or the guard has
+            ///   [`at_least`](crate::Acquire::at_least), or `valid_for` is out of range, or the manager is a
+            ///   [`QuorumManager`](crate::QuorumManager) or a [`RedissonManager`](crate::RedissonManager). The guard is
+            ///   as it was.
+            /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before.
+            /// - [`Unreachable`](crate::Error::Unreachable) and others: if no copy of the request can have been
+            ///   executed, the guard is as it was. Otherwise its [`state`](Self::state) is `Lost(Gone)`, and the manager
+            ///   releases what it may have left.
+            ///
+            /// # Cancel safety
+            ///
+            /// If the future was polled and is then dropped, the manager releases the hold in the background. A ticket
+            /// that nobody got stays on the server only if no release reaches the server, and ends after `valid_for`.
+            ///
+            /// # Examples
+            ///
+            /// [`Ticket`] has an example.
+            pub async fn detach(self, valid_for: Duration) -> Result<Ticket, DetachError<Self>> {
+                detach_guard(self, valid_for).await
+            }
+
             /// Returns a [`HoldWatch`], with which other tasks can see whether the hold is still valid. The watch can
             /// be cloned and sent to other tasks. It does not prevent the release of the lock.
             pub fn watch(&self) -> HoldWatch {
@@ -301,6 +337,13 @@ guard! {
     /// # }
     /// ```
     WriteGuard, Mode::Write
+}
+
+/// Turns a guard of either mode into a ticket.
+pub(crate) async fn detach_guard<G: Guard>(guard: G, valid_for: Duration) -> Result<Ticket, DetachError<G>> {
+    // In a box, since most guards have no ticket, and the future has room for a whole conversion.
+    let detached = Box::pin(tickets::detach(guard.into_held(), valid_for)).await;
+    detached.map_err(|NotConverted { held, error }| DetachError::new(G::new(held), error))
 }
 
 impl WriteGuard {

@@ -16,6 +16,7 @@ use crate::base::health::{Health, Stats};
 use crate::base::key::{Key, KeyTemplate, LockName};
 use crate::base::options::{Options, TimestampClients};
 use crate::base::reentry::Reentry;
+use crate::base::ticket::Ticket;
 use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
@@ -24,6 +25,7 @@ use crate::face::acquire::Acquire;
 use crate::face::group::GroupGuard;
 use crate::face::group::{AcquireAll, NamedLock};
 use crate::face::guard::{Guard, ReadGuard, WriteGuard};
+use crate::face::ticket::adopt;
 use crate::net::Router;
 use crate::store::memory::{MemoryConnection, MemoryScheme, Store};
 use crate::store::view::{HolderView, LockView};
@@ -436,6 +438,49 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     fn locks(&self) -> BoxFuture<'static, Result<Vec<String>>> {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.names().await })
+    }
+
+    /// Takes over the hold of a [`Ticket`] of a reader. See [`adopt_write`](RwLockManager::adopt_write).
+    ///
+    /// A waiting writer does not keep the new guard out, because it is no new reader.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`adopt_write`](RwLockManager::adopt_write).
+    ///
+    /// # Cancel safety
+    ///
+    /// The same rules hold as for [`adopt_write`](RwLockManager::adopt_write).
+    fn adopt_read(&self, ticket: Ticket) -> BoxFuture<'static, Result<ReadGuard>> {
+        adopt(self.engine(), ticket, None)
+    }
+
+    /// Takes over the hold of a [`Ticket`] of a writer, which [`detach`](WriteGuard::detach) created in this process or
+    /// another one. The new guard has the options of this manager, and a greater token than all guards before it. It
+    /// does not wait: the lock is already taken for the ticket.
+    ///
+    /// A ticket works once. The manager needs the same servers and key prefix as the one that created the ticket. If
+    /// acquisitions nest, the new guard is an outer one.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidOption`](Error::InvalidOption), before anything is sent: the ticket is for the other mode, for
+    ///   another lock, or from another version of this crate, or the manager is a [`QuorumManager`] or a
+    ///   [`RedissonManager`](crate::RedissonManager).
+    /// - [`Lost`](Error::Lost): the ticket was used before, its time is over, or an operator ended the hold by force.
+    /// - [`Unreachable`](Error::Unreachable) and others: if no copy of the request can have been executed, the ticket is
+    ///   as it was. Otherwise it is used up, and the manager releases what the request may have left.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future was polled and is then dropped, the ticket is used up, and the manager releases the hold in the
+    /// background.
+    ///
+    /// # Examples
+    ///
+    /// [`Ticket`] has an example.
+    fn adopt_write(&self, ticket: Ticket) -> BoxFuture<'static, Result<WriteGuard>> {
+        adopt(self.engine(), ticket, None)
     }
 
     /// Returns possible deadlocks: cycles of processes in which each one waits for a lock that the next one holds. This

@@ -563,6 +563,13 @@ impl Hold {
         self.event(|record, _, signals| record.conversion_left_open(open, now, signals))
     }
 
+    /// Opens the hold again to other guards, because no conversion was sent.
+    pub(crate) fn reopen(&self) {
+        if !self.is_copied() {
+            self.refuse_conversion(self.clock().now());
+        }
+    }
+
     /// The server has not converted it: it is what it was, confirmed or not.
     pub(crate) fn refuse_conversion(&self, now: Moment) {
         self.event(|record, _, _| record.conversion_refused(now));

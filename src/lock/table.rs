@@ -15,7 +15,7 @@ use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::{InRenewalQueue, Rules};
-use crate::lock::hold::Hold;
+use crate::lock::hold::{Hold, NewHold};
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::LastRefusal;
@@ -197,6 +197,28 @@ impl Table {
             if let Some(entered) = entered {
                 let (waiter_id, waits) = entered?;
                 return Some(WaitEntry::new(cell, mode, waiter_id, waits, wants, grace));
+            }
+        }
+    }
+
+    /// Records a hold that this process has taken over from another guard, and its share. Returns `None` if the hold is
+    /// over already.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        key: &Arc<Key>,
+        granted: NewHold,
+        now: Moment,
+    ) -> Option<(Arc<Hold>, ShareId)> {
+        let mut granted = Some(granted);
+        loop {
+            let cell = self.cell(key);
+            let make = |number, granting| Arc::new(Hold::new(&cell, number, granting, false));
+            let adopted = cell.event(now, |state, inputs, effects| {
+                let granted = granted.take_if(|_| !state.is_gone)?;
+                Some(state.on_adopted(make, granted, now, inputs, effects))
+            });
+            if let Some(adopted) = adopted {
+                return adopted;
             }
         }
     }

@@ -90,6 +90,9 @@ impl Scheme for RedissonScheme {
             Ability::Waiters => {
                 "the format of Redisson records no waiters, so nobody can see who waits for whom: use `RedisManager`"
             }
+            Ability::Tickets => {
+                "a client of Redisson could not tell a detached hold from one that its holder renews: use `RedisManager`"
+            }
         })
     }
 

@@ -95,6 +95,9 @@ pub struct HolderView {
     /// True if the holder is done and its lock *rests*: nobody is inside, and the lock stays taken for
     /// [`remaining`](HolderView::remaining), as [`at_least`](crate::Acquire::at_least) asked for.
     pub resting: bool,
+    /// True if the hold is *detached*: nobody is inside, and the lock stays taken for [`remaining`](HolderView::remaining),
+    /// or until a guard takes the hold over with its [`Ticket`](crate::Ticket).
+    pub detached: bool,
     /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::age"))]
     pub age: Duration,
@@ -175,7 +178,8 @@ impl HolderView {
             let guards = guards(&holder.id);
             let shown = Self {
                 mode: holder.mode,
-                cached: guards.map_or(view.is_recallable, |guards| guards.is_idle),
+                cached: guards
+                    .map_or(view.is_recallable && !AcquisitionId::is_detached(&holder.id), |guards| guards.is_idle),
                 age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
                 remaining: holder.remaining,
                 note: holder.note.clone(),
@@ -196,6 +200,7 @@ impl HolderView {
             label: AcquisitionId::label_of(id).to_owned(),
             mode: Mode::Read,
             resting: AcquisitionId::before_rest(id).is_some(),
+            detached: AcquisitionId::is_detached(id),
             is_ours: guards.is_some(),
             guards: guards.unwrap_or_default().many,
             cached: guards.is_some_and(|guards| guards.is_idle),
@@ -221,6 +226,7 @@ fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> O
         guards: 0,
         cached: false,
         resting: false,
+        detached: false,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
         note: None,

@@ -226,6 +226,21 @@ impl<H: InRenewalQueue> State<H> {
         Some((hold, share_id))
     }
 
+    /// Records a hold that a guard takes over from a ticket. Waiters of this process stay in their queues: the hold is
+    /// no answer to them.
+    pub(in crate::lock) fn on_adopted(
+        &mut self,
+        make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
+        granted: NewHold,
+        now: Moment,
+        inputs: &Inputs<'_>,
+        effects: &mut Effects<H>,
+    ) -> Option<(Arc<H>, ShareId)> {
+        let (number, hold, share_id) = self.install(make, granted, now, inputs, effects)?;
+        self.lose_overtaken(number, now, effects);
+        Some((hold, share_id))
+    }
+
     /// Removes the guard's share from a converted hold. The guard has a share of the new hold.
     pub(in crate::lock) fn note_share_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
         let entry = self.entry(number);

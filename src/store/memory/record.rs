@@ -533,8 +533,10 @@ impl Record {
             self.extend(step, request);
             return Converted::Granted(self.answer_granted(step, request));
         }
+        let writes = self.sound_writer(step.now_ms).is_some_and(|writer| writer.id == *old);
+        let reads = self.sound_reader(step.now_ms, old).is_some();
         match request.mode {
-            Mode::Read if self.sound_writer(step.now_ms).is_some_and(|writer| writer.id == *old) => {
+            Mode::Read if writes => {
                 let note = self.writer.take().and_then(|writer| writer.note);
                 self.begin_batch();
                 self.cancel(step.now_ms, &request.id);
@@ -542,7 +544,14 @@ impl Record {
                 self.put_note(&request.id, note);
                 self.admit(step);
             }
-            Mode::Write if self.sound_reader(step.now_ms, old).is_some() => {
+            Mode::Read if reads => self.pass_read(step, old, request),
+            Mode::Write if writes => {
+                let note = self.writer.take().and_then(|writer| writer.note);
+                self.cancel(step.now_ms, &request.id);
+                self.begin_write(step.now_us, request, request.lease);
+                self.put_note(&request.id, note);
+            }
+            Mode::Write if reads => {
                 if !self.may_upgrade(step, old) {
                     return self.refuse_upgrade(&request.id);
                 }
@@ -555,6 +564,18 @@ impl Record {
             Mode::Read | Mode::Write => return Converted::Lost { forced: self.forced_token() },
         }
         Converted::Granted(self.answer_granted(step, request))
+    }
+
+    /// Passes a read hold to a new id. The phase continues, and keeps its token.
+    fn pass_read(&mut self, step: &ServerStep, old: &AcquisitionId, request: &AcquireRequest) {
+        self.cancel(step.now_ms, &request.id);
+        let hold = GrantedRecord::new(step.now_ms, request.lease);
+        if let Some(place) = self.reader(old) {
+            let reader = &mut self.readers[place];
+            (reader.id, reader.hold) = (request.id.clone(), hold);
+        }
+        self.show_reader(step.now_us, hold.deadline_ms);
+        self.remember(hold.deadline_ms);
     }
 
     /// Sets the note of a live hold, unless the hold has a later one. A note goes with its record, also through a

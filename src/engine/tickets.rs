@@ -1,0 +1,282 @@
+//! Detached holds: a guard becomes a ticket, and another guard, in this process or in another one, takes the hold over.
+//!
+//! Each step passes the hold to a new id, as a conversion to the same side. So nothing that was sent for an earlier guard
+//! can end or extend the hold of a later one, and a second adopter finds no hold under the ticket's id.
+//!
+//! `detach` first waits until no copy of the acquisition can arrive any more, which is nearly always at once. Otherwise a
+//! late copy could acquire the lock again under the old id, a late copy of the detachment could pass that hold to the
+//! ticket's id, and a used ticket would be valid again.
+//!
+//! While the result of a step is unknown, nobody is inside. If the caller gives up, the process releases both ids, and
+//! again when no copy can arrive any more.
+
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/tickets/tests.rs"]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::attempt::AcquisitionId;
+use crate::base::backoff::Jitter;
+use crate::base::error::{Error, LossReason, Result};
+use crate::base::events;
+use crate::base::in_doubt::InDoubt;
+use crate::base::key::Key;
+use crate::base::lease::{self, FencingToken, Moment};
+use crate::base::mode::Mode;
+use crate::base::options::Terms;
+use crate::base::reentry::OwnerId;
+use crate::base::ticket::Ticket;
+use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, lost};
+use crate::engine::releases::Unsettled;
+use crate::engine::tries::Tries;
+use crate::engine::{Engine, Held, in_runtime, random_id};
+use crate::lock::hold::{Grant, GrantIdentity, Hold, NewHold};
+use crate::lock::release::Release;
+use crate::lock::shares::ShareRequest;
+use crate::store::{Ability, AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, loss_reason};
+
+/// Longest time for which a ticket is valid.
+const MAX_VALID_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Passes the hold of a guard to a ticket. Nobody is inside then.
+pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, NotConverted> {
+    let closed = match close(&held, valid_for) {
+        Ok(closed) => closed,
+        Err(error) => return Err(NotConverted { held, error }),
+    };
+    wait_for_copies(&held).await;
+    if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
+        drop(closed);
+        return Err(NotConverted { held, error });
+    }
+    closed.keep();
+    let id = AcquisitionId::new_ticket(&random_id(), &held.engine().label);
+    let request = request(id.clone(), held.hold().mode(), valid_for, 1);
+    let mut detaching = Converting::of(&held, request, InDoubt::default());
+    let outcome = detaching.ask().await;
+    if let Err(error) = held.check_process() {
+        return Err(NotConverted { held, error });
+    }
+    let error = match outcome {
+        ConversionOutcome::Granted { granted, .. } => {
+            detaching.settle();
+            let (engine, hold, share_id) = held.into_parts();
+            hold.note_share_converted(share_id);
+            engine.note_cache_outcome(&hold);
+            engine.table.deadlines.forget(&hold);
+            engine.table.on_end(&hold);
+            events::log_detachment(hold.key().name(), hold.mode(), granted.token);
+            return Ok(Ticket::new(hold.key(), hold.mode(), (&id, granted.token), valid_for));
+        }
+        ConversionOutcome::Stays(error) => {
+            detaching.settle();
+            held.hold().refuse_conversion(held.engine().clock.now());
+            error
+        }
+        // Which of the two the server has is not known. Dropped, the detachment loses the hold and releases both.
+        ConversionOutcome::Open(error) | ConversionOutcome::Unreplicated(error) => error,
+        ConversionOutcome::Lost(reason) => detaching.lost(&held, reason),
+    };
+    drop(detaching);
+    Err(NotConverted { held, error })
+}
+
+/// Hold that is closed to all but the guard that detaches it. Dropped, it is open again.
+struct ClosedHold(Option<Arc<Hold>>);
+
+impl ClosedHold {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for ClosedHold {
+    fn drop(&mut self) {
+        if let Some(hold) = &self.0 {
+            hold.reopen();
+        }
+    }
+}
+
+/// Checks the guard and the options, and closes the hold.
+fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
+    held.check_process()?;
+    in_runtime()?;
+    let (engine, hold) = (held.engine(), held.hold());
+    let refused = |reason: &str| Error::InvalidOption { option: "detach", reason: reason.to_owned() };
+    if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
+        return Err(refused(reason));
+    }
+    if valid_for < Duration::from_millis(1) || valid_for > MAX_VALID_FOR {
+        return Err(refused("a ticket is valid for a millisecond at least, and a week at most"));
+    }
+    if let Some(error) = lost(held) {
+        return Err(error);
+    }
+    if hold.is_to_rest() {
+        return Err(refused("the hold of a guard with `at_least` rests after its use, and cannot pass to a ticket"));
+    }
+    if !hold.begin_conversion(engine.clock.now()) {
+        let shared = refused("other guards share the hold, for example nested ones: detach the last one");
+        return Err(lost(held).unwrap_or(shared));
+    }
+    Ok(ClosedHold(Some(Arc::clone(hold))))
+}
+
+/// Waits until no copy of the acquisition can arrive any more. The manager renews the hold meanwhile.
+async fn wait_for_copies(held: &Held) {
+    let clock = held.engine().clock;
+    loop {
+        let now = clock.now();
+        match held.hold().until(now).arrives_until {
+            Some(until) if until > now && lost(held).is_none() => clock.sleep_until(until).await,
+            _ => return,
+        }
+    }
+}
+
+fn request(id: AcquisitionId, mode: Mode, lease: Duration, max_tokens: u64) -> AcquireRequest {
+    AcquireRequest { id, mode, lease, max_tokens, if_taken: IfTaken::Leave, caches: false }
+}
+
+/// Takes the hold of a ticket over.
+pub(crate) async fn adopt(engine: &Arc<Engine>, ticket: &Ticket, mode: Mode, terms: Terms) -> Result<Held> {
+    let key = engine.key(ticket.name())?;
+    let id = ticket.id_for(&key, mode)?;
+    engine.check_open(&key)?;
+    in_runtime()?;
+    if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
+        return Err(Error::InvalidOption { option: "ticket", reason: reason.to_owned() });
+    }
+    engine.keep_running();
+    let wants = ShareRequest {
+        owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
+        lease: terms.lease,
+        max_hold: terms.max_hold,
+        cache_for: Duration::ZERO,
+    };
+    let lease = terms.lease.min(terms.max_hold);
+    let adopting = Adopting {
+        request: request(engine.next_id(), mode, lease, engine.options().max_handoffs),
+        engine: Arc::clone(engine),
+        key,
+        ticket: id,
+        token: ticket.fencing_token(),
+        valid_for: ticket.valid_for(),
+        copies: InDoubt::default(),
+        is_settled: false,
+        _unsettled: engine.releases.begin_unsettled(),
+    };
+    adopting.run(wants).await
+}
+
+/// Adoption on its way. Dropped before its result is known, it releases the ticket's hold and its own.
+struct Adopting {
+    engine: Arc<Engine>,
+    key: Arc<Key>,
+    ticket: AcquisitionId,
+    token: FencingToken,
+    valid_for: Duration,
+    request: AcquireRequest,
+    copies: InDoubt,
+    is_settled: bool,
+    _unsettled: Unsettled,
+}
+
+impl Adopting {
+    async fn run(mut self, wants: ShareRequest) -> Result<Held> {
+        let (engine, key) = (Arc::clone(&self.engine), Arc::clone(&self.key));
+        let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
+        loop {
+            // If this future is dropped at the next await, a copy is under way.
+            self.copies.begin();
+            let attempt = engine.scheme.convert(&key, &self.ticket, &self.request).await;
+            engine.process.check(key.name())?;
+            match &attempt {
+                Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
+                _ => self.copies.resolve(&attempt),
+            }
+            let failure = match attempt {
+                Ok(answer) => match answer.value {
+                    Converted::Granted(granted) => return self.begin(&answer, granted, wants),
+                    // A hold passes to its own side whoever waits, so the server has no such hold.
+                    Converted::Refused | Converted::Cached => return Err(self.used_up(LossReason::Gone)),
+                    Converted::Lost { forced } => return Err(self.used_up(loss_reason(self.token, forced))),
+                    Converted::Late => Failure::NotDone { source: None },
+                },
+                Err(failure) => failure,
+            };
+            // The server executed a part of the script, or too few replicas have the new hold.
+            let is_unknown = matches!(failure, Failure::Broken { .. } | Failure::Unreplicated { .. });
+            if let Some(error) = tries.verdict(&engine, &key, failure) {
+                // If no copy was or can be executed, the ticket stays as it was.
+                self.is_settled = self.copies.is_none() && !is_unknown;
+                return Err(error);
+            }
+            tries.backoff.wait().await;
+        }
+    }
+
+    /// The server has neither the ticket's hold nor the new one, and no copy of the request can change that.
+    fn used_up(&mut self, reason: LossReason) -> Error {
+        self.is_settled = true;
+        Error::Lost { lock: self.key.shared_name(), reason }
+    }
+
+    /// Puts the new hold into its cell.
+    fn begin(&mut self, answer: &Answered<Converted>, granted: Granted, wants: ShareRequest) -> Result<Held> {
+        let (engine, sent, now) = (&self.engine, answer.sent, self.engine.clock.now());
+        let Granted { token, tokens, remaining, is_waited_for } = granted;
+        let granted = NewHold {
+            granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
+            grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
+            share: wants.from(sent),
+            in_doubt_requests: self.copies,
+            cache: None,
+            share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
+            is_claim: false,
+            jitter: Jitter::draw(),
+        };
+        let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
+            return Err(Error::Lost { lock: self.key.shared_name(), reason: LossReason::Expired });
+        };
+        self.is_settled = true;
+        let held = Held::new(engine, hold, share_id);
+        // `close` has listed its holds already, or finds this one in its cell.
+        if let Err(closed) = engine.check_open(&self.key) {
+            if held.hold().lose(LossReason::Closed) {
+                engine.release_in_background(held.hold());
+            }
+            return Err(closed);
+        }
+        let hold = held.hold();
+        hold.count();
+        hold.begin_span();
+        events::log_adoption(self.key.name(), hold.mode(), hold.token());
+        Ok(held)
+    }
+}
+
+impl Drop for Adopting {
+    fn drop(&mut self) {
+        if self.is_settled || self.engine.is_copied() {
+            return;
+        }
+        let (engine, now) = (&self.engine, self.engine.clock.now());
+        self.copies.abandon_all(now.after(engine.max_delay()));
+        let arrives_until = self.copies.arrives_until();
+        let release = |id: &AcquisitionId, span: Duration, from: Moment| Release {
+            key: Arc::clone(&self.key),
+            id: id.clone(),
+            server_until: from.after(lease::surely_over(span, engine.options().max_clock_skew)),
+            arrives_until,
+            rest_until: None,
+        };
+        engine.keep_running();
+        engine.releases.in_background(release(&self.ticket, self.valid_for, now), None);
+        let last = arrives_until.unwrap_or(now).max(now);
+        engine.releases.in_background(release(&self.request.id, self.request.lease, last), None);
+    }
+}
