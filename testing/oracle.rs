@@ -408,6 +408,30 @@ fn broken_rests_are_noticed() {
 }
 
 #[test]
+fn broken_passes_to_the_same_side_are_noticed() {
+    let node = Node::start(Server::Valkey91).expect("the server starts");
+    let changes = [
+        // The hold of any writer passes.
+        (
+            "mode == 'w' and writer == old and write == writer_stamp)",
+            "mode == 'w' and writer and write == writer_stamp)",
+        ),
+        // The old reader stays.
+        ("to_delete[m + 1], to_delete[m + 2] = 's' .. old, 'R' .. old", ""),
+        // The new reader keeps the old deadline.
+        ("sole, sole_ms, sole_since, holder_changed = id, deadline_ms,", "sole, sole_since, holder_changed = id,"),
+        // The stamp of the readers does not follow.
+        (
+            "live_reader_ms, read_until_ms = deadline_ms, deadline_ms",
+            "live_reader_ms, read_until_ms = deadline_ms, nil",
+        ),
+    ];
+    for (from, to) in changes {
+        assert_noticed(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
+    }
+}
+
+#[test]
 #[ignore = "takes minutes: see `.ci/all`"]
 fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");

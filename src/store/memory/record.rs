@@ -255,6 +255,12 @@ impl Record {
         self.forget_ms = self.forget_ms.max(until_ms + RETENTION_MS);
     }
 
+    /// Returns true if a reader with this id is recorded, live or dead.
+    #[cfg(all(test, feature = "_testing"))]
+    pub(crate) fn has_reader(&self, id: &AcquisitionId) -> bool {
+        self.reader(id).is_some()
+    }
+
     fn reader(&self, id: &AcquisitionId) -> Option<usize> {
         self.readers.iter().position(|reader| reader.id == *id)
     }
