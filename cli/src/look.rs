@@ -104,9 +104,10 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
     for holder in &view.holders {
         let for_so_long = DurationText(holder.age).to_string();
         let remaining = DurationText(holder.remaining);
-        let (does, left) = match holder.resting {
-            true => ("done", format!("free in {remaining}")),
-            false => ("holds", format!("{remaining} left")),
+        let (does, left) = match (holder.resting, holder.detached) {
+            (true, _) => ("done", format!("free in {remaining}")),
+            (false, true) => ("detached", format!("{remaining} left")),
+            (false, false) => ("holds", format!("{remaining} left")),
         };
         rows.push([does.to_owned(), holder.mode.to_string(), holder.label.clone(), for_so_long, left]);
     }
@@ -141,9 +142,10 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
 pub(crate) fn holders(view: &LockView) -> String {
     let each = view.holders.iter().take(3).map(|holder| {
         let label = shown(&holder.label);
-        match holder.resting {
-            true => format!("{label} (done, free in {})", DurationText(short(holder.remaining))),
-            false => format!("{label} ({}, for {})", holder.mode, DurationText(short(holder.age))),
+        match (holder.resting, holder.detached) {
+            (true, _) => format!("{label} (done, free in {})", DurationText(short(holder.remaining))),
+            (false, true) => format!("{label} (detached, {} left)", DurationText(short(holder.remaining))),
+            (false, false) => format!("{label} ({}, for {})", holder.mode, DurationText(short(holder.age))),
         }
     });
     let text = each.collect::<Vec<_>>().join(", ");

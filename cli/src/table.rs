@@ -28,7 +28,11 @@ fn row(view: &LockView) -> [String; 8] {
     let readers_or_more = view.holders.len() + view.more_holders;
     let (mode, label, age, left) = match view.holders.first() {
         Some(holder) => (
-            if holder.resting { "done".to_owned() } else { holder.mode.to_string() },
+            match (holder.resting, holder.detached) {
+                (true, _) => "done".to_owned(),
+                (false, true) => "detached".to_owned(),
+                (false, false) => holder.mode.to_string(),
+            },
             if readers_or_more > 1 {
                 format!("{} +{}", holder.label, readers_or_more - 1)
             } else {

@@ -46,7 +46,7 @@ end
 --@writer
 local is_downgrade = not is_granted and mode == 'r' and writer == old and write == writer_stamp
 local is_upgrade = not is_granted and mode == 'w' and old_ms ~= nil
-local passes = not is_granted and (mode == 'r' and old_ms ~= nil or mode == 'w' and writer == old and write == writer_stamp)
+local passes = not is_granted and (mode == 'r' and old_ms ~= nil and not stored or mode == 'w' and writer == old and write == writer_stamp)
 local has_note = sub((is_downgrade or passes and mode == 'w') and since_ms or old_record or '', -14, -14) == '0'
 if is_downgrade or is_upgrade or passes then
   -- All is written before records are removed: `read` of readers that have just entered, and the links of the queue.

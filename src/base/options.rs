@@ -190,15 +190,16 @@ impl Options {
         }
     }
 
-    /// Refuses `at_least` on keys where a grant to a client of the timestamp scheme ends the rest early.
-    fn check_at_least(&self, span: Duration) -> Result<()> {
-        at_least("at_least", span, Duration::from_millis(1))?;
-        at_most("at_least", span, MAX_LEASE)?;
+    /// Checks the time for which an option keeps a lock taken without a renewal. Refuses it on keys where a grant to a
+    /// client of the timestamp scheme ends that time early.
+    pub(crate) fn check_unrenewed(&self, option: &'static str, span: Duration) -> Result<()> {
+        at_least(option, span, Duration::from_millis(1))?;
+        at_most(option, span, MAX_LEASE)?;
         if self.timestamp_keys.is_none() {
             return Ok(());
         }
         invalid(
-            "at_least",
+            option,
             "the next grant to a client of the timestamp scheme shortens the ttl of the lock's key, so the lock would \
              not stay taken: do not combine it with `timestamp_keys`"
                 .to_owned(),
@@ -257,7 +258,7 @@ pub(crate) struct Overrides {
 
 impl Overrides {
     fn check(&self, options: &Options) -> Result<()> {
-        self.at_least.map_or(Ok(()), |at_least| options.check_at_least(at_least))?;
+        self.at_least.map_or(Ok(()), |at_least| options.check_unrenewed("at_least", at_least))?;
         if let Some(lease) = self.lease {
             check_lease(lease, options.max_clock_skew)?;
             options.check_foreign_ttl(lease)?;
@@ -472,6 +473,8 @@ mod tests {
         let refused = Terms::new(&options, overrides).expect_err("refused");
         let Error::InvalidOption { option: "at_least", reason } = &refused else { panic!("{refused:?}") };
         assert!(reason.contains("timestamp_keys"), "{reason}");
+        let refused = options.check_unrenewed("detach", Duration::from_secs(60)).expect_err("refused");
+        assert!(matches!(refused, Error::InvalidOption { option: "detach", .. }), "{refused:?}");
     }
 
     #[test]

@@ -37,9 +37,6 @@ use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
 use crate::store::{Ability, AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, loss_reason};
 
-/// Longest time for which a ticket is valid.
-const MAX_VALID_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
 /// Passes the hold of a guard to a ticket. Nobody is inside then.
 pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, NotConverted> {
     let closed = match close(&held, valid_for) {
@@ -109,9 +106,7 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
         return Err(refused(reason));
     }
-    if valid_for < Duration::from_millis(1) || valid_for > MAX_VALID_FOR {
-        return Err(refused("a ticket is valid for a millisecond at least, and a week at most"));
-    }
+    engine.options().check_unrenewed("detach", valid_for)?;
     if let Some(error) = lost(held) {
         return Err(error);
     }

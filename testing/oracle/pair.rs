@@ -192,11 +192,15 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Returns true if a read hold would pass to an id that has a dead record. Clients use a fresh id for that.
+    /// Returns true if a read hold would pass to an id that has a record. Clients give each hold a fresh id, and the
+    /// two-key scheme removes dead records at other times than the specification.
     fn reuses_an_id(&self, operation: &Operation) -> bool {
         match operation {
             Operation::Conversion { old, new, .. } | Operation::ConvertUntil { old, new, .. } => {
-                MODES[*old] == Mode::Read && MODES[*new] == Mode::Read && self.record.has_reader(&acquisition(*new))
+                self.face == Face::TwoKey
+                    && MODES[*old] == Mode::Read
+                    && MODES[*new] == Mode::Read
+                    && self.record.has_reader(&acquisition(*new))
             }
             _ => false,
         }

@@ -13,6 +13,7 @@ mod queue;
 mod reentry;
 mod rests;
 mod sharing;
+mod tickets;
 mod tokens;
 mod turns;
 mod withdrawal;

@@ -38,8 +38,8 @@ on_server! {
 }
 
 /// Number of scenarios of each scheme.
-const HASH_SCENARIOS: usize = 192;
-const TWO_KEY_SCENARIOS: usize = 78;
+const HASH_SCENARIOS: usize = 198;
+const TWO_KEY_SCENARIOS: usize = 83;
 /// Scripts whose time stands still: two more keys are the time.
 const TIME: [(&str, &str); 2] =
     [("redis.call('TIME')", "call('TIME')"), ("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}")];

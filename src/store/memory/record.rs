@@ -528,13 +528,15 @@ impl Record {
         if step.now_ms > not_after_ms {
             return Converted::Late;
         }
-        self.expire_dead(&mut step);
         let turned = self.convert_live(&mut step, old, request);
         self.uncover();
         turned
     }
 
     fn convert_live(&mut self, step: &mut ServerStep, old: &AcquisitionId, request: &AcquireRequest) -> Converted {
+        // Clients give each hold a fresh id, so a read hold passes to no id that has a record.
+        let is_fresh = self.reader(&request.id).is_none();
+        self.expire_dead(step);
         if self.holds(step.now_ms, request) && self.is_sound(step.now_ms, &request.id) {
             self.extend(step, request);
             return Converted::Granted(self.answer_granted(step, request));
@@ -550,7 +552,7 @@ impl Record {
                 self.put_note(&request.id, note);
                 self.admit(step);
             }
-            Mode::Read if reads => self.pass_read(step, old, request),
+            Mode::Read if reads && is_fresh => self.pass_read(step, old, request),
             Mode::Write if writes => {
                 let note = self.writer.take().and_then(|writer| writer.note);
                 self.cancel(step.now_ms, &request.id);

@@ -49,13 +49,14 @@ const LEASE_MS: u64 = 10_000;
 const WAITER_MS: u64 = 7_000;
 const DAY_MS: i64 = 86_400_000;
 
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 11] = [
     ("contract", include_str!("contract.txt")),
     ("force", include_str!("force.txt")),
     ("conversions", include_str!("conversions.txt")),
     ("notes", include_str!("notes.txt")),
     ("queue", include_str!("queue.txt")),
     ("rests", include_str!("rests.txt")),
+    ("tickets", include_str!("tickets.txt")),
     ("timestamps", include_str!("timestamps.txt")),
     ("cached", include_str!("cached.txt")),
     ("limits", include_str!("limits.txt")),

@@ -1,0 +1,210 @@
+//! Detached holds: who is kept out, who takes the hold over, and what is left when a step is cut short.
+
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{Error, LossReason, Mode, Reentry};
+
+use crate::fixture::{Fixture, Settings, on_every_fixture, on_every_queue};
+use crate::wait::{Dropped, Polled, soon, until};
+
+on_every_queue![
+    ticket_keeps_others_out_until_another_process_adopts_it,
+    ticket_of_a_reader_keeps_writers_out_and_lets_readers_in,
+    ticket_works_once,
+    ticket_of_a_dead_process_is_adopted,
+    unused_ticket_ends_with_its_time,
+    force_ends_a_ticket,
+    waiter_gets_the_lock_after_the_adopter,
+    cancelled_detachment_leaves_nothing,
+    cancelled_adoption_leaves_nothing,
+];
+
+// A quorum and Redisson's format refuse it.
+on_every_fixture![guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent];
+
+/// Longer than any case.
+const LONG: Duration = Duration::from_secs(300);
+
+async fn ticket_keeps_others_out_until_another_process_adopts_it(f: &Fixture) {
+    let (manager, worker, name) = (f.manager_with(Settings::label("web")).await, f.manager().await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    let token = guard.fencing_token();
+    let ticket = guard.detach(LONG).await.expect("detached");
+    assert_eq!((ticket.name(), ticket.mode(), ticket.valid_for()), (&*name, Mode::Write, LONG));
+    for manager in [&manager, &worker] {
+        assert!(manager.try_write(&name).await.expect("answered").is_none());
+        assert!(manager.try_read(&name).await.expect("answered").is_none());
+    }
+    let view = worker.inspect(&name).await.expect("answered");
+    let [holder] = &view.holders[..] else { panic!("{view:?}") };
+    assert_eq!((&*holder.label, holder.mode, holder.detached, holder.guards), ("web", Mode::Write, true, 0));
+    assert!(!holder.is_ours && !holder.cached && !holder.resting && holder.remaining <= LONG, "{holder:?}");
+    assert!(holder.remaining > LONG / 2, "{holder:?}");
+    let guard = worker.adopt_write(ticket.clone()).await.expect("adopted");
+    assert!(guard.fencing_token() > ticket.fencing_token() && ticket.fencing_token() > token);
+    let view = manager.inspect(&name).await.expect("answered");
+    let [holder] = &view.holders[..] else { panic!("{view:?}") };
+    assert!(!holder.detached && holder.remaining < LONG / 2, "{holder:?}");
+    guard.release().await.expect("ours to the end");
+    assert!(f.view(&name).await.is_free());
+}
+
+async fn ticket_of_a_reader_keeps_writers_out_and_lets_readers_in(f: &Fixture) {
+    let (manager, worker, name) = (f.manager().await, f.manager().await, f.name());
+    let neighbour = worker.read(&name).await.expect("granted");
+    let guard = manager.read(&name).await.expect("granted");
+    let token = guard.fencing_token();
+    let ticket = guard.detach(LONG).await.expect("detached");
+    neighbour.release().await.expect("ours to the end");
+    assert!(worker.try_write(&name).await.expect("answered").is_none());
+    let beside = worker.try_read(&name).await.expect("answered").expect("readers share");
+    let adopted = manager.adopt_read(ticket).await.expect("adopted");
+    assert_eq!((adopted.fencing_token(), beside.fencing_token()), (token, token), "one phase");
+    beside.release().await.expect("ours to the end");
+    assert!(worker.try_write(&name).await.expect("answered").is_none());
+    adopted.release().await.expect("ours to the end");
+    worker.try_write(&name).await.expect("answered").expect("free").release().await.expect("ours to the end");
+}
+
+async fn ticket_works_once(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
+    let adopters = [f.manager().await, f.manager().await];
+    let [one, other] = adopters.each_ref().map(|adopter| adopter.adopt_write(ticket.clone()));
+    let (one, other) = tokio::join!(one, other);
+    let (guard, error) = match (one, other) {
+        (Ok(guard), Err(error)) | (Err(error), Ok(guard)) => (guard, error),
+        both => panic!("{both:?}"),
+    };
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    guard.release().await.expect("ours to the end");
+    let error = manager.adopt_write(ticket).await.expect_err("it was used");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert!(f.view(&name).await.is_free());
+}
+
+async fn ticket_of_a_dead_process_is_adopted(f: &Fixture) {
+    let (name, lease) = (f.name(), Duration::from_millis(500));
+    let mut process = f.process(Settings::lease(lease)).await;
+    let write = name.clone();
+    let ticket = process
+        .run(|manager| {
+            Box::pin(async move {
+                let ticket = manager.write(&write).await?.detach(LONG).await?;
+                Ok::<_, Error>(ticket)
+            })
+        })
+        .await
+        .expect("detached");
+    process.die().await;
+    // Time itself is what is waited for.
+    tokio::time::sleep(lease * 3).await;
+    let guard = f.manager().await.adopt_write(ticket).await.expect("nobody renews a ticket");
+    guard.release().await.expect("ours to the end");
+}
+
+async fn unused_ticket_ends_with_its_time(f: &Fixture) {
+    let (manager, name, valid_for) = (f.manager().await, f.name(), Duration::from_millis(1_200));
+    let began = Instant::now();
+    let ticket = manager.write(&name).await.expect("granted").detach(valid_for).await.expect("detached");
+    manager.close().await.expect("`close` leaves it");
+    let next = soon("the end of the ticket", f.manager().await.write(&name).into_future()).await.expect("granted");
+    assert!(began.elapsed() >= valid_for, "{:?}", began.elapsed());
+    let error = f.manager().await.adopt_write(ticket).await.expect_err("it is over");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    next.release().await.expect("ours to the end");
+}
+
+async fn force_ends_a_ticket(f: &Fixture) {
+    let (manager, operator, name) = (f.manager_with(Settings::label("web")).await, f.manager().await, f.name());
+    let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
+    let ended = operator.force_release(&name).await.expect("forced");
+    let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.detached)).collect();
+    assert_eq!(told, [("web", true)]);
+    let error = manager.adopt_write(ticket).await.expect_err("it is over");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    manager.try_write(&name).await.expect("answered").expect("free").release().await.expect("ours to the end");
+}
+
+async fn waiter_gets_the_lock_after_the_adopter(f: &Fixture) {
+    let (manager, worker, waiter, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
+    let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
+    let waits = tokio::spawn(waiter.write(&name).into_future());
+    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+    let guard = worker.adopt_write(ticket).await.expect("a waiter is no obstacle");
+    let token = guard.fencing_token();
+    guard.release().await.expect("ours to the end");
+    let next = soon("the grant", waits).await.expect("no panic").expect("granted");
+    assert!(next.fencing_token() > token);
+    next.release().await.expect("ours to the end");
+}
+
+async fn cancelled_detachment_leaves_nothing(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let mut detached = 0;
+    for polls in 0..8 {
+        for dropped in Dropped::EITHER {
+            let guard = manager.write(&name).await.expect("granted");
+            match Polled::then(polls, dropped, guard.detach(LONG)).await {
+                Some(ticket) => {
+                    detached += 1;
+                    let guard = manager.adopt_write(ticket.expect("detached")).await.expect("adopted");
+                    guard.release().await.expect("ours to the end");
+                }
+                None => manager.flush().await.expect("given back"),
+            }
+            until("the lock is free", async || f.view(&name).await.is_free()).await;
+        }
+    }
+    assert!(detached > 0, "the last ones are polled to their end");
+}
+
+async fn cancelled_adoption_leaves_nothing(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let mut adopted = 0;
+    for polls in 1..8 {
+        for dropped in Dropped::EITHER {
+            let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
+            match Polled::then(polls, dropped, manager.adopt_write(ticket)).await {
+                Some(guard) => {
+                    adopted += 1;
+                    guard.expect("adopted").release().await.expect("ours to the end");
+                }
+                None => manager.flush().await.expect("given back"),
+            }
+            until("the lock is free", async || f.view(&name).await.is_free()).await;
+        }
+    }
+    assert!(adopted > 0, "the last ones are polled to their end");
+}
+
+async fn guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent(f: &Fixture) {
+    let nests = Settings { reentry: Reentry::PerTask, ..Settings::default() };
+    let (manager, name) = (f.manager_with(nests).await, f.name());
+    let outer = manager.write(&name).await.expect("granted");
+    let inner = manager.read(&name).await.expect("nested");
+    let refused = outer.detach(LONG).await.expect_err("another guard shares the hold");
+    let Error::InvalidOption { option: "detach", reason, .. } = refused.error() else { panic!("{refused:?}") };
+    let is_able = !reason.contains("masters") && !reason.contains("Redisson");
+    inner.release().await.expect("shared");
+    match refused.into_guard().detach(LONG).await {
+        Ok(ticket) => {
+            assert!(is_able);
+            let guard = manager.adopt_write(ticket).await.expect("adopted");
+            let inner = manager.read(&name).await.expect("nested in the adopted one");
+            guard.release().await.expect("shared");
+            inner.release().await.expect("ours to the end");
+        }
+        Err(refused) => {
+            assert!(!is_able, "{refused:?}");
+            refused.into_guard().release().await.expect("ours to the end");
+        }
+    }
+    let resting = manager.write(&name).at_least(LONG).try_now().await;
+    if let Ok(Some(guard)) = resting {
+        let refused = guard.detach(LONG).await.expect_err("it rests");
+        assert!(matches!(refused.error(), Error::InvalidOption { option: "detach", .. }), "{refused:?}");
+        refused.into_guard().release_at_once().await.expect("ours to the end");
+    }
+    until("the lock is free", async || f.view(&name).await.is_free()).await;
+}
