@@ -25,6 +25,7 @@ mod replicated;
 mod rests;
 mod runtime;
 mod scenes;
+mod tickets;
 mod trouble;
 mod workload;
 mod world;

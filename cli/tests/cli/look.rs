@@ -35,6 +35,28 @@ fn locks_are_shown_to_people_and_programs() {
 }
 
 #[test]
+fn detached_hold_is_shown_with_its_label_and_without_its_id() {
+    let name = new_name();
+    let guard = labelled(&SERVER, "web-1").write(&name).wait().expect("granted");
+    let ticket = guard.detach(Duration::from_secs(300)).expect("detached");
+    let id = serde_json::to_value(&ticket).expect("JSON")["id"].as_str().expect("a text").to_owned();
+    let people = said(program(&["inspect", &name]));
+    let line = people.out.lines().find(|line| line.starts_with("detached")).expect("a line");
+    assert!(people.code == Some(0) && line.contains("web-1") && line.ends_with(" left"), "{people:?}");
+    let list = said(program(&["list", "--held"]));
+    let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
+    assert!(line.contains(" detached ") && line.contains("web-1"), "{line}");
+    let json = said(program(&["inspect", "--json", &name]));
+    let view: Value = serde_json::from_str(&json.out).expect("JSON");
+    assert_eq!((&view["holders"][0]["detached"], &view["holders"][0]["label"]), (&true.into(), &"web-1".into()));
+    let waits = said(program(&["run", "-w", "2.5", &name, "--", "true"]));
+    assert!(waits.code == Some(75) && waits.err.contains("web-1 (detached, "), "{waits:?}");
+    for told in [&people, &list, &json, &waits] {
+        assert!(!told.out.contains(&id[..32]) && !told.err.contains(&id[..32]), "{told:?}");
+    }
+}
+
+#[test]
 fn ring_of_waits_is_shown_as_a_possible_deadlock() {
     let node = Node::start(Server::Redis70).expect("it starts");
     let deadlocks = |args: &[&str]| said(at(&node.url(), &[&["deadlocks"], args].concat()));
