@@ -82,7 +82,7 @@ impl AcquisitionId {
 
     /// Returns true for the id of a detached hold.
     pub(crate) fn is_detached(id: &str) -> bool {
-        id.splitn(3, '.').nth(1) == Some("0")
+        id.split('.').nth(1) == Some("0")
     }
 
     /// Returns true if a text from a server or a user may be an id.

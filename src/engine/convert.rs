@@ -243,12 +243,7 @@ impl Converting {
             }
             let now = engine.clock.now();
             self.note_attempt(&attempt);
-            if let Ok(Answered { sent, value: Converted::Refused | Converted::Cached, .. }) = &attempt {
-                match self.copies.arrives_until() {
-                    None => self.old.cancel_conversion(),
-                    Some(_) => self.old.stood_at(*sent),
-                }
-            }
+            self.note_refusal(&attempt);
             let failure = match attempt {
                 Ok(Answered { sent, server, node, value }) => match value {
                     Converted::Granted(granted) => {
@@ -313,6 +308,16 @@ impl Converting {
         match attempt {
             Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
             _ => self.copies.resolve(attempt),
+        }
+    }
+
+    /// Notes that the server had the old hold when it refused the conversion.
+    fn note_refusal(&self, attempt: &Attempt<Converted>) {
+        if let Ok(Answered { sent, value: Converted::Refused | Converted::Cached, .. }) = attempt {
+            match self.copies.arrives_until() {
+                None => self.old.cancel_conversion(),
+                Some(_) => self.old.stood_at(*sent),
+            }
         }
     }
 
