@@ -18,7 +18,7 @@ const VERSION: u32 = 1;
 /// [`adopt_write`](crate::RwLockManager::adopt_write) and [`adopt_read`](crate::RwLockManager::adopt_read) use it. With
 /// the feature `serde`, a ticket can be sent as JSON or in another format.
 ///
-/// Whoever knows the ticket can take the lock, so treat it as a secret. Its `Debug` output and log lines do not contain
+/// A process that knows the ticket can take the lock, so treat it as a secret. Its `Debug` output and log lines do not contain
 /// the secret part.
 ///
 /// # Examples
@@ -31,6 +31,8 @@ const VERSION: u32 = 1;
 /// let manager = MemoryManager::new();
 /// let guard = manager.write("job:7").await?;
 /// let ticket: Ticket = guard.detach(Duration::from_secs(60)).await?;
+/// println!("{} to {}, with token {}", ticket.name(), ticket.mode(), ticket.fencing_token());
+/// assert_eq!(ticket.valid_for(), Duration::from_secs(60));
 /// // … another process, which got the ticket with the job …
 /// let worker = manager.peer();
 /// let guard = worker.adopt_write(ticket).await?;

@@ -166,7 +166,7 @@ impl Converting {
     }
 
     /// Notes that the result is known, so that there is nothing to release.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn end_well(&mut self) {
         self.settled = true;
     }
 

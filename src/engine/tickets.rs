@@ -58,7 +58,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
     }
     let error = match outcome {
         ConversionOutcome::Granted { granted, .. } => {
-            detaching.settle();
+            detaching.end_well();
             let (engine, hold, share_id) = held.into_parts();
             hold.note_share_converted(share_id);
             engine.note_cache_outcome(&hold);
@@ -68,7 +68,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
             return Ok(Ticket::new(hold.key(), hold.mode(), (&id, granted.token), valid_for));
         }
         ConversionOutcome::Stays(error) => {
-            detaching.settle();
+            detaching.end_well();
             held.hold().refuse_conversion(held.engine().clock.now());
             error
         }
@@ -196,7 +196,7 @@ impl Adopting {
             let failure = match attempt {
                 Ok(answer) => match answer.value {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
-                    // A hold passes to its own side whoever waits, so the server has no such hold.
+                    // No holder and no waiter stops a pass to the same side, so the server has no such hold.
                     Converted::Refused | Converted::Cached => return Err(self.used_up(LossReason::Gone)),
                     Converted::Lost { forced } => return Err(self.used_up(loss_reason(self.token, forced))),
                     Converted::Late => Failure::NotDone { source: None },

@@ -374,6 +374,7 @@ impl<M: RwLockManager> Blocking<M> {
     }
 
     /// Takes over the hold of a reader's ticket; see [`RwLockManager::adopt_read`]. This thread owns the guard.
+    /// [`Guard::detach`] has an example.
     ///
     /// # Errors
     ///
@@ -383,6 +384,7 @@ impl<M: RwLockManager> Blocking<M> {
     }
 
     /// Takes over the hold of a writer's ticket; see [`RwLockManager::adopt_write`]. This thread owns the guard.
+    /// [`Guard::detach`] has an example.
     ///
     /// # Errors
     ///
