@@ -28,9 +28,13 @@ OPTIONS
   --workers N        processes, 2 to 16; if not given 5
   --cache-for-ms N   holds stay in their workers for so long after their last use (`Builder::cache_for`), until somebody calls for
                      them; at the levels primary and replicated; if not given 0: none stays
+  --groups N         tasks of each worker that take pairs and triples of locks at once, 0 to 8; if not given 0. At the levels
+                     primary and replicated an observer then inspects the queues, and their order is judged, too
   --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),
                      skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; has to be
-                     built with RUSTFLAGS='--cfg redis_rwlock_plant')
+                     built with RUSTFLAGS='--cfg redis_rwlock_plant'), queue-jumper (a process enters with another one's place
+                     in the queue; needs --groups), unordered (groups take one lock after the other in any order; needs --groups,
+                     and a run of a minute)
   --markdown         the table as Markdown
   --keep             the histories are kept, and it is said where
   --help";
@@ -71,30 +75,40 @@ pub(crate) enum Plant {
     SkippedWait,
     /// A quorum counts masters that have not answered in time. This fault is in the crate itself.
     LateReplies,
+    /// Guests use holds for which another process has waited, as if their processes had passed the queue.
+    QueueJumper,
+    /// Groups take one lock after the other in any order, and keep what they have. So they deadlock.
+    Unordered,
 }
 
 impl Plant {
-    const ALL: [Self; 3] = [Self::LateRenewal, Self::SkippedWait, Self::LateReplies];
+    const ALL: [Self; 5] =
+        [Self::LateRenewal, Self::SkippedWait, Self::LateReplies, Self::QueueJumper, Self::Unordered];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::LateRenewal => "late-renewal",
             Self::SkippedWait => "skipped-wait",
             Self::LateReplies => "late-replies",
+            Self::QueueJumper => "queue-jumper",
+            Self::Unordered => "unordered",
         }
     }
 
-    /// Returns an error unless the judge can find the fault at this level with this build.
-    fn check(plant: Option<Self>, level: Level) -> Result<(), String> {
+    /// Returns an error unless the judge can find the fault in such a run with this build.
+    fn check(plant: Option<Self>, level: Level, groups: usize) -> Result<(), String> {
         let is_built = cfg!(redis_rwlock_plant);
         match plant {
+            Some(Self::QueueJumper | Self::Unordered) if groups == 0 || level == Level::Quorum => {
+                Err("queue-jumper and unordered need --groups, at the level primary or replicated".into())
+            }
             Some(Self::SkippedWait) if level != Level::Replicated => {
                 Err("skipped-wait is for the level replicated".into())
             }
             Some(Self::LateReplies) if level != Level::Quorum || !is_built => {
                 Err("late-replies is for the level quorum, built with RUSTFLAGS='--cfg redis_rwlock_plant'".into())
             }
-            None | Some(Self::LateRenewal | Self::SkippedWait) if is_built => {
+            None | Some(Self::LateRenewal | Self::SkippedWait | Self::QueueJumper | Self::Unordered) if is_built => {
                 Err("this build has the fault late-replies in it".into())
             }
             _ => Ok(()),
@@ -122,6 +136,8 @@ pub(crate) struct Args {
     pub(crate) workers: usize,
     /// Time for which managers cache holds.
     pub(crate) cache_for: Duration,
+    /// Tasks of each worker that take several locks at once.
+    pub(crate) groups: usize,
     /// Replicas that must acknowledge at the level `replicated`.
     pub(crate) replicas: Replicas,
     pub(crate) plant: Option<Plant>,
@@ -162,6 +178,7 @@ impl Args {
             faults: "all".to_owned(),
             workers: 5,
             cache_for: Duration::ZERO,
+            groups: 0,
             replicas: Replicas::At(1),
             plant: None,
             style: Style::Plain,
@@ -183,6 +200,10 @@ impl Args {
                     args.workers = workers.ok_or("--workers: 2 to 16")?;
                 }
                 "--cache-for-ms" => args.cache_for = Duration::from_millis(number(&word, &value()?)?),
+                "--groups" => {
+                    let groups = value()?.parse().ok().filter(|count| (0..=8).contains(count));
+                    args.groups = groups.ok_or("--groups: 0 to 8")?;
+                }
                 "--replicas" => args.replicas = replicas(&value()?)?,
                 "--plant" => args.plant = Some(value()?.parse()?),
                 "--markdown" => args.style = Style::Markdown,
@@ -192,7 +213,7 @@ impl Args {
                 _ => return Err(format!("{word} is not known")),
             }
         }
-        Plant::check(args.plant, args.level)?;
+        Plant::check(args.plant, args.level, args.groups)?;
         if args.level != Level::Replicated && args.replicas != Replicas::At(1) {
             return Err("--replicas is for the level replicated".into());
         }

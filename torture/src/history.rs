@@ -47,6 +47,28 @@ impl Gift {
     }
 }
 
+/// Time for which a group wants to wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// The group waits until it has its locks.
+    Waits,
+    /// The group tries once, or its future is dropped soon.
+    Brief,
+}
+
+impl Patience {
+    fn word(self) -> char {
+        match self {
+            Self::Waits => 'g',
+            Self::Brief => 't',
+        }
+    }
+}
+
+fn letter(mode: Mode) -> char {
+    if mode == Mode::Read { 'r' } else { 'w' }
+}
+
 /// Writer of the history of one process.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -69,20 +91,29 @@ impl Journal {
         self.tell(format_args!("I {}", now()));
     }
 
-    /// Writes the begin of an acquisition, and returns an id for its later events.
-    pub(crate) fn asks(&self, lock: usize, mode: Mode) -> u64 {
-        self.begins('A', lock, mode)
+    /// Writes the begin of an acquisition by a manager with this label. Returns an id for its later events.
+    pub(crate) fn asks(&self, label: &str, lock: usize, mode: Mode) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.tell(format_args!("A {id} {} {lock} {} {label}", now(), letter(mode)));
+        id
+    }
+
+    /// Writes the begin of an acquisition of several locks. Returns an id for each of them.
+    pub(crate) fn asks_all(&self, label: &str, locks: &[(usize, Mode)], patience: Patience) -> Vec<u64> {
+        let count = u64::try_from(locks.len()).unwrap_or(u64::MAX);
+        let first = self.next.fetch_add(count, Ordering::Relaxed);
+        let (at, word) = (now(), patience.word());
+        let ids: Vec<u64> = (first..first + count).collect();
+        for (id, (lock, mode)) in ids.iter().zip(locks) {
+            self.tell(format_args!("A {id} {at} {lock} {} {label} {word}{first}", letter(*mode)));
+        }
+        ids
     }
 
     /// Writes that a user keeps a hold after a failed conversion, and returns an id for its later events.
-    pub(crate) fn goes_on(&self, lock: usize, mode: Mode) -> u64 {
-        self.begins('B', lock, mode)
-    }
-
-    fn begins(&self, how: char, lock: usize, mode: Mode) -> u64 {
+    pub(crate) fn goes_on(&self, label: &str, lock: usize, mode: Mode) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mode = if mode == Mode::Read { 'r' } else { 'w' };
-        self.tell(format_args!("{how} {id} {} {lock} {mode}", now()));
+        self.tell(format_args!("B {id} {} {lock} {} {label}", now(), letter(mode)));
         id
     }
 
@@ -142,11 +173,28 @@ pub(crate) enum Origin {
     GoesOn,
 }
 
+/// Group to which an acquisition belongs: the id of its first member, which no other group of the process has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Group {
+    pub(crate) id: u64,
+    patience: Patience,
+}
+
+impl Group {
+    fn parse(word: &str) -> Option<Self> {
+        let patience = [Patience::Waits, Patience::Brief].into_iter().find(|one| word.starts_with(one.word()))?;
+        Some(Self { id: word[1..].parse().ok()?, patience })
+    }
+}
+
 /// Use of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Use {
     pub(crate) lock: usize,
     pub(crate) mode: Mode,
+    /// Label of the manager.
+    pub(crate) label: Box<str>,
+    pub(crate) group: Option<Group>,
     pub(crate) origin: Origin,
     pub(crate) token: u64,
     pub(crate) asked: Moment,
@@ -173,8 +221,29 @@ impl Use {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
     pub(crate) lock: usize,
+    pub(crate) group: Option<Group>,
     pub(crate) asked: Moment,
     pub(crate) gave_up: Moment,
+}
+
+/// Wait of a group for all its locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GroupWait {
+    pub(crate) asked: Moment,
+    pub(crate) ended: Moment,
+    pub(crate) end: GroupEnd,
+}
+
+/// End of a group's wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GroupEnd {
+    Granted,
+    /// The group reached the limit of its wait.
+    TimedOut,
+    /// The acquisition returned another error.
+    Failed,
+    /// The process ended before.
+    CutOff,
 }
 
 /// Unused hold that its user could not release. Its lease ends the hold.
@@ -192,6 +261,7 @@ pub(crate) struct History {
     pub(crate) stopped: Option<Moment>,
     pub(crate) uses: Vec<Use>,
     pub(crate) waits: Vec<Wait>,
+    pub(crate) group_waits: Vec<GroupWait>,
     pub(crate) kept: Vec<Kept>,
     /// Times when the process was paused.
     pub(crate) stalls: Vec<(Moment, Moment)>,
@@ -204,10 +274,12 @@ pub(crate) struct History {
 }
 
 /// Use with an id, with the events that were parsed so far.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Open {
     lock: usize,
     mode: Mode,
+    label: Box<str>,
+    group: Option<Group>,
     origin: Origin,
     asked: Moment,
     place: Option<usize>,
@@ -231,7 +303,7 @@ impl History {
         }
         let killed = history.stopped.is_none();
         let ended = history.stopped.map_or(ended, |stopped| stopped.min(ended));
-        for (_, open) in open {
+        for (id, open) in open {
             match open.place {
                 Some(place) => {
                     let used = &mut history.uses[place];
@@ -239,10 +311,20 @@ impl History {
                     let kept = Kept { lock: used.lock, from: ended, until: used.until };
                     history.kept.extend(killed.then_some(kept));
                 }
-                None => history.waits.push(Wait { lock: open.lock, asked: open.asked, gave_up: ended }),
+                None => {
+                    history.end_group(id, &open, ended, GroupEnd::CutOff);
+                    history.waits.push(Wait { lock: open.lock, group: open.group, asked: open.asked, gave_up: ended });
+                }
             }
         }
         Ok(history)
+    }
+
+    /// Adds the wait of a group when its first member ends to wait.
+    fn end_group(&mut self, id: u64, open: &Open, ended: Moment, end: GroupEnd) {
+        if open.group == Some(Group { id, patience: Patience::Waits }) {
+            self.group_waits.push(GroupWait { asked: open.asked, ended, end });
+        }
     }
 
     fn take(&mut self, words: &[&str], open: &mut std::collections::HashMap<u64, Open>) -> Option<()> {
@@ -254,21 +336,30 @@ impl History {
                 let origin = if how == "A" { Origin::Granted } else { Origin::GoesOn };
                 let mode = if *words.get(4)? == "r" { Mode::Read } else { Mode::Write };
                 let lock = words.get(3)?.parse().ok()?;
-                open.insert(number(1)?, Open { lock, mode, origin, asked: number(2)?, place: None });
+                let label = (*words.get(5).unwrap_or(&"")).into();
+                let group = words.get(6).and_then(|word| Group::parse(word));
+                open.insert(number(1)?, Open { lock, mode, label, group, origin, asked: number(2)?, place: None });
             }
             "W" => {
-                let Open { lock, asked, .. } = open.remove(&number(1)?)?;
-                self.waits.push(Wait { lock, asked, gave_up: number(2)? });
+                let (id, gave_up) = (number(1)?, number(2)?);
+                let ended = open.remove(&id)?;
+                let Open { lock, group, asked, .. } = ended;
+                self.waits.push(Wait { lock, group, asked, gave_up });
+                let end = if words.get(3) == Some(&"wait-timeout") { GroupEnd::TimedOut } else { GroupEnd::Failed };
+                self.end_group(id, &ended, gave_up, end);
                 *self.reasons.entry(words.get(3..)?.join(" ")).or_default() += 1;
             }
             "G" => {
                 let asked = open.get_mut(&number(1)?)?;
                 let (granted, token, until) = (number(2)?, number(3)?, number(4)?);
-                let Open { lock, mode, origin, asked: at, .. } = *asked;
                 asked.place = Some(self.uses.len());
+                let Open { lock, mode, label, group, origin, asked: at, .. } = asked.clone();
+                self.end_group(number(1)?, &open[&number(1)?], granted, GroupEnd::Granted);
                 self.uses.push(Use {
                     lock,
                     mode,
+                    label,
+                    group,
                     origin,
                     token,
                     asked: at,
@@ -316,5 +407,17 @@ mod tests {
         assert_eq!(history.reasons["it was taken"], 1);
         // The process was killed.
         assert_eq!(history.kept, [Kept { lock: 1, from: 200, until: 300 }]);
+    }
+
+    #[test]
+    fn wait_of_a_group_ends_with_that_of_its_first_member() {
+        let text = "I 1\nA 1 10 0 w g4 g1\nA 2 10 3 r g4 g1\nG 1 60 7 100\nG 2 60 9 100\nE 1 70 r\nE 2 70 r\n\
+                    A 3 80 3 w g4 g3\nA 4 80 5 w g4 g3\nW 3 95 wait-timeout\nW 4 95 wait-timeout\n\
+                    A 5 96 3 w g4 t5\nW 5 97 taken\nA 6 98 3 w w4 g6\nA 7 98 4 w w4 g6\n";
+        let history = History::parse(text, 200).expect("read");
+        let waits: Vec<_> = history.group_waits.iter().map(|wait| (wait.asked, wait.ended, wait.end)).collect();
+        assert_eq!(waits, [(10, 60, GroupEnd::Granted), (80, 95, GroupEnd::TimedOut), (98, 200, GroupEnd::CutOff)]);
+        assert_eq!(history.uses.iter().filter_map(|used| used.group).map(|group| group.id).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(&*history.uses[0].label, "g4");
     }
 }

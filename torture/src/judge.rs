@@ -11,9 +11,14 @@ use std::time::Duration;
 use redis_rwlock::Mode;
 
 use crate::crew::Told;
-use crate::faults::Column;
+use crate::faults::{Column, Mixes};
 use crate::history::{Moment, Origin, Use, nanos};
+use crate::observer::Sightings;
 use crate::register::{Kind, Ledger};
+
+mod queue;
+
+pub(crate) use queue::{GroupWaits, QueueChecks};
 
 /// Longest time from the end of the local validity until the user must have noticed the loss.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
@@ -32,6 +37,8 @@ const PROGRESS: Duration = Duration::from_secs(3);
 pub(crate) struct Cycle {
     pub(crate) name: String,
     pub(crate) column: Column,
+    /// `No` if one of the faults changes a server's role.
+    pub(crate) mixes: Mixes,
     pub(crate) began: Moment,
     /// Moment when all servers were healthy again.
     pub(crate) healed: Moment,
@@ -53,6 +60,12 @@ pub(crate) struct Row {
     pub(crate) token_order: usize,
     /// Users that noticed a loss after another user had got the lock.
     pub(crate) told_late: usize,
+    /// Writers that entered before a waiter although they had asked later.
+    pub(crate) passed: usize,
+    /// First writers of a queue that waited for more than one phase of readers.
+    pub(crate) read_phases: usize,
+    /// Groups that reached the limit of their wait.
+    pub(crate) starved: usize,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
     /// Old tokens that a register has refused.
@@ -81,6 +94,9 @@ impl Row {
             overlaps: 0,
             token_order: 0,
             told_late: 0,
+            passed: 0,
+            read_phases: 0,
+            starved: 0,
             lost_fenced: 0,
             lost_unfenced: 0,
             refused: 0,
@@ -95,7 +111,7 @@ impl Row {
 
     /// Number of violations, which must be zero where a level claims to survive.
     pub(crate) fn violations(&self) -> usize {
-        self.overlaps + self.token_order + self.told_late
+        self.overlaps + self.token_order + self.told_late + self.passed + self.read_phases + self.starved
     }
 }
 
@@ -110,6 +126,21 @@ pub(crate) struct Findings {
     pub(crate) cached_holds: f64,
     /// Number of grants that came faster than a server can answer.
     pub(crate) at_once: usize,
+    /// Checks of the queues, and waits of groups. `None` if nobody observed the queues.
+    pub(crate) queues: Option<(QueueChecks, GroupWaits)>,
+}
+
+/// Evidence that the judge has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Evidence<'a> {
+    pub(crate) told: &'a [Told],
+    pub(crate) ledger: &'a Ledger,
+    /// Views of the queues, if there was an observer.
+    pub(crate) sightings: Option<&'a Sightings>,
+    pub(crate) cycles: &'a [Cycle],
+    pub(crate) began: Moment,
+    /// Number of locks.
+    pub(crate) locks: usize,
 }
 
 /// Name of the time before the first fault.
@@ -129,12 +160,13 @@ struct Seen<'a> {
     teller: usize,
 }
 
-pub(crate) fn judge(told: &[Told], ledger: &Ledger, cycles: &[Cycle], began: Moment, locks: usize) -> Findings {
+pub(crate) fn judge(evidence: Evidence<'_>) -> Findings {
+    let Evidence { told, ledger, sightings, cycles, began, locks } = evidence;
     let mut rows = BTreeMap::from([(CALM.to_owned(), Row::new(Column::Left))]);
     for cycle in cycles {
         rows.entry(cycle.name.clone()).or_insert_with(|| Row::new(cycle.column)).faults += cycle.count;
     }
-    let mut judge = Judge { cycles, began, rows };
+    let (mut judge, mut checks) = (Judge { cycles, began, rows }, QueueChecks::default());
     for lock in 0..locks {
         let mut uses: Vec<_> = told
             .iter()
@@ -148,7 +180,11 @@ pub(crate) fn judge(told: &[Told], ledger: &Ledger, cycles: &[Cycle], began: Mom
         judge.overlaps_and_tokens(&uses);
         judge.losses(&uses, told);
         judge.stalls(lock, &uses, told);
+        if let Some(of_lock) = sightings.and_then(|sightings| sightings.get(lock)) {
+            judge.queue(&uses, of_lock, &mut checks);
+        }
     }
+    let queues = sightings.map(|_| (checks, judge.group_waits(told)));
     for lost in &ledger.lost {
         let row = judge.row(lost.at);
         match lost.kind {
@@ -161,7 +197,7 @@ pub(crate) fn judge(told: &[Told], ledger: &Ledger, cycles: &[Cycle], began: Mom
     }
     judge.progress(told);
     let memory = memory(told, began, cycles.last().map_or(began, |cycle| cycle.over));
-    Findings { rows: judge.rows, memory, cached_holds: cached_holds(told), at_once: at_once(told) }
+    Findings { rows: judge.rows, memory, cached_holds: cached_holds(told), at_once: at_once(told), queues }
 }
 
 impl Judge<'_> {
@@ -248,22 +284,27 @@ impl Judge<'_> {
         }
     }
 
-    /// Finds the times in which a lock has a waiter and no user.
+    /// Finds the times in which a lock has a waiter and no user. A group may hold some of its locks while it waits for
+    /// others, so it counts as a user from its question on, and never as a waiter.
     fn stalls(&mut self, lock: usize, uses: &[Seen<'_>], told: &[Told]) {
         // Each change adds or removes one waiter or one user.
         let mut changes: Vec<(Moment, i64, i64)> = Vec::new();
         for Seen { used, .. } in uses {
-            changes.push((used.asked, 1, 0));
-            changes.push((used.granted, -1, 1));
-            changes.push((used.end().max(used.granted), 0, -1));
+            let ended = used.end().max(used.granted);
+            match used.group {
+                None => changes.extend([(used.asked, 1, 0), (used.granted, -1, 1), (ended, 0, -1)]),
+                Some(_) => changes.extend([(used.asked, 0, 1), (ended, 0, -1)]),
+            }
         }
         for kept in told.iter().flat_map(|told| &told.history.kept).filter(|kept| kept.lock == lock) {
             changes.push((kept.from, 0, 1));
             changes.push((kept.until.max(kept.from) + nanos(LEASE_IS_OVER), 0, -1));
         }
         for wait in told.iter().flat_map(|told| &told.history.waits).filter(|wait| wait.lock == lock) {
-            changes.push((wait.asked, 1, 0));
-            changes.push((wait.gave_up, -1, 0));
+            match wait.group {
+                None => changes.extend([(wait.asked, 1, 0), (wait.gave_up, -1, 0)]),
+                Some(_) => changes.extend([(wait.asked, 0, 1), (wait.gave_up + nanos(LEASE_IS_OVER), 0, -1)]),
+            }
         }
         changes.sort_unstable();
         let (mut waiting, mut inside, mut since) = (0, 0, None);
@@ -405,12 +446,14 @@ mod tests {
         let cycle = Cycle {
             name: "fault".to_owned(),
             column: Column::Left,
+            mixes: Mixes::Yes,
             began: 0,
             healed: 2000 * MS,
             over: 9000 * MS,
             count: 1,
         };
-        judge(told, ledger, &[cycle], 0, 1).rows.remove("fault").unwrap()
+        let evidence = Evidence { told, ledger, sightings: None, cycles: &[cycle], began: 0, locks: 1 };
+        judge(evidence).rows.remove("fault").unwrap()
     }
 
     const WRITER: &[&str] =

@@ -12,18 +12,21 @@
 //! - `field`: the servers, and their repair
 //! - `faults` and its folder: faults of servers, network and workers, and the levels that claim to survive them
 //! - `crew`: start and end of the worker processes
-//! - `worker`, `tasks`: the work of a worker process
+//! - `worker`, `tasks`, `groups`: the work of a worker process
 //! - `register`: the numbers that the locks protect, with and without a check of tokens
 //! - `history`: the events, as the workers write them
-//! - `judge`: the check of the history
+//! - `observer`: views of the queues
+//! - `judge`: the check of the history, and of the queues' order
 //! - `report`: the table
 
 mod args;
 mod crew;
 mod faults;
 mod field;
+mod groups;
 mod history;
 mod judge;
+mod observer;
 mod register;
 mod report;
 mod run;

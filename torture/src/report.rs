@@ -7,7 +7,8 @@ use redis_rwlock::Replicas;
 
 use crate::args::{Args, Style};
 use crate::faults::Column;
-use crate::judge::{Findings, Row};
+use crate::groups::GROUP_WAIT;
+use crate::judge::{Findings, GroupWaits, QueueChecks, Row};
 
 /// Growth of memory that is no leak. The first minutes of a run fill caches and arenas.
 const FLAT_KIB: u64 = 4096;
@@ -108,6 +109,7 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
         Some((first, last)) => println!("memory of the worker that grew most: {first} KiB, {last} KiB at the end"),
         None => println!("memory: no worker lived long enough"),
     }
+    findings.queues.iter().for_each(|(checks, waits)| print_queues(checks, waits));
     println!("left on the servers a lease after the end: {}", aftermath.left);
     for failed in &aftermath.failed {
         println!("could not be done: {failed}");
@@ -120,6 +122,24 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
     let complaints = complaints(args, findings, aftermath);
     complaints.iter().for_each(|complaint| println!("FAILED: {complaint}"));
     complaints.is_empty()
+}
+
+/// Prints the waits of groups, and the extent of the checks of the queues.
+fn print_queues(checks: &QueueChecks, waits: &GroupWaits) {
+    let quantiles = [500, 990, 999].map(|of_a_thousand| seconds(waits.quantile(of_a_thousand)));
+    let [p50, p99, p99_9] = quantiles;
+    println!(
+        "groups that waited: {} granted, {} at the limit of {}, {} failed; wait p50 {p50}, p99 {p99}, p99.9 {p99_9}, longest {}",
+        waits.granted,
+        waits.timed_out,
+        seconds(GROUP_WAIT),
+        waits.failed,
+        seconds(waits.longest),
+    );
+    println!(
+        "queues: {} pairs of a waiter and a later writer compared, {} of them behind a group, {} left out while a server changed its role; {} waits of a first writer beside readers, {} of them of a group",
+        checks.pairs, checks.pairs_of_groups, checks.left_out, checks.phases, checks.phases_of_groups,
+    );
 }
 
 /// Formats the setting of cached holds, and its effect.
@@ -153,6 +173,9 @@ fn complaints(args: &Args, findings: &Findings, aftermath: &Aftermath) -> Vec<St
     }
     if idle > 0 {
         complaints.push(format!("{idle} times a worker had no grant within 3 s after all was well"));
+    }
+    if findings.queues.as_ref().is_some_and(|(checks, waits)| checks.pairs_of_groups == 0 || waits.granted == 0) {
+        complaints.push("no group waited before another writer".to_owned());
     }
     if !args.cache_for.is_zero() && findings.cached_holds == 0.0 {
         complaints.push("no hold ever stayed".to_owned());

@@ -17,7 +17,8 @@ use crate::crew::Crew;
 use crate::faults::{self, Column, Fault, Mixes, Scene};
 use crate::field::Field;
 use crate::history::now;
-use crate::judge::{self, Cycle};
+use crate::judge::{self, Cycle, Evidence};
+use crate::observer::Observer;
 use crate::register::Registers;
 use crate::report::{self, Aftermath};
 use crate::tasks::LOCKS;
@@ -67,6 +68,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let registers = Registers::start(&folder.path, LOCKS)?;
     let crew = Crew::start(args.workers, order(args, &field, &registers, &folder.path), &folder.path)?;
     let began = now();
+    // A quorum has no queue.
+    let has_queues = args.groups > 0 && args.level != Level::Quorum;
+    let observer = has_queues.then(|| Observer::start(field.urls()));
     sleep(if matches!(field, Field::Cluster(_)) { CALM } else { CALM_OF_MASTERS });
     let scene = Scene { field: &field, crew: &crew };
     let mut plan = Plan::new(faults, args.seed);
@@ -89,10 +93,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     let lasted = started.elapsed();
     let told = crew.finish()?;
+    let sightings = observer.map(Observer::finish).transpose()?;
     sleep(longest_lease(&field) + LEASE / 3);
     let left = left_over(args.level, &field)?;
-    let ledger = registers.ledger();
-    let findings = judge::judge(&told, &ledger, &cycles, began, LOCKS);
+    let (ledger, sightings) = (&registers.ledger(), sightings.as_ref());
+    let evidence = Evidence { told: &told, ledger, sightings, cycles: &cycles, began, locks: LOCKS };
+    let findings = judge::judge(evidence);
     let aftermath = Aftermath { left, lasted, version: field.version(), failed, updates: ledger.updates };
     Ok(report::report(args, &findings, &aftermath))
 }
@@ -103,6 +109,7 @@ fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order
         replicas: args.replicas,
         plant: args.plant,
         cache_for: args.cache_for,
+        groups: args.groups,
         seed: args.seed,
         journal: dir.to_owned(),
         registers: registers.path().to_owned(),
@@ -167,8 +174,9 @@ fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>
         sleep(settling(scene.field));
     }
     let column = pick.iter().map(|fault| fault.column).max().unwrap_or(Column::Left);
+    let mixes = if pick.iter().all(|fault| fault.mixes == Mixes::Yes) { Mixes::Yes } else { Mixes::No };
     let count = if outcome.is_ok() { pick.len() } else { 0 };
-    (Cycle { name: row_name(pick, column), column, began, healed, over: now(), count }, outcome)
+    (Cycle { name: row_name(pick, column), column, mixes, began, healed, over: now(), count }, outcome)
 }
 
 /// Causes all picked faults at the same time.

@@ -22,7 +22,7 @@ const NAMES: [&str; 14] = [
     "hot-0", "hot-2", "slow-2", "slow-3", "slow-6", "slow-7", "slow-0", "slow-1", "cold-1", "cold-2", "cold-6",
     "cold-11", "cold-0", "cold-3",
 ];
-const HOT: Range<usize> = 0..2;
+pub(crate) const HOT: Range<usize> = 0..2;
 pub(crate) const SLOW: Range<usize> = 2..8;
 pub(crate) const COLD: Range<usize> = 8..14;
 pub(crate) const LOCKS: usize = NAMES.len();
@@ -32,13 +32,13 @@ pub(crate) fn lock_name(lock: usize) -> &'static str {
     NAMES[lock]
 }
 
-const WAIT: Duration = Duration::from_secs(5);
+pub(crate) const WAIT: Duration = Duration::from_secs(5);
 /// Pause between two checks of a hold's validity.
-const STEP: Duration = Duration::from_millis(100);
+pub(crate) const STEP: Duration = Duration::from_millis(100);
 /// Time for which a task with a planted fault goes on after it has noticed the loss.
 const BEYOND: Duration = Duration::from_millis(1500);
 const COMING: Duration = Duration::from_secs(1);
-const AFTER_A_FAILURE: Duration = Duration::from_millis(50);
+pub(crate) const AFTER_A_FAILURE: Duration = Duration::from_millis(50);
 
 /// Kind of the locks that a task takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,19 +48,27 @@ pub(crate) enum Role {
     Cold,
     /// Takes a cold lock, each time with a new manager, which has no state of earlier events.
     Guest,
+    /// Takes pairs and triples of locks, with a manager that only takes groups.
+    Group,
+    /// Takes pairs and triples of locks, with the manager that takes single locks.
+    MixedGroup,
 }
 
 impl Role {
     /// Returns the roles of a worker's tasks. A quorum has fewer, because it asks five servers each time and has no
-    /// queue.
-    pub(crate) fn of(level: Level) -> &'static [Self] {
-        match level {
-            Level::Primary | Level::Replicated => {
-                use Role::{Cold, Guest, Hot, Slow};
+    /// queue. With groups, fewer tasks take slow locks, because a group holds some locks while it waits for others.
+    pub(crate) fn of(order: &Order) -> Vec<Self> {
+        use Role::{Cold, Group, Guest, Hot, MixedGroup, Slow};
+        let singles: &[Self] = match (order.level, order.groups) {
+            (Level::Primary | Level::Replicated, 0) => {
                 &[Hot, Hot, Hot, Slow, Slow, Slow, Slow, Cold, Cold, Cold, Guest]
             }
-            Level::Quorum => &[Self::Hot, Self::Slow, Self::Slow, Self::Cold, Self::Cold],
-        }
+            (Level::Primary | Level::Replicated, _) => &[Hot, Hot, Slow, Slow, Cold, Cold, Guest],
+            (Level::Quorum, _) => &[Hot, Slow, Slow, Cold, Cold],
+        };
+        // Each third group shares its manager with single locks.
+        let groups = (0..order.groups).map(|number| if number % 3 == 2 { MixedGroup } else { Group });
+        singles.iter().copied().chain(groups).collect()
     }
 
     fn lock(self, rng: &mut Rng, order: &Order) -> usize {
@@ -75,6 +83,7 @@ impl Role {
             Self::Hot => rng.usize(HOT),
             Self::Slow => rng.usize(SLOW),
             Self::Cold | Self::Guest => rng.usize(COLD),
+            Self::Group | Self::MixedGroup => rng.usize(..LOCKS),
         }
     }
 
@@ -92,22 +101,24 @@ impl Role {
     }
 
     /// Returns a random time to hold the lock.
-    fn stay(self, rng: &mut Rng) -> Duration {
+    pub(crate) fn stay(self, rng: &mut Rng) -> Duration {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(0..6),
             Self::Slow => rng.u64(200..4500),
             Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900),
             Self::Cold => rng.u64(1..40),
             Self::Guest => rng.u64(1..400),
+            Self::Group | Self::MixedGroup if rng.u8(..60) == 0 => rng.u64(500..4000),
+            Self::Group | Self::MixedGroup => rng.u64(..20),
         })
     }
 
     /// Returns a random pause between two uses.
-    fn pause(self, rng: &mut Rng) -> Duration {
+    pub(crate) fn pause(self, rng: &mut Rng) -> Duration {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(5..40),
             Self::Slow => rng.u64(5..100),
-            Self::Cold | Self::Guest => rng.u64(10..80),
+            Self::Cold | Self::Guest | Self::Group | Self::MixedGroup => rng.u64(10..80),
         })
     }
 }
@@ -192,7 +203,7 @@ enum Stay {
 
 /// Numbers of the two registers that the writer has read.
 #[derive(Clone, Copy, Default, Debug)]
-struct Reading {
+pub(crate) struct Reading {
     fenced: Option<u64>,
     unfenced: Option<u64>,
 }
@@ -201,6 +212,8 @@ struct Reading {
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) locks: Arc<dyn RwLockManager>,
+    /// Label of the manager `locks`.
+    pub(crate) label: String,
     pub(crate) journal: Arc<Journal>,
     pub(crate) registers: Client,
     pub(crate) rng: Rng,
@@ -222,11 +235,13 @@ impl Task {
     }
 
     async fn turn(&mut self) -> Result<()> {
-        if self.role != Role::Guest {
-            return self.use_some_lock().await;
+        match self.role {
+            Role::Guest => {}
+            Role::Group | Role::MixedGroup => return self.use_some_group().await,
+            Role::Hot | Role::Slow | Role::Cold => return self.use_some_lock().await,
         }
         // If no server answers, the guest skips this round.
-        if let Ok(locks) = timeout(COMING, worker::connect(&self.order)).await {
+        if let Ok(locks) = timeout(COMING, worker::connect(&self.order, self.order.guest_label())).await {
             self.locks = locks?;
             self.use_some_lock().await?;
             timeout(COMING, self.locks.close()).await.ok();
@@ -262,7 +277,7 @@ impl Task {
 
     async fn acquire<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let visit = self.role.visit(&mut self.rng, &self.order);
-        let id = self.journal.asks(lock, mode_of::<G>());
+        let id = self.journal.asks(&self.label, lock, mode_of::<G>());
         match acquire.wait_timeout(WAIT).lease(visit.lease).await {
             Ok(guard) => self.use_it(id, lock, guard.into(), visit.stay).await,
             Err(error) => self.failed(id, &error).await,
@@ -270,7 +285,7 @@ impl Task {
     }
 
     async fn try_now<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
-        let id = self.journal.asks(lock, mode_of::<G>());
+        let id = self.journal.asks(&self.label, lock, mode_of::<G>());
         match acquire.try_now().await {
             Ok(Some(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
             Ok(None) => {
@@ -283,7 +298,7 @@ impl Task {
 
     /// Drops the future after a short time.
     async fn give_up_soon<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
-        let id = self.journal.asks(lock, mode_of::<G>());
+        let id = self.journal.asks(&self.label, lock, mode_of::<G>());
         let soon = Duration::from_micros(self.rng.u64(..20_000));
         match timeout(soon, acquire.wait_timeout(WAIT)).await {
             Ok(Ok(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
@@ -297,7 +312,7 @@ impl Task {
 
     /// Takes a write lock, and downgrades it to read.
     async fn downgrade(&mut self, lock: usize) -> Result<()> {
-        let id = self.journal.asks(lock, Mode::Write);
+        let id = self.journal.asks(&self.label, lock, Mode::Write);
         let guard = match self.locks.write(lock_name(lock)).wait_timeout(WAIT).await {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
@@ -305,7 +320,7 @@ impl Task {
         let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng));
         let Some(Held::Write(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
-        let id = self.journal.asks(lock, Mode::Read);
+        let id = self.journal.asks(&self.label, lock, Mode::Read);
         match guard.downgrade().await {
             Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
             Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
@@ -314,7 +329,7 @@ impl Task {
 
     /// Takes a read lock, and upgrades it to write if there is no other reader.
     async fn upgrade(&mut self, lock: usize) -> Result<()> {
-        let id = self.journal.asks(lock, Mode::Read);
+        let id = self.journal.asks(&self.label, lock, Mode::Read);
         let guard = match self.locks.read(lock_name(lock)).wait_timeout(WAIT).await {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
@@ -322,7 +337,7 @@ impl Task {
         let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng));
         let Some(Held::Read(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
-        let id = self.journal.asks(lock, Mode::Write);
+        let id = self.journal.asks(&self.label, lock, Mode::Write);
         match guard.try_upgrade().await {
             Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
             Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
@@ -335,7 +350,7 @@ impl Task {
         if matches!(error, Error::Lost { .. }) {
             return Ok(());
         }
-        let id = self.journal.goes_on(lock, held.mode());
+        let id = self.journal.goes_on(&self.label, lock, held.mode());
         self.use_for_a_while(id, lock, held).await
     }
 
@@ -413,13 +428,13 @@ impl Task {
         Stay::Lost
     }
 
-    async fn read(&mut self, lock: usize, token: u64) -> Result<Reading> {
+    pub(crate) async fn read(&mut self, lock: usize, token: u64) -> Result<Reading> {
         let fenced = self.registers.read(Kind::Fenced, lock, token).await?;
         let unfenced = self.registers.read(Kind::Unfenced, lock, token).await?;
         Ok(Reading { fenced, unfenced })
     }
 
-    async fn write(&mut self, lock: usize, token: u64, reading: Reading) -> Result<()> {
+    pub(crate) async fn write(&mut self, lock: usize, token: u64, reading: Reading) -> Result<()> {
         if let Some(read) = reading.fenced {
             self.registers.write(Kind::Fenced, lock, token, read).await?;
         }
@@ -443,7 +458,7 @@ fn mode_of<G: Guard>() -> Mode {
 }
 
 /// Returns one word for each kind of error.
-fn reason(error: &Error) -> &'static str {
+pub(crate) fn reason(error: &Error) -> &'static str {
     match error {
         Error::WaitTimeout { .. } => "wait-timeout",
         Error::Lost { .. } => "lost",

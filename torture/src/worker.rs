@@ -31,6 +31,8 @@ const ACKNOWLEDGED: Duration = Duration::from_millis(200);
 /// Limit for connecting, which is longer than most faults.
 const CONNECTING: Duration = Duration::from_secs(10);
 const CLOSING: Duration = Duration::from_secs(10);
+/// First letter of the labels of managers that only take groups.
+pub(crate) const GROUPS_LABEL: char = 'g';
 
 /// Order for a worker process.
 #[derive(Clone, Debug)]
@@ -40,6 +42,9 @@ pub(crate) struct Order {
     pub(crate) plant: Option<Plant>,
     /// Time for which the worker caches holds.
     pub(crate) cache_for: Duration,
+    /// Number of tasks that take several locks at once.
+    pub(crate) groups: usize,
+    /// Seed of the worker, different for each process.
     pub(crate) seed: u64,
     pub(crate) journal: PathBuf,
     pub(crate) registers: PathBuf,
@@ -52,7 +57,8 @@ impl Order {
         let paths = [&self.journal, &self.registers].map(|path| path.display().to_string());
         let [journal, registers] = &paths;
         let (level, idle_ms, urls) = (self.level.name(), self.cache_for.as_millis(), self.urls.join(" "));
-        format!("{level} {} {plant} {idle_ms} {} {journal} {registers} {urls}", self.replicas, self.seed)
+        let (replicas, groups, seed) = (self.replicas, self.groups, self.seed);
+        format!("{level} {replicas} {plant} {idle_ms} {groups} {seed} {journal} {registers} {urls}")
     }
 
     /// Returns the order for this process if this process is a worker.
@@ -65,6 +71,7 @@ impl Order {
             let replicas = args::replicas(next()?)?;
             let plant = Some(next()?).filter(|word| *word != "-").map(str::parse).transpose()?;
             let cache_for = Duration::from_millis(next()?.parse()?);
+            let groups = next()?.parse()?;
             let seed = next()?.parse()?;
             let (journal, registers) = (next()?.into(), next()?.into());
             Ok(Self {
@@ -72,6 +79,7 @@ impl Order {
                 replicas,
                 plant,
                 cache_for,
+                groups,
                 seed,
                 journal,
                 registers,
@@ -79,6 +87,25 @@ impl Order {
             })
         };
         Some(read())
+    }
+
+    /// Returns the label of the managers that take single locks.
+    pub(crate) fn label(&self) -> String {
+        format!("w{}", self.seed)
+    }
+
+    /// Returns the label of the manager that only takes groups. So a waiter with this label is a group that waits.
+    pub(crate) fn groups_label(&self) -> String {
+        format!("{GROUPS_LABEL}{}", self.seed)
+    }
+
+    /// Returns the label of a guest's manager.
+    pub(crate) fn guest_label(&self) -> String {
+        match self.plant {
+            // The judge believes that this is another process. The history has the label of the worker.
+            Some(Plant::QueueJumper) => "jumper".to_owned(),
+            _ => self.label(),
+        }
     }
 }
 
@@ -102,17 +129,23 @@ pub(crate) fn run(order: &Order) -> Result<()> {
 
 async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<bool>) -> Result<()> {
     let order = Arc::new(order.clone());
-    let locks = connect(&order).await?;
+    let locks = connect(&order, order.label()).await?;
+    let groups = if order.groups > 0 { connect(&order, order.groups_label()).await? } else { Arc::clone(&locks) };
     tokio::spawn(pulse(Arc::clone(&journal), Arc::clone(&locks)));
     let mut rng = Rng::with_seed(order.seed);
     let mut tasks = Vec::new();
-    for role in Role::of(order.level) {
+    for role in Role::of(&order) {
+        let (locks, label) = match role {
+            Role::Group => (&groups, order.groups_label()),
+            _ => (&locks, order.label()),
+        };
         let task = Task {
-            locks: Arc::clone(&locks),
+            locks: Arc::clone(locks),
+            label,
             journal: Arc::clone(&journal),
             registers: Client::connect(&order.registers).await?,
             rng: rng.fork(),
-            role: *role,
+            role,
             order: Arc::clone(&order),
         };
         tasks.push(tokio::spawn(task.run(stopped.clone())));
@@ -121,13 +154,14 @@ async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<boo
     for task in tasks {
         task.await??;
     }
-    timeout(CLOSING, locks.close()).await.ok();
+    timeout(CLOSING, async { tokio::join!(locks.close(), groups.close()) }).await.ok();
     Ok(())
 }
 
-pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
-    async fn finish<M: Build>(builder: Builder<M>) -> Result<Arc<dyn RwLockManager>> {
-        let builder = builder.key_prefix(PREFIX).lease(LEASE);
+/// Connects a manager with this label.
+pub(crate) async fn connect(order: &Order, label: String) -> Result<Arc<dyn RwLockManager>> {
+    async fn finish<M: Build>(builder: Builder<M>, label: String) -> Result<Arc<dyn RwLockManager>> {
+        let builder = builder.key_prefix(PREFIX).lease(LEASE).label(label);
         // The worker may start while a server has a fault or no replica.
         let began = Instant::now();
         loop {
@@ -141,16 +175,19 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     }
     let urls = order.urls.clone();
     match order.level {
-        Level::Primary => finish(RedisManager::builder(Topology::cluster(urls)).cache_for(order.cache_for)).await,
+        Level::Primary => {
+            let builder = RedisManager::builder(Topology::cluster(urls)).cache_for(order.cache_for);
+            finish(builder, label).await
+        }
         Level::Replicated => {
             let level = match order.plant {
                 Some(Plant::SkippedWait) => Durability::Primary,
                 _ => Durability::Replicated { replicas: order.replicas, timeout: ACKNOWLEDGED },
             };
             let builder = RedisManager::builder(Topology::cluster(urls)).durability(level);
-            finish(builder.cache_for(order.cache_for)).await
+            finish(builder.cache_for(order.cache_for), label).await
         }
-        Level::Quorum => finish(QuorumManager::builder(urls)).await,
+        Level::Quorum => finish(QuorumManager::builder(urls), label).await,
     }
 }
 

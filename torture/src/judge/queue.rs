@@ -1,0 +1,233 @@
+//! Rules of the queues, checked by the views of the observer and the histories of the workers.
+//!
+//! A worker knows when it asks and when it has its guard, but not its place in the queue. So only what a view proves
+//! counts. A waiter with the age `a` in a view was in the queue from `a` before the view on, since a waiter that loses its
+//! place begins with the age 0. A client without a record in a view of that time asked later than the waiter.
+//!
+//! 1. No writer of a process that asked later enters before the waiter.
+//! 2. A writer that is the first one of the queue waits for at most one phase of readers.
+//! 3. No group reaches the limit of its wait.
+//!
+//! A fault that changes the role of a server may lose a place, or let the observer see the past of an old primary. Waits
+//! that touch such a fault are left out of the first two rules, and counted.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use redis_rwlock::Mode;
+
+use super::{Judge, Seen, describe, seconds};
+use crate::crew::Told;
+use crate::faults::Mixes;
+use crate::history::{GroupEnd, Moment, Origin, nanos};
+use crate::observer::{Record, Sighting, Standing};
+use crate::worker::GROUPS_LABEL;
+
+/// Largest error of an age. Faults step the clock of a server by less than 100 ms, and ages are in whole milliseconds.
+const AGE_ERROR: Duration = Duration::from_millis(102);
+
+/// Extent of the checks, which shows that they were not empty.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct QueueChecks {
+    /// Pairs of a waiter and a client that waited as a writer and had asked later.
+    pub(crate) pairs: usize,
+    /// Number of these pairs whose waiter is a group.
+    pub(crate) pairs_of_groups: usize,
+    /// Number of pairs that were left out.
+    pub(crate) left_out: usize,
+    /// Waits of the first writer of a queue during which readers were inside.
+    pub(crate) phases: usize,
+    /// Number of these waits that were waits of groups.
+    pub(crate) phases_of_groups: usize,
+}
+
+/// Waits of groups.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct GroupWaits {
+    pub(crate) granted: usize,
+    pub(crate) timed_out: usize,
+    /// Number of acquisitions that returned another error, such as `Unreachable`.
+    pub(crate) failed: usize,
+    /// Longest wait, also of a group that was cut off by the end of its process.
+    pub(crate) longest: Duration,
+    /// Waits that ended with a grant or at the limit, in ascending order.
+    waits: Vec<Duration>,
+}
+
+impl GroupWaits {
+    /// Returns the wait that this number of a thousand waits does not exceed.
+    pub(crate) fn quantile(&self, of_a_thousand: usize) -> Duration {
+        let place = (self.waits.len() * of_a_thousand).div_ceil(1000).saturating_sub(1);
+        self.waits.get(place).copied().unwrap_or_default()
+    }
+}
+
+/// Last view of a waiter, and the earlier views in which the waiter certainly waited.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    waiter: &'a Record,
+    /// Views of the wait, the last one included.
+    views: &'a [Sighting],
+}
+
+impl<'a> Place<'a> {
+    /// Returns the place of each waiter, at its last view.
+    fn all(sightings: &'a [Sighting]) -> impl Iterator<Item = Self> {
+        sightings.iter().enumerate().flat_map(move |(index, view)| {
+            let next = sightings.get(index + 1);
+            let last_seen = waiters(view).filter(move |waiter| !next.is_some_and(|next| goes_on(waiter, next)));
+            last_seen.filter_map(move |waiter| {
+                let age = nanos(Duration::from_millis(waiter.age_ms.into()));
+                let entered = (view.received + nanos(AGE_ERROR)).saturating_sub(age);
+                let first = sightings.partition_point(|view| view.sent <= entered);
+                (first < index).then(|| Self { waiter, views: &sightings[first..=index] })
+            })
+        })
+    }
+
+    fn last(&self) -> &'a Sighting {
+        &self.views[self.views.len() - 1]
+    }
+
+    fn is_of_group(&self) -> bool {
+        self.waiter.label.starts_with(GROUPS_LABEL)
+    }
+
+    /// Returns the clients that waited as writers during the wait and had asked later.
+    fn later_writers(&self) -> HashSet<&'a str> {
+        let (mut later, mut seen) = (HashSet::new(), HashMap::<&str, usize>::new());
+        for (before, view) in self.views.iter().enumerate() {
+            let writes = |record: &&Record| record.standing == Standing::Waits && record.mode == Mode::Write;
+            let was_absent = |record: &&Record| seen.get(&*record.label).copied().unwrap_or(0) < before;
+            let others = view.records.iter().filter(|record| record.label != self.waiter.label);
+            later.extend(others.filter(writes).filter(was_absent).map(|record| &*record.label));
+            let present: HashSet<&str> = view.records.iter().map(|record| &*record.label).collect();
+            present.into_iter().for_each(|label| *seen.entry(label).or_default() += 1);
+        }
+        later
+    }
+
+    /// Returns a view of the wait that the client had no record in, and that was over when it was granted the lock.
+    fn view_without(&self, label: &str, granted: Moment) -> Option<&'a Sighting> {
+        let over = self.views.iter().take_while(|view| view.received < granted);
+        over.into_iter().find(|view| view.records.iter().all(|record| *record.label != *label))
+    }
+
+    /// Returns the views in which the waiter was the first writer of the queue.
+    fn at_head(&self) -> &'a [Sighting] {
+        let is_head = |view: &Sighting| {
+            let mut writers = waiters(view).filter(|waiter| waiter.mode == Mode::Write);
+            // Guests have the label of their worker, so a second waiter of that label may be another one.
+            writers.next().is_some_and(|first| first.label == self.waiter.label)
+                && writers.all(|other| other.label != self.waiter.label)
+        };
+        match self.views.iter().position(is_head) {
+            Some(first) if self.waiter.mode == Mode::Write && is_head(self.last()) => &self.views[first..],
+            _ => &[],
+        }
+    }
+}
+
+fn waiters(view: &Sighting) -> impl Iterator<Item = &Record> {
+    view.records.iter().filter(|record| record.standing == Standing::Waits)
+}
+
+/// Returns true if the next view has the waiter, too.
+fn goes_on(waiter: &Record, next: &Sighting) -> bool {
+    waiters(next).any(|other| other.label == waiter.label && other.mode == waiter.mode && other.age_ms > waiter.age_ms)
+}
+
+/// Returns the uses with a grant between the two moments.
+fn between<'a, 'b>(uses: &'b [Seen<'a>], from: Moment, to: Moment) -> impl Iterator<Item = Seen<'a>> + use<'a, 'b> {
+    let first = uses.partition_point(|seen| seen.used.granted <= from);
+    let is_grant = |seen: &Seen<'_>| seen.used.origin == Origin::Granted && seen.used.until > seen.used.granted;
+    uses[first..].iter().copied().take_while(move |seen| seen.used.granted < to).filter(is_grant)
+}
+
+impl Judge<'_> {
+    /// Checks the order of the queue of one lock. The uses are in the order of their grants.
+    pub(super) fn queue(&mut self, uses: &[Seen<'_>], sightings: &[Sighting], checks: &mut QueueChecks) {
+        for place in Place::all(sightings) {
+            let later = place.later_writers().len();
+            if self.changes_a_role(place.views[0].sent, place.last().received) {
+                checks.left_out += later;
+                continue;
+            }
+            checks.pairs += later;
+            checks.pairs_of_groups += if place.is_of_group() { later } else { 0 };
+            self.passing_writers(uses, &place);
+            self.read_phases(uses, &place, checks);
+        }
+    }
+
+    /// Returns true if a fault that changes the role of a server falls into this time.
+    fn changes_a_role(&self, from: Moment, to: Moment) -> bool {
+        let mut changes = self.cycles.iter().filter(|cycle| cycle.mixes == Mixes::No);
+        changes.any(|cycle| cycle.began <= to && cycle.healed >= from)
+    }
+
+    fn passing_writers(&mut self, uses: &[Seen<'_>], place: &Place<'_>) {
+        let writers = between(uses, place.views[0].received, place.last().sent)
+            .filter(|seen| seen.used.mode == Mode::Write && *seen.used.label != *place.waiter.label);
+        for seen in writers {
+            if let Some(view) = place.view_without(&seen.used.label, seen.used.granted) {
+                let what = format!(
+                    "{} of {} entered; {}, and {0} had no record in the view from {:.3} s",
+                    describe(seen, self.began),
+                    seen.used.label,
+                    self.describe_wait(place),
+                    seconds(view.sent, self.began),
+                );
+                self.finds("passed", seen.used.granted, what).passed += 1;
+            }
+        }
+    }
+
+    fn read_phases(&mut self, uses: &[Seen<'_>], place: &Place<'_>, checks: &mut QueueChecks) {
+        let Some(first) = place.at_head().first() else { return };
+        let has_readers = first.records.iter().any(|one| one.standing == Standing::Holds && one.mode == Mode::Read);
+        // Readers of a phase share their token.
+        let new: BTreeSet<u64> = between(uses, first.received, place.last().sent)
+            .filter(|seen| seen.used.mode == Mode::Read && seen.used.token > first.last_token)
+            .map(|seen| seen.used.token)
+            .collect();
+        let phases = new.len() + usize::from(has_readers);
+        checks.phases += usize::from(phases > 0);
+        checks.phases_of_groups += usize::from(phases > 0 && place.is_of_group());
+        if phases > 1 {
+            let what =
+                format!("{phases} phases of readers, new ones with the tokens {new:?}; {}", self.describe_wait(place));
+            self.finds("read phases", place.last().sent, what).read_phases += 1;
+        }
+    }
+
+    fn describe_wait(&self, place: &Place<'_>) -> String {
+        let Record { label, mode, .. } = place.waiter;
+        let [from, to] = [place.views[0].sent, place.last().sent].map(|at| seconds(at, self.began));
+        format!("{label} waited to {mode} from {from:.3} s at the latest, and still at {to:.3} s")
+    }
+
+    /// Counts the waits of groups, and finds those that reached their limit.
+    pub(super) fn group_waits(&mut self, told: &[Told]) -> GroupWaits {
+        let mut waits = GroupWaits::default();
+        for wait in told.iter().flat_map(|told| &told.history.group_waits) {
+            let took = Duration::from_nanos(wait.ended.saturating_sub(wait.asked));
+            waits.longest = waits.longest.max(took);
+            match wait.end {
+                GroupEnd::Granted => waits.granted += 1,
+                GroupEnd::TimedOut => {
+                    waits.timed_out += 1;
+                    let what = format!("a group waited for {:.1} s in vain", took.as_secs_f64());
+                    self.finds("starved", wait.ended, what).starved += 1;
+                }
+                GroupEnd::Failed => waits.failed += 1,
+                GroupEnd::CutOff => continue,
+            }
+            if wait.end != GroupEnd::Failed {
+                waits.waits.push(took);
+            }
+        }
+        waits.waits.sort_unstable();
+        waits
+    }
+}
