@@ -7,6 +7,7 @@ mod burst;
 mod caching;
 mod durability;
 mod faults;
+mod groups;
 mod hand_over;
 mod held_locks;
 mod joins;
@@ -31,8 +32,9 @@ use setup::Effort;
 /// A scenario: its name, its subject, and its function.
 type Scenario = (&'static str, &'static str, fn(Effort));
 
-const SCENARIOS: [Scenario; 18] = [
+const SCENARIOS: [Scenario; 19] = [
     ("uncontended", "time of a pair (an acquisition and its release) by one task", uncontended::run),
+    ("groups", "time of an acquisition of three names in one step, beside that of one name", groups::run),
     ("throughput", "pairs a second and client CPU of 256 tasks; BENCH_BEFORE: of another revision", throughput::run),
     ("read_release", "server time for a release, while others read the same lock", read_release::run),
     ("held_locks", "10,000 and 100,000 held locks: delay of others, client CPU, memory", held_locks::run),

@@ -417,9 +417,9 @@ mod tests {
     use crate::history::History;
     use crate::register::LostUpdates;
 
-    const MS: u64 = 1_000_000;
+    pub(super) const MS: u64 = 1_000_000;
 
-    fn told(worker: usize, lines: &[&str]) -> Told {
+    pub(super) fn told(worker: usize, lines: &[&str]) -> Told {
         // Times are in milliseconds.
         let in_nanos = |line: &&str| {
             let times: &[usize] = match line.as_bytes()[0] {
@@ -443,17 +443,21 @@ mod tests {
     }
 
     fn row_with(told: &[Told], ledger: &Ledger) -> Row {
-        let cycle = Cycle {
+        let cycle = cycle(Mixes::Yes);
+        let evidence = Evidence { told, ledger, sightings: None, cycles: &[cycle], began: 0, locks: 1 };
+        judge(evidence).rows.remove("fault").unwrap()
+    }
+
+    pub(super) fn cycle(mixes: Mixes) -> Cycle {
+        Cycle {
             name: "fault".to_owned(),
             column: Column::Left,
-            mixes: Mixes::Yes,
+            mixes,
             began: 0,
             healed: 2000 * MS,
             over: 9000 * MS,
             count: 1,
-        };
-        let evidence = Evidence { told, ledger, sightings: None, cycles: &[cycle], began: 0, locks: 1 };
-        judge(evidence).rows.remove("fault").unwrap()
+        }
     }
 
     const WRITER: &[&str] =
@@ -526,6 +530,14 @@ mod tests {
         let kept = told(0, &[WRITER, &["K 0 100 140"]].concat());
         let waits = told(1, &["A 1 30 0 w", "G 1 350 8 900", "E 1 400 r"]);
         assert_eq!(row_with(&[kept, waits], &Ledger::default()).stall, Duration::from_millis(10));
+    }
+
+    #[test]
+    fn group_that_waits_may_hold_its_locks_so_they_do_not_stand_still() {
+        // The group asks for this lock and another one, and gives up. Another user waits until then.
+        let group = told(0, &["A 1 10 0 w g0 g1", "A 2 10 1 w g0 g1", "W 1 600 wait-timeout", "W 2 600 wait-timeout"]);
+        let waits = told(1, &["A 1 30 0 w", "G 1 620 8 900", "E 1 700 r"]);
+        assert_eq!(row(&[group, waits]).stall, Duration::ZERO);
     }
 
     #[test]

@@ -231,3 +231,115 @@ impl Judge<'_> {
         waits
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::tests::{MS, cycle, told};
+    use crate::judge::{Evidence, Row, judge};
+    use crate::register::Ledger;
+
+    /// Parses a view such as `1000 1001 7: holds w w1 50, waits r g2 300`: its two moments in milliseconds, the last token,
+    /// and the records with their labels and ages.
+    fn view(text: &str) -> Sighting {
+        let (head, records) = text.split_once(": ").unwrap();
+        let head: Vec<u64> = head.split(' ').map(|word| word.parse().unwrap()).collect();
+        let record = |text: &str| {
+            let words: Vec<&str> = text.split(' ').collect();
+            let standing = if words[0] == "holds" { Standing::Holds } else { Standing::Waits };
+            let mode = if words[1] == "r" { Mode::Read } else { Mode::Write };
+            Record { standing, mode, label: words[2].into(), age_ms: words[3].parse().unwrap() }
+        };
+        let records = records.split(", ").map(record).collect();
+        Sighting { sent: head[0] * MS, received: head[1] * MS, last_token: head[2], records }
+    }
+
+    fn findings(lines: &[&str], views: &[&str], mixes: Mixes) -> (Row, QueueChecks, GroupWaits) {
+        let sightings = vec![views.iter().map(|text| view(text)).collect()];
+        let (told, ledger, cycles) = ([told(0, lines)], Ledger::default(), [cycle(mixes)]);
+        let (sightings, told) = (Some(&sightings), &told[..]);
+        let mut found = judge(Evidence { told, ledger: &ledger, sightings, cycles: &cycles, began: 0, locks: 1 });
+        let (checks, waits) = found.queues.unwrap();
+        (found.rows.remove("fault").unwrap(), checks, waits)
+    }
+
+    fn row(lines: &[&str], views: &[&str]) -> Row {
+        findings(lines, views, Mixes::Yes).0
+    }
+
+    const LATER: &[&str] = &["A 1 1050 0 w w3", "G 1 1100 9 1500", "E 1 1150 r"];
+    /// The group g2 waits, and w3 comes only after the first view.
+    const GROUP_WAITS: &[&str] = &[
+        "1000 1001 7: holds w w1 50, waits w g2 300",
+        "1060 1061 7: holds w w1 110, waits w g2 360, waits w w3 9",
+        "1200 1201 9: holds w w1 5, waits w g2 500",
+    ];
+
+    #[test]
+    fn writer_that_asked_later_and_entered_first_is_found() {
+        let (row, checks, _) = findings(LATER, GROUP_WAITS, Mixes::Yes);
+        assert_eq!((row.passed, row.violations(), checks.pairs, checks.pairs_of_groups), (1, 1, 1, 1));
+        // The waiter is a reader.
+        let reader = GROUP_WAITS.iter().map(|view| view.replace("w g2", "r g2")).collect::<Vec<_>>();
+        assert_eq!(row_of(LATER, &reader).passed, 1);
+        // The writer enters after the last view of the waiter.
+        assert_eq!(self::row(LATER, &GROUP_WAITS[..2]).passed, 0);
+    }
+
+    fn row_of(lines: &[&str], views: &[String]) -> Row {
+        row(lines, &views.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn order_that_no_view_proves_is_no_violation() {
+        // The writer may have asked before the waiter: it has a record in each view before its grant.
+        let earlier = ["1000 1001 7: waits w w3 400, waits w g2 300", GROUP_WAITS[1], GROUP_WAITS[2]];
+        assert_eq!(row(LATER, &earlier).passed, 0);
+        // The waiter has lost its place, and another one in the last view. Ages may be wrong by the steps of a clock.
+        for age in [10, 140, 200] {
+            let last = format!("1200 1201 9: holds w w1 5, waits w g2 {age}");
+            assert_eq!(row(LATER, &[GROUP_WAITS[0], GROUP_WAITS[1], &last]).passed, 0, "{age}");
+        }
+        // Another task of the process of the waiter, and a hold that was over when its user had it.
+        assert_eq!(row(&["A 1 1050 0 w g2", "G 1 1100 9 1500", "E 1 1150 r"], GROUP_WAITS).passed, 0);
+        assert_eq!(row(&["A 1 1050 0 w w3", "G 1 1100 9 1100", "E 1 1150 r"], GROUP_WAITS).passed, 0);
+    }
+
+    #[test]
+    fn waits_while_a_server_changes_its_role_are_left_out_and_counted() {
+        let (row, checks, _) = findings(LATER, GROUP_WAITS, Mixes::No);
+        assert_eq!((row.passed, checks.pairs, checks.left_out), (0, 0, 1));
+    }
+
+    #[test]
+    fn first_writer_waits_for_one_phase_of_readers() {
+        let views =
+            |holder: &str| [format!("1000 1001 7: {holder}waits w g2 300"), "1400 1401 7: waits w g2 700".into()];
+        let phase = |id: u64, at: u64, token: u64| {
+            [format!("A {id} 990 0 r w3"), format!("G {id} {at} {token} 1900"), format!("E {id} {} r", at + 9)]
+                .join("\n")
+        };
+        let phases = |holder: &str, tokens: [u64; 2]| {
+            let lines = [phase(1, 1100, tokens[0]), phase(2, 1200, tokens[1])].join("\n");
+            row_of(&lines.lines().collect::<Vec<_>>(), &views(holder)).read_phases
+        };
+        assert_eq!(phases("holds w w1 50, ", [20, 30]), 1);
+        assert_eq!(phases("holds w w1 50, ", [20, 20]), 0);
+        // Readers were inside, and the token of their phase is 7.
+        assert_eq!(phases("holds r w3 50, ", [7, 7]), 0);
+        assert_eq!(phases("holds r w3 50, ", [7, 20]), 1);
+        // Another writer is ahead.
+        assert_eq!(phases("holds w w1 50, waits w w4 400, ", [20, 30]), 0);
+    }
+
+    #[test]
+    fn group_at_its_limit_starves_and_the_longest_waits_are_told() {
+        let lines = ["A 1 10 0 w g2 g1", "A 2 10 1 w g2 g1", "W 1 900 wait-timeout", "W 2 900 wait-timeout"];
+        let granted = ["A 3 20 0 w g2 g3", "G 3 60 9 1500", "E 3 70 r", "A 4 100 1 r g2 g4", "W 4 300 unreachable"];
+        let (row, _, waits) = findings(&[&lines[..], &granted].concat(), &[], Mixes::Yes);
+        assert_eq!((row.starved, row.violations()), (1, 1));
+        assert_eq!((waits.granted, waits.timed_out, waits.failed), (1, 1, 1));
+        assert_eq!([500, 999].map(|part| waits.quantile(part).as_millis()), [40, 890]);
+        assert_eq!(waits.longest.as_millis(), 890);
+    }
+}
