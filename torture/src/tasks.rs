@@ -32,7 +32,7 @@ pub(crate) fn lock_name(lock: usize) -> &'static str {
     NAMES[lock]
 }
 
-pub(crate) const WAIT: Duration = Duration::from_secs(5);
+const WAIT: Duration = Duration::from_secs(5);
 /// Pause between two checks of a hold's validity.
 pub(crate) const STEP: Duration = Duration::from_millis(100);
 /// Time for which a task with a planted fault goes on after it has noticed the loss.

@@ -109,8 +109,8 @@ impl<'a> Place<'a> {
 
     /// Returns a view of the wait that the client had no record in, and that was over when it was granted the lock.
     fn view_without(&self, label: &str, granted: Moment) -> Option<&'a Sighting> {
-        let over = self.views.iter().take_while(|view| view.received < granted);
-        over.into_iter().find(|view| view.records.iter().all(|record| *record.label != *label))
+        let mut over = self.views.iter().take_while(|view| view.received < granted);
+        over.find(|view| view.records.iter().all(|record| *record.label != *label))
     }
 
     /// Returns the views in which the waiter was the first writer of the queue.
