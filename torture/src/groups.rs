@@ -38,7 +38,7 @@ impl Task {
     /// because slow locks come last in the order of the keys, and a group that waits for one keeps the others.
     fn some_locks(&mut self) -> Vec<(usize, Mode)> {
         let rng = &mut self.rng;
-        let (mut locks, count): (Vec<usize>, usize) = match rng.u8(..100) {
+        let (mut locks, count): (Vec<usize>, usize) = match rng.u16(..500) {
             0 => ((0..LOCKS).collect(), rng.usize(2..4)),
             1..10 => (SLOW.collect(), 2),
             _ => (HOT.chain(COLD).collect(), rng.usize(2..4)),
@@ -119,7 +119,7 @@ impl Task {
 
     /// Works under all locks, and releases or drops them unless one is lost.
     async fn use_all(&mut self, group: Together<'_>, guard: GroupGuard) -> Result<()> {
-        let how_long = self.role.stay(&mut self.rng);
+        let how_long = self.role.stay(&mut self.rng, &self.order);
         let tokens: Vec<u64> = guard.locks().map(|lock| lock.fencing_token.into()).collect();
         let until = until(&guard).unwrap_or(0);
         group.ids.iter().zip(&tokens).for_each(|(id, token)| self.journal.granted(*id, *token, until));

@@ -56,14 +56,14 @@ pub(crate) enum Role {
 
 impl Role {
     /// Returns the roles of a worker's tasks. A quorum has fewer, because it asks five servers each time and has no
-    /// queue. With groups, fewer tasks take slow locks, because a group holds some locks while it waits for others.
+    /// queue. With groups, fewer tasks take single locks, because a group keeps some locks while it waits for others.
     pub(crate) fn of(order: &Order) -> Vec<Self> {
         use Role::{Cold, Group, Guest, Hot, MixedGroup, Slow};
         let singles: &[Self] = match (order.level, order.groups) {
             (Level::Primary | Level::Replicated, 0) => {
                 &[Hot, Hot, Hot, Slow, Slow, Slow, Slow, Cold, Cold, Cold, Guest]
             }
-            (Level::Primary | Level::Replicated, _) => &[Hot, Hot, Slow, Slow, Cold, Cold, Guest],
+            (Level::Primary | Level::Replicated, _) => &[Hot, Hot, Slow, Cold, Guest],
             (Level::Quorum, _) => &[Hot, Slow, Slow, Cold, Cold],
         };
         // Each third group shares its manager with single locks.
@@ -97,18 +97,20 @@ impl Role {
         if self == Self::Slow && order.level != Level::Quorum && rng.bool() {
             return Visit { lease: LONGEST_LEASE, stay: Duration::from_millis(rng.u64(1000..4500)) };
         }
-        Visit { lease: LEASE, stay: self.stay(rng) }
+        Visit { lease: LEASE, stay: self.stay(rng, order) }
     }
 
-    /// Returns a random time to hold the lock.
-    pub(crate) fn stay(self, rng: &mut Rng) -> Duration {
+    /// Returns a random time to hold the lock. Beside groups it is shorter, so that the queues do not only grow.
+    pub(crate) fn stay(self, rng: &mut Rng, order: &Order) -> Duration {
+        let shorter = if order.groups > 0 { 8 } else { 1 };
         Duration::from_millis(match self {
             Self::Hot => rng.u64(0..6),
             Self::Slow => rng.u64(200..4500),
-            Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900),
-            Self::Cold => rng.u64(1..40),
-            Self::Guest => rng.u64(1..400),
-            Self::Group | Self::MixedGroup if rng.u8(..60) == 0 => rng.u64(500..4000),
+            Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900) / shorter,
+            Self::Cold => rng.u64(1..40) / shorter,
+            Self::Guest => rng.u64(1..400) / shorter,
+            // Such a group is renewed.
+            Self::Group | Self::MixedGroup if rng.u16(..400) == 0 => rng.u64(500..4000),
             Self::Group | Self::MixedGroup => rng.u64(..20),
         })
     }
@@ -118,7 +120,8 @@ impl Role {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(5..40),
             Self::Slow => rng.u64(5..100),
-            Self::Cold | Self::Guest | Self::Group | Self::MixedGroup => rng.u64(10..80),
+            Self::Cold | Self::Guest => rng.u64(10..80),
+            Self::Group | Self::MixedGroup => rng.u64(300..1200),
         })
     }
 }
@@ -317,7 +320,7 @@ impl Task {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
         };
-        let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng));
+        let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng, &self.order));
         let Some(Held::Write(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
         let id = self.journal.asks(&self.label, lock, Mode::Read);
@@ -334,7 +337,7 @@ impl Task {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
         };
-        let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng));
+        let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng, &self.order));
         let Some(Held::Read(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
         let id = self.journal.asks(&self.label, lock, Mode::Write);
@@ -361,7 +364,7 @@ impl Task {
     }
 
     async fn use_for_a_while(&mut self, id: u64, lock: usize, held: Held) -> Result<()> {
-        let how_long = self.role.stay(&mut self.rng);
+        let how_long = self.role.stay(&mut self.rng, &self.order);
         self.use_it(id, lock, held, how_long).await
     }
 
