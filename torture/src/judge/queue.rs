@@ -296,7 +296,7 @@ mod tests {
         let earlier = ["1000 1001 7: waits w w3 400, waits w g2 300", GROUP_WAITS[1], GROUP_WAITS[2]];
         assert_eq!(row(LATER, &earlier).passed, 0);
         // The waiter has lost its place, and another one in the last view. Ages may be wrong by the steps of a clock.
-        for age in [10, 140, 200] {
+        for age in [10, 250, 300] {
             let last = format!("1200 1201 9: holds w w1 5, waits w g2 {age}");
             assert_eq!(row(LATER, &[GROUP_WAITS[0], GROUP_WAITS[1], &last]).passed, 0, "{age}");
         }
