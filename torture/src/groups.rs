@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::Result;
 use crate::args::Plant;
 use crate::history::{Gift, Moment, Patience, nanos, now};
-use crate::tasks::{AFTER_A_FAILURE, COLD, HOT, LOCKS, Reading, SLOW, STEP, Task, lock_name, reason};
+use crate::tasks::{AFTER_A_FAILURE, COLD, HOT, Reading, SLOW, STEP, Task, lock_name, reason};
 
 /// Limit for the wait of a group. The queues are fair, so under the load of a run each group has its locks far sooner. A
 /// group that reaches the limit stands in a deadlock, or starves.
@@ -34,16 +34,13 @@ impl Task {
         Ok(())
     }
 
-    /// Returns two or three locks in a random order, each with a random mode. Few groups mix slow locks with others,
-    /// because slow locks come last in the order of the keys, and a group that waits for one keeps the others.
+    /// Returns two or three locks in a random order, each with a random mode. Slow locks come last in the order of the keys,
+    /// so a group that waits for one would keep the others. For that reason no group mixes them.
     fn some_locks(&mut self) -> Vec<(usize, Mode)> {
         let rng = &mut self.rng;
-        let (mut locks, count): (Vec<usize>, usize) = match rng.u16(..500) {
-            0 => ((0..LOCKS).collect(), rng.usize(2..4)),
-            1..10 => (SLOW.collect(), 2),
-            _ => (HOT.chain(COLD).collect(), rng.usize(2..4)),
-        };
+        let mut locks: Vec<usize> = if rng.u8(..50) == 0 { SLOW.collect() } else { HOT.chain(COLD).collect() };
         rng.shuffle(&mut locks);
+        let count = rng.usize(2..4);
         locks.into_iter().take(count).map(|lock| (lock, if rng.bool() { Mode::Read } else { Mode::Write })).collect()
     }
 
@@ -119,7 +116,10 @@ impl Task {
 
     /// Works under all locks, and releases or drops them unless one is lost.
     async fn use_all(&mut self, group: Together<'_>, guard: GroupGuard) -> Result<()> {
-        let how_long = self.role.stay(&mut self.rng, &self.order);
+        let is_slow = group.wanted.iter().any(|(lock, _)| SLOW.contains(lock));
+        // A long use of quick locks would keep out all groups that want one of them, and these keep others out.
+        let longest_ms = if is_slow { 4000 } else { 20 };
+        let how_long = Duration::from_millis(self.rng.u64(..longest_ms));
         let tokens: Vec<u64> = guard.locks().map(|lock| lock.fencing_token.into()).collect();
         let until = until(&guard).unwrap_or(0);
         group.ids.iter().zip(&tokens).for_each(|(id, token)| self.journal.granted(*id, *token, until));

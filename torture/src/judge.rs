@@ -64,6 +64,8 @@ pub(crate) struct Row {
     pub(crate) passed: usize,
     /// First writers of a queue that waited for more than one phase of readers.
     pub(crate) read_phases: usize,
+    /// Readers that waited for more than one writer.
+    pub(crate) write_phases: usize,
     /// Groups that reached the limit of their wait.
     pub(crate) starved: usize,
     pub(crate) lost_fenced: u64,
@@ -96,6 +98,7 @@ impl Row {
             told_late: 0,
             passed: 0,
             read_phases: 0,
+            write_phases: 0,
             starved: 0,
             lost_fenced: 0,
             lost_unfenced: 0,
@@ -111,7 +114,8 @@ impl Row {
 
     /// Number of violations, which must be zero where a level claims to survive.
     pub(crate) fn violations(&self) -> usize {
-        self.overlaps + self.token_order + self.told_late + self.passed + self.read_phases + self.starved
+        let order = self.passed + self.read_phases + self.write_phases;
+        self.overlaps + self.token_order + self.told_late + order + self.starved
     }
 }
 

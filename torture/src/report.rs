@@ -137,8 +137,13 @@ fn print_queues(checks: &QueueChecks, waits: &GroupWaits) {
         seconds(waits.longest),
     );
     println!(
-        "queues: {} pairs of a waiter and a later writer compared, {} of them behind a group, {} left out while a server changed its role; {} waits of a first writer beside readers, {} of them of a group",
-        checks.pairs, checks.pairs_of_groups, checks.left_out, checks.phases, checks.phases_of_groups,
+        "queues: {} pairs of a waiter and a later writer compared, {} of them behind a group, {} left out while a server changed its role; {} writers stepped in before a reader for one that gave up; {} waits of a first writer beside readers, {} of them of a group",
+        checks.pairs,
+        checks.pairs_of_groups,
+        checks.left_out,
+        checks.stepped_in,
+        checks.phases,
+        checks.phases_of_groups,
     );
 }
 

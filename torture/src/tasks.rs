@@ -101,7 +101,7 @@ impl Role {
     }
 
     /// Returns a random time to hold the lock. Beside groups it is shorter, so that the queues do not only grow.
-    pub(crate) fn stay(self, rng: &mut Rng, order: &Order) -> Duration {
+    fn stay(self, rng: &mut Rng, order: &Order) -> Duration {
         let shorter = if order.groups > 0 { 8 } else { 1 };
         Duration::from_millis(match self {
             Self::Hot => rng.u64(0..6),
@@ -109,8 +109,6 @@ impl Role {
             Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900) / shorter,
             Self::Cold => rng.u64(1..40) / shorter,
             Self::Guest => rng.u64(1..400) / shorter,
-            // Such a group is renewed.
-            Self::Group | Self::MixedGroup if rng.u16(..400) == 0 => rng.u64(500..4000),
             Self::Group | Self::MixedGroup => rng.u64(..20),
         })
     }

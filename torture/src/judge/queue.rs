@@ -4,12 +4,14 @@
 //! counts. A waiter with the age `a` in a view was in the queue from `a` before the view on, since a waiter that loses its
 //! place begins with the age 0. A client without a record in a view of that time asked later than the waiter.
 //!
-//! 1. No writer of a process that asked later enters before the waiter.
+//! 1. No writer of a process that asked later enters before a waiting writer.
 //! 2. A writer that is the first one of the queue waits for at most one phase of readers.
-//! 3. No group reaches the limit of its wait.
+//! 3. A reader waits for at most one other writer, and for none that comes after one that is inside. That writer has asked
+//!    later only if an earlier one has given up: after readers, a writer enters. Such writers are counted.
+//! 4. No group reaches the limit of its wait.
 //!
 //! A fault that changes the role of a server may lose a place, or let the observer see the past of an old primary. Waits
-//! that touch such a fault are left out of the first two rules, and counted.
+//! that touch such a fault are left out of the first three rules, and counted.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -33,6 +35,8 @@ pub(crate) struct QueueChecks {
     pub(crate) pairs: usize,
     /// Number of these pairs whose waiter is a group.
     pub(crate) pairs_of_groups: usize,
+    /// Writers that entered before a reader who had asked earlier, in place of a writer that gave up.
+    pub(crate) stepped_in: usize,
     /// Number of pairs that were left out.
     pub(crate) left_out: usize,
     /// Waits of the first writer of a queue during which readers were inside.
@@ -144,6 +148,16 @@ fn between<'a, 'b>(uses: &'b [Seen<'a>], from: Moment, to: Moment) -> impl Itera
     uses[first..].iter().copied().take_while(move |seen| seen.used.granted < to).filter(is_grant)
 }
 
+/// Returns the grants to writers that had asked later than the waiter, each with a view that proves it.
+fn later_grants<'a, 'b>(
+    uses: &'b [Seen<'a>],
+    place: &'b Place<'b>,
+) -> impl Iterator<Item = (Seen<'a>, &'b Sighting)> + use<'a, 'b> {
+    between(uses, place.views[0].received, place.last().sent)
+        .filter(|seen| seen.used.mode == Mode::Write && *seen.used.label != *place.waiter.label)
+        .filter_map(|seen| Some((seen, place.view_without(&seen.used.label, seen.used.granted)?)))
+}
+
 impl Judge<'_> {
     /// Checks the order of the queue of one lock. The uses are in the order of their grants.
     pub(super) fn queue(&mut self, uses: &[Seen<'_>], sightings: &[Sighting], checks: &mut QueueChecks) {
@@ -155,8 +169,12 @@ impl Judge<'_> {
             }
             checks.pairs += later;
             checks.pairs_of_groups += if place.is_of_group() { later } else { 0 };
-            self.passing_writers(uses, &place);
-            self.read_phases(uses, &place, checks);
+            if place.waiter.mode == Mode::Write {
+                self.passing_writers(uses, &place);
+                self.read_phases(uses, &place, checks);
+            } else {
+                self.write_phases(uses, &place, checks);
+            }
         }
     }
 
@@ -167,19 +185,30 @@ impl Judge<'_> {
     }
 
     fn passing_writers(&mut self, uses: &[Seen<'_>], place: &Place<'_>) {
-        let writers = between(uses, place.views[0].received, place.last().sent)
-            .filter(|seen| seen.used.mode == Mode::Write && *seen.used.label != *place.waiter.label);
-        for seen in writers {
-            if let Some(view) = place.view_without(&seen.used.label, seen.used.granted) {
-                let what = format!(
-                    "{} of {} entered; {}, and {0} had no record in the view from {:.3} s",
-                    describe(seen, self.began),
-                    seen.used.label,
-                    self.describe_wait(place),
-                    seconds(view.sent, self.began),
-                );
-                self.finds("passed", seen.used.granted, what).passed += 1;
-            }
+        for (seen, view) in later_grants(uses, place) {
+            let (entered, label) = (describe(seen, self.began), &seen.used.label);
+            let (wait, at) = (self.describe_wait(place), seconds(view.sent, self.began));
+            let what =
+                format!("{entered} of {label} entered; {wait}, and {label} had no record in the view from {at:.3} s");
+            self.finds("passed", seen.used.granted, what).passed += 1;
+        }
+    }
+
+    fn write_phases(&mut self, uses: &[Seen<'_>], place: &Place<'_>, checks: &mut QueueChecks) {
+        let first = &place.views[0];
+        let has_writer = first.records.iter().any(|one| one.standing == Standing::Holds && one.mode == Mode::Write);
+        let is_inside =
+            |label: &str| first.records.iter().any(|one| one.standing == Standing::Holds && *one.label == *label);
+        // The tasks of a process pass its hold on, so all of them count as one writer.
+        let new: BTreeSet<&str> = between(uses, first.received, place.last().sent)
+            .filter(|seen| seen.used.mode == Mode::Write && *seen.used.label != *place.waiter.label)
+            .map(|seen| &*seen.used.label)
+            .filter(|label| !is_inside(label))
+            .collect();
+        checks.stepped_in += usize::from(later_grants(uses, place).next().is_some());
+        if new.len() + usize::from(has_writer) > 1 {
+            let what = format!("writers {new:?} entered; {}", self.describe_wait(place));
+            self.finds("write phases", place.last().sent, what).write_phases += 1;
         }
     }
 
@@ -279,11 +308,25 @@ mod tests {
     fn writer_that_asked_later_and_entered_first_is_found() {
         let (row, checks, _) = findings(LATER, GROUP_WAITS, Mixes::Yes);
         assert_eq!((row.passed, row.violations(), checks.pairs, checks.pairs_of_groups), (1, 1, 1, 1));
-        // The waiter is a reader.
-        let reader = GROUP_WAITS.iter().map(|view| view.replace("w g2", "r g2")).collect::<Vec<_>>();
-        assert_eq!(row_of(LATER, &reader).passed, 1);
         // The writer enters after the last view of the waiter.
         assert_eq!(self::row(LATER, &GROUP_WAITS[..2]).passed, 0);
+    }
+
+    #[test]
+    fn reader_waits_for_one_writer_which_may_step_in_for_another() {
+        let views =
+            |holder: &str| [format!("1000 1001 7: {holder}waits r g2 300"), "1400 1401 7: waits r g2 700".to_owned()];
+        let found = |holder: &str, lines: &[&str]| {
+            let views = views(holder);
+            let (row, checks, _) = findings(lines, &[&views[0], &views[1]], Mixes::Yes);
+            (row.write_phases, checks.stepped_in)
+        };
+        let next: &[&str] = &["A 2 1060 0 w w4", "G 2 1200 11 1500", "E 2 1250 r"];
+        assert_eq!(found("holds r w9 50, ", LATER), (0, 1));
+        assert_eq!(found("holds r w9 50, ", &[LATER, next].concat()), (1, 1));
+        // A writer was inside, and its own process goes on with its hold.
+        assert_eq!(found("holds w w9 50, ", LATER), (1, 1));
+        assert_eq!(found("holds w w3 50, ", LATER), (0, 0));
     }
 
     fn row_of(lines: &[&str], views: &[String]) -> Row {
