@@ -253,6 +253,13 @@ pub(crate) struct Note {
     pub(crate) text: Arc<str>,
 }
 
+impl Note {
+    /// Returns the note with a number below all others. Another process takes the hold over, and counts its notes anew.
+    pub(crate) fn before_all(self) -> Self {
+        Self { number: 0, ..self }
+    }
+}
+
 /// Result of a request to set a note.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Noted {

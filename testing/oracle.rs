@@ -413,9 +413,11 @@ fn broken_passes_to_the_same_side_are_noticed() {
     let changes = [
         // The hold of any writer passes.
         (
-            "mode == 'w' and writer == old and write == writer_stamp)",
-            "mode == 'w' and writer and write == writer_stamp)",
+            "local writes = mode == 'w' and writer == old and",
+            "local writes = mode == 'w' and writer and writer ~= id and",
         ),
+        // A writer's hold keeps its deadline and its token.
+        ("if writes then is_granted, deadline_ms = false, now_ms + ARGV[5] end", ""),
         // The old reader stays.
         ("to_delete[m + 1], to_delete[m + 2] = 's' .. old, 'R' .. old", ""),
         // The new reader keeps the old deadline.

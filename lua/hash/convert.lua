@@ -25,6 +25,9 @@ local deadline_ms, is_granted, free_ms, asked_mode = now_ms + ARGV[5], false, ni
 last = tonumber(last or 0)
 --@state
 --@dead
+-- A writer's hold has the new id from here on, so that dead waiters go, as before a request of its holder.
+local writes = mode == 'w' and writer == old and write == writer_stamp and id ~= old
+if writes then writer = id end
 
 if sole == id then stored = format('%d %d', sole_ms, sole_since) end
 if sole == old then old_record = format('%d %s', sole_ms, sole_since) end
@@ -39,6 +42,7 @@ own_ms, own_since = held_until(stored)
 local old_ms = held_until(old_record)
 --@admit
 --@again
+if writes then is_granted, deadline_ms = false, now_ms + ARGV[5] end -- it begins anew
 for n = 1, new_readers and #new_readers or 0, 2 do
   if new_readers[n] == old then old_ms = new_readers[n + 1] end
 end
@@ -46,8 +50,10 @@ end
 --@writer
 local is_downgrade = not is_granted and mode == 'r' and writer == old and write == writer_stamp
 local is_upgrade = not is_granted and mode == 'w' and old_ms ~= nil
-local passes = not is_granted and (mode == 'r' and old_ms ~= nil and not stored or mode == 'w' and writer == old and write == writer_stamp)
-local has_note = sub((is_downgrade or passes and mode == 'w') and since_ms or old_record or '', -14, -14) == '0'
+-- The old writer may have entered just now.
+writes = writes or mode == 'w' and writer == old and write == writer_stamp and id ~= old
+local passes = not is_granted and (writes or mode == 'r' and old_ms ~= nil and not stored)
+local has_note = sub((is_downgrade or writes) and since_ms or old_record or '', -14, -14) == '0'
 if is_downgrade or is_upgrade or passes then
   -- All is written before records are removed: `read` of readers that have just entered, and the links of the queue.
   --@write
@@ -99,9 +105,10 @@ if is_granted and (is_downgrade or is_upgrade or passes) then
     --@readers
   end
   --@writer
-  if has_note then -- it goes with the hold
-    local n = #to_set
-    to_set[n + 1], to_set[n + 2], to_delete[#to_delete + 1] = 'n' .. id, call('HGET', key, 'n' .. old), 'n' .. old
+  if has_note then -- it goes with the hold. Another process may count its notes anew
+    local n, note = #to_set, call('HGET', key, 'n' .. old)
+    if passes then note = '0' .. match(note, ' .*$') end
+    to_set[n + 1], to_set[n + 2], to_delete[#to_delete + 1] = 'n' .. id, note, 'n' .. old
     if mode == 'w' then
       since_ms = '0' .. since_ms
     elseif sole then

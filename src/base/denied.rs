@@ -137,7 +137,7 @@ impl NamedHolder {
             label: self.label().to_owned(),
             mode: self.mode,
             is_ours: self.id.strip_prefix(manager).is_some_and(|rest| rest.starts_with('.')),
-            cached: is_cached,
+            cached: is_cached && !AcquisitionId::is_detached(&self.id),
             age: self.since_ms.map(|since_ms| Duration::from_millis(at_ms.saturating_sub(since_ms))),
             remaining: Duration::from_millis(self.deadline_ms.saturating_sub(at_ms)),
         }

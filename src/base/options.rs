@@ -206,6 +206,13 @@ impl Options {
         )
     }
 
+    /// Checks the time for which a ticket is valid. A shorter time than a lease may have would end the hold of the guard
+    /// before the server has answered.
+    pub(crate) fn check_ticket(&self, valid_for: Duration) -> Result<()> {
+        self.check_unrenewed("detach", valid_for)?;
+        worth_having("detach", valid_for, self.max_clock_skew)
+    }
+
     /// Returns true if unused holds may be cached.
     pub(crate) fn may_cache(&self) -> bool {
         !self.cache_for.is_zero()

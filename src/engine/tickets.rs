@@ -106,12 +106,17 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
         return Err(refused(reason));
     }
-    engine.options().check_unrenewed("detach", valid_for)?;
+    engine.options().check_ticket(valid_for)?;
     if let Some(error) = lost(held) {
         return Err(error);
     }
     if hold.is_to_rest() {
         return Err(refused("the hold of a guard with `at_least` rests after its use, and cannot pass to a ticket"));
+    }
+    if hold.has_open_conversion() {
+        let reason =
+            "the server has not answered an upgrade of this guard: wait until its state is `Held`, or release it";
+        return Err(refused(reason));
     }
     if !hold.begin_conversion(engine.clock.now()) {
         let shared = refused("other guards share the hold, for example nested ones: detach the last one");
@@ -140,6 +145,7 @@ fn request(id: AcquisitionId, mode: Mode, lease: Duration, max_tokens: u64) -> A
 pub(crate) async fn adopt(engine: &Arc<Engine>, ticket: &Ticket, mode: Mode, terms: Terms) -> Result<Held> {
     let key = engine.key(ticket.name())?;
     let id = ticket.id_for(&key, mode)?;
+    engine.options().check_unrenewed("ticket", ticket.valid_for())?;
     engine.check_open(&key)?;
     in_runtime()?;
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
@@ -197,8 +203,13 @@ impl Adopting {
                 Ok(answer) => match answer.value {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
                     // No holder and no waiter stops a pass to the same side, so the server has no such hold.
-                    Converted::Refused | Converted::Cached => return Err(self.used_up(LossReason::Gone)),
-                    Converted::Lost { forced } => return Err(self.used_up(loss_reason(self.token, forced))),
+                    // Or the ticket names the wrong mode. Then its hold is released.
+                    Converted::Refused | Converted::Cached => return Err(self.lost(LossReason::Gone)),
+                    Converted::Lost { forced } => {
+                        // No copy of the request can change that.
+                        self.is_settled = true;
+                        return Err(self.lost(loss_reason(self.token, forced)));
+                    }
                     Converted::Late => Failure::NotDone { source: None },
                 },
                 Err(failure) => failure,
@@ -214,9 +225,7 @@ impl Adopting {
         }
     }
 
-    /// The server has neither the ticket's hold nor the new one, and no copy of the request can change that.
-    fn used_up(&mut self, reason: LossReason) -> Error {
-        self.is_settled = true;
+    fn lost(&self, reason: LossReason) -> Error {
         Error::Lost { lock: self.key.shared_name(), reason }
     }
 
@@ -235,7 +244,7 @@ impl Adopting {
             jitter: Jitter::draw(),
         };
         let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
-            return Err(Error::Lost { lock: self.key.shared_name(), reason: LossReason::Expired });
+            return Err(self.lost(LossReason::Expired));
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
@@ -247,6 +256,8 @@ impl Adopting {
             return Err(closed);
         }
         let hold = held.hold();
+        // The server may have a note of an earlier guard.
+        hold.set_noted(engine.scheme.notes().is_some());
         hold.count();
         hold.begin_span();
         events::log_adoption(self.key.name(), hold.mode(), hold.token());

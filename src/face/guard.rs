@@ -213,7 +213,7 @@ macro_rules! guard {
 
             /// Turns the guard into a [`Ticket`], with which one guard, in this process or another one, takes the hold
             /// over. Nobody is inside until then, and the lock stays taken. No process renews the hold: without another
-            /// guard, it ends after `valid_for` (a millisecond to a year).
+            /// guard, it ends after `valid_for`, which has the limits of a [`lease`](crate::Acquire::lease).
             ///
             /// The hold passes to the next guard in one step: no other holder is inside in between. A waiting writer
             /// does not keep a ticket of a reader out. The guard's token is not valid any more.
@@ -223,7 +223,8 @@ macro_rules! guard {
             /// Fails with a [`DetachError`], which contains the guard.
             ///
             /// - [`InvalidOption`](crate::Error::InvalidOption), before anything is sent: other guards share the hold,
-            ///   such as nested ones or other readers of this process. Or the guard has
+            ///   such as nested ones or other readers of this process, or an [upgrade](crate::ReadGuard::try_upgrade) of the
+            ///   guard is not answered. Or the guard has
             ///   [`at_least`](crate::Acquire::at_least), or `valid_for` is out of range, or the manager has
             ///   [`timestamp_keys`](crate::Builder::timestamp_keys), or is a
             ///   [`QuorumManager`](crate::QuorumManager) or a [`RedissonManager`](crate::RedissonManager). The guard is

@@ -548,6 +548,11 @@ impl Hold {
         self.event(|record, _, _| record.conversion_was_not_done());
     }
 
+    /// Returns true if the server has not answered an earlier conversion, which no task repeats.
+    pub(crate) fn has_open_conversion(&self) -> bool {
+        self.ask(HoldRecord::has_open_conversion)
+    }
+
     /// An earlier conversion that nobody was answered, for whoever goes on with it.
     pub(crate) fn take_open_conversion(&self) -> Option<OpenConversion> {
         self.event(|record, _, _| record.take_open_conversion())

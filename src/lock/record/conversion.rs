@@ -58,6 +58,11 @@ impl HoldRecord {
         alone
     }
 
+    /// Returns true if an earlier task left a conversion open.
+    pub(in crate::lock) fn has_open_conversion(&self) -> bool {
+        self.in_doubt.as_ref().is_some_and(|new| new.open.is_some())
+    }
+
     /// Takes the conversion that an earlier task left open. The caller continues the conversion or releases its new
     /// hold.
     pub(in crate::lock) fn take_open_conversion(&mut self) -> Option<OpenConversion> {

@@ -554,7 +554,7 @@ impl Record {
             }
             Mode::Read if reads && is_fresh => self.pass_read(step, old, request),
             Mode::Write if writes => {
-                let note = self.writer.take().and_then(|writer| writer.note);
+                let note = self.writer.take().and_then(|writer| writer.note).map(Note::before_all);
                 self.cancel(step.now_ms, &request.id);
                 self.begin_write(step.now_us, request, request.lease);
                 self.put_note(&request.id, note);
@@ -581,6 +581,7 @@ impl Record {
         if let Some(place) = self.reader(old) {
             let reader = &mut self.readers[place];
             (reader.id, reader.hold) = (request.id.clone(), hold);
+            reader.note = reader.note.take().map(Note::before_all);
         }
         self.show_reader(step.now_us, hold.deadline_ms);
         self.remember(hold.deadline_ms);

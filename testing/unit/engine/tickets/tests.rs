@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::base::options::{Options, Overrides};
 use crate::engine::acquire::{Patience, acquire};
+use crate::engine::convert::upgrade;
 use crate::lock::hold::HoldState;
 use crate::store::Scheme;
 use crate::store::memory::{MemoryScheme, Store};
@@ -334,12 +335,66 @@ async fn guard_that_cannot_be_detached_stays() {
     assert!(matches!(refused.error, Error::InvalidOption { option: "detach", .. }), "{:?}", refused.error);
     assert_eq!(refused.held.state(), HoldState::Held);
     refused.held.release().await.expect("ours to the end");
-    for valid_for in [Duration::ZERO, Duration::MAX] {
+    for valid_for in [Duration::ZERO, Duration::from_millis(50), Duration::MAX] {
         let held = stage.take(&stage.engine, Mode::Read).await;
         let Err(refused) = detach(held, valid_for).await else { panic!("{valid_for:?}") };
         assert!(matches!(refused.error, Error::InvalidOption { option: "detach", .. }), "{:?}", refused.error);
     }
     ticket_of(other).await;
+}
+
+/// A failed detachment must not forget the upgrade, whose hold may be on the server.
+#[tokio::test(start_paused = true)]
+async fn guard_with_an_undecided_upgrade_is_not_detached() {
+    let stage = TicketStage::impatient();
+    let held = stage.take(&stage.engine, Mode::Read).await;
+    let (word, renewed) = oneshot::channel();
+    stage.scheme.next_renewals(renewed);
+    stage.scheme.next_conversion(Fate::Unheard);
+    let Err(NotConverted { held, .. }) = upgrade(held).await else { panic!("nobody has answered") };
+    let sent = stage.scheme.scripts();
+    let Err(NotConverted { held, error }) = detach(held, MINUTE).await else { panic!("the upgrade is undecided") };
+    assert!(matches!(error, Error::InvalidOption { option: "detach", .. }), "{error:?}");
+    assert_eq!((held.state(), stage.scheme.scripts()), (HoldState::Unconfirmed, sent));
+    word.send(()).expect("a renewal is out");
+    assert_eq!(held.lost().await, LossReason::Gone, "the server has the new hold");
+    drop(held);
+    assert!(stage.is_free_in_the_end().await, "{:?}", stage.holders().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn note_passes_with_the_hold_until_the_next_guard_sets_its_own() {
+    let stage = TicketStage::new();
+    let note = async || {
+        let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
+        view.holders[0].note.clone()
+    };
+    let third = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), Options::default()));
+    for mode in [Mode::Read, Mode::Write] {
+        let held = stage.take(&third, mode).await;
+        for step in 0..3 {
+            held.set_note(&format!("step {step}")).await.expect("noted");
+        }
+        let adopted = adopt(&stage.other, &ticket_of(held).await, mode, terms(&stage.other)).await.expect("adopted");
+        assert_eq!(note().await.as_deref(), Some("step 2"));
+        adopted.set_note("mine").await.expect("noted");
+        assert_eq!(note().await.as_deref(), Some("mine"));
+        adopted.release().await.expect("ours to the end");
+    }
+}
+
+/// The secret is in the ticket, but the mode was changed.
+#[tokio::test(start_paused = true)]
+async fn ticket_whose_mode_was_changed_opens_nothing_and_is_used_up() {
+    let stage = TicketStage::new();
+    let neighbour = stage.take(&stage.other, Mode::Read).await;
+    let ticket = ticket_of(stage.take(&stage.engine, Mode::Read).await).await;
+    let id = stage.holders().await.iter().find_map(|id| AcquisitionId::of_ticket(id)).expect("that of a ticket");
+    let forged = Ticket::new(&stage.key, Mode::Write, (&id, ticket.fencing_token()), MINUTE);
+    let error = adopt(&stage.engine, &forged, Mode::Write, terms(&stage.engine)).await.expect_err("others read");
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    neighbour.release().await.expect("ours to the end");
+    assert!(stage.is_free_in_the_end().await, "{:?}", stage.holders().await);
 }
 
 #[tokio::test(start_paused = true)]
