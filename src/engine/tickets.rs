@@ -204,11 +204,11 @@ impl Adopting {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
                     // No holder and no waiter stops a pass to the same side, so the server has no such hold.
                     // Or the ticket names the wrong mode. Then its hold is released.
-                    Converted::Refused | Converted::Cached => return Err(self.lost(LossReason::Gone)),
+                    Converted::Refused | Converted::Cached => return Err(self.loss(LossReason::Gone)),
                     Converted::Lost { forced } => {
                         // No copy of the request can change that.
                         self.is_settled = true;
-                        return Err(self.lost(loss_reason(self.token, forced)));
+                        return Err(self.loss(loss_reason(self.token, forced)));
                     }
                     Converted::Late => Failure::NotDone { source: None },
                 },
@@ -225,7 +225,7 @@ impl Adopting {
         }
     }
 
-    fn lost(&self, reason: LossReason) -> Error {
+    fn loss(&self, reason: LossReason) -> Error {
         Error::Lost { lock: self.key.shared_name(), reason }
     }
 
@@ -244,7 +244,7 @@ impl Adopting {
             jitter: Jitter::draw(),
         };
         let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
-            return Err(self.lost(LossReason::Expired));
+            return Err(self.loss(LossReason::Expired));
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
