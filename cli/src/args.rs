@@ -121,8 +121,8 @@ pub(crate) enum Command {
     /// Run a command while this program holds the lock.
     ///
     /// The command gets the lock's name in RWLOCK_NAME and the fencing token in RWLOCK_FENCING_TOKEN. With several locks,
-    /// it gets RWLOCK_NAME_1, RWLOCK_FENCING_TOKEN_1 and so on, in the order of the options. The command runs
-    /// in a process group of its own. The program forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the
+    /// it gets RWLOCK_NAME_1, RWLOCK_FENCING_TOKEN_1 and so on, in the order of the options. The command runs in a
+    /// process group of its own. The program forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the
     /// whole group. When the command has ended, the other processes of the group get SIGTERM, and SIGKILL after the
     /// grace. Then the program releases the lock.
     ///

@@ -202,8 +202,8 @@ impl Adopting {
             let failure = match attempt {
                 Ok(answer) => match answer.value {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
-                    // No holder and no waiter stops a pass to the same side, so the server has no such hold.
-                    // Or the ticket names the wrong mode. Then its hold is released.
+                    // The server refuses no pass to the same side. So the ticket names the wrong mode, and the drop of
+                    // this value releases its hold.
                     Converted::Refused | Converted::Cached => return Err(self.loss(LossReason::Gone)),
                     Converted::Lost { forced } => {
                         // No copy of the request can change that.

@@ -465,7 +465,8 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// - [`InvalidOption`](Error::InvalidOption), before anything is sent: the ticket is for the other mode, for
-    ///   another lock, or from another version of this crate, or the manager is a [`QuorumManager`] or a
+    ///   another lock, or from another version of this crate, or the manager has
+    ///   [`timestamp_keys`](crate::Builder::timestamp_keys), or is a [`QuorumManager`] or a
     ///   [`RedissonManager`](crate::RedissonManager).
     /// - [`Lost`](Error::Lost): the ticket was used before, its time is over, or an operator ended the hold by force.
     /// - [`Unreachable`](Error::Unreachable) and others: if no copy of the request can have been executed, the ticket is
