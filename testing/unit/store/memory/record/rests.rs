@@ -4,9 +4,7 @@
 //! A tick is a millisecond. The client is a model of the rules in `docs/GUARANTEES.md#at-least`, since the engine has
 //! more states than can be explored. Each planted fault of the client must break a promise.
 
-use std::collections::{HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
-
+use super::courses::{Explored, explore};
 use super::*;
 
 const LEASE: u64 = 3;
@@ -351,29 +349,15 @@ impl State {
     }
 }
 
-/// Explores the states, those after the fewest steps first. Returns the first broken promise, and the number of states.
-fn explore(fault: Fault) -> (Option<&'static str>, usize) {
-    let (mut seen, mut queue) = (HashSet::new(), VecDeque::from([State::new(false), State::new(true)]));
-    while let Some(state) = queue.pop_front().filter(|_| seen.len() < MAX_STATES) {
-        if let Some(broken) = state.broken() {
-            return (Some(broken), seen.len());
-        }
-        for next in state.next(fault) {
-            let mut hasher = DefaultHasher::new();
-            next.hash(&mut hasher);
-            if seen.insert(hasher.finish()) {
-                queue.push_back(next);
-            }
-        }
-    }
-    (None, seen.len())
+fn explored(fault: Fault) -> Explored {
+    explore([State::new(false), State::new(true)], MAX_STATES, |state| state.next(fault), State::broken)
 }
 
 #[test]
 fn each_planted_fault_breaks_a_promise() {
     for fault in [Fault::Early, Fault::SilentLoss, Fault::CancelRests, Fault::OtherTime, Fault::ToldOnce, Fault::NoRest]
     {
-        let (broken, states) = explore(fault);
+        let Explored { broken, states, .. } = explored(fault);
         println!("{fault:?}: {broken:?} after {states} states");
         assert!(broken.is_some(), "{fault:?} breaks nothing in {states} states");
     }
@@ -382,7 +366,7 @@ fn each_planted_fault_breaks_a_promise() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn no_course_of_an_acquisition_breaks_a_promise() {
-    let (broken, states) = explore(Fault::None);
+    let Explored { broken, states, .. } = explored(Fault::None);
     println!("{states} states");
     assert_eq!(broken, None);
 }

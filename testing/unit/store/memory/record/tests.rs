@@ -1,4 +1,6 @@
+mod courses;
 mod rests;
+mod tickets;
 
 use super::*;
 use crate::store::{Forced, IfTaken};
