@@ -15,7 +15,11 @@ use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
-use crate::store::memory::MemoryScheme;
+use crate::base::mode::Mode;
+use crate::base::options::{Options, Overrides, Terms};
+use crate::engine::acquire::{Patience, acquire};
+use crate::engine::{Engine, Held};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     MasterScheme, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
@@ -359,5 +363,58 @@ impl MasterScheme for Staged {
 
     fn up_since(&self) -> Option<Moment> {
         self.memory.up_since()
+    }
+}
+
+/// A process whose requests have fates, and another one on the same store.
+pub(crate) struct StagedPair {
+    pub(crate) scheme: Arc<Staged>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) other: Arc<Engine>,
+    pub(crate) key: Arc<Key>,
+}
+
+impl StagedPair {
+    pub(crate) fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// A pair whose first process sends each request once.
+    pub(crate) fn impatient() -> Self {
+        Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
+    }
+
+    pub(crate) fn with(options: Options) -> Self {
+        let memory = MemoryScheme::new(Arc::new(Store::new()));
+        let scheme = Arc::new(Staged::new(memory.clone()));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
+        let other = Arc::new(Engine::new(Arc::new(memory), Options::default()));
+        let key = engine.key("cfg").expect("valid");
+        Self { scheme, engine, other, key }
+    }
+
+    pub(crate) fn terms(engine: &Engine) -> Terms {
+        Terms::new(engine.options(), Overrides::default()).expect("valid")
+    }
+
+    /// Acquires the lock for one of the two processes.
+    pub(crate) async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
+        let taken = acquire(engine, Arc::clone(&self.key), mode, Self::terms(engine), Patience::Wait).await;
+        taken.expect("answered").expect("granted")
+    }
+
+    /// Returns the ids of the holds that the server has.
+    pub(crate) async fn holders(&self) -> Vec<String> {
+        let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
+        view.holders.into_iter().map(|holder| holder.id).collect()
+    }
+
+    /// Returns true if the other process gets the lock for writing. It releases the lock then.
+    pub(crate) async fn others_may_write(&self) -> bool {
+        let (key, terms) = (Arc::clone(&self.key), Self::terms(&self.other));
+        match acquire(&self.other, key, Mode::Write, terms, Patience::AskOnce).await.expect("answered") {
+            Some(held) => held.release().await.map(|()| true).expect("ours to the end"),
+            None => false,
+        }
     }
 }

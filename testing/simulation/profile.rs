@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::scenes::Scene;
+use crate::base::durability::{Durability, Replicas};
+use crate::base::options::Options;
 use crate::store::memory::RecordLimits;
 use crate::store::quorum::Restarts;
 
@@ -153,6 +155,9 @@ pub(super) const LOSSY: Profile = Profile {
     ..CALM
 };
 
+/// Network in which every second request has a late copy, and many answers are lost.
+pub(super) const COPIES: Profile = Profile { name: "copies", copied: 500, lost_reply: 100, slow: 200, ..LOSSY };
+
 pub(super) const DYING: Profile =
     Profile { name: "dying processes", slow: 20, notification_lost: 100, pauses: 4, crashes: 3, closes: 2, ..CALM };
 
@@ -298,6 +303,21 @@ pub(super) const CUT_OFF: Profile = Profile {
 const QUORUMS: [Profile; 5] = [MINORITY, WILD, LONG, FORGETFUL, FORCED_MASTERS];
 
 impl Profile {
+    /// Returns the options of processes in a short story, which loses no time on long limits.
+    pub(super) fn short_options(&self) -> Options {
+        Options {
+            lease: Duration::from_secs(3),
+            response_timeout: Duration::from_millis(200),
+            unreachable_after: Duration::from_secs(2),
+            cache_for: if self.caches { Duration::from_secs(60) } else { Duration::ZERO },
+            durability: match self.wait_ms {
+                0 => Durability::Primary,
+                ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
+            },
+            ..Options::default()
+        }
+    }
+
     /// Returns the profile of a scene without random faults.
     pub(super) const fn of_scene(scene: Scene) -> Self {
         Self { name: "scene", story: Story::Scene(scene), ..CALM }

@@ -10,26 +10,20 @@ use parking_lot::Mutex;
 
 use super::gate::{CutAt, Pausable};
 use super::history::{History, Op, What};
-use super::profile::{CALM, LOSSY, Profile, REPLICATED};
+use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
 use super::seeds_of_build;
 use super::workload::SimManager;
 use super::world::{Address, World};
-use crate::base::durability::{Durability, Replicas};
-use crate::base::options::Options;
 use crate::face::guard::WriteGuard;
 use crate::face::manager::RwLockManager as _;
 
 const NAME: &str = "nightly";
 /// Longer than a run, so that a rest is still there at its end.
 const AT_LEAST: Duration = Duration::from_secs(300);
-const LEASE: Duration = Duration::from_secs(3);
 /// Time of the work under the lock.
 const JOB: Duration = Duration::from_millis(50);
 /// Time after which requests are lost no more.
 const HEALED_AFTER: Duration = Duration::from_secs(20);
-
-/// Network in which every second request has a late copy, and many answers are lost.
-const COPIES: Profile = Profile { name: "copies", copied: 500, lost_reply: 100, slow: 200, ..LOSSY };
 
 /// State of the lock when the acquisition begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,20 +59,6 @@ struct Outcome {
     is_left: bool,
 }
 
-fn options(world: &World) -> Options {
-    Options {
-        lease: LEASE,
-        response_timeout: Duration::from_millis(200),
-        unreachable_after: Duration::from_secs(2),
-        cache_for: if world.profile.caches { Duration::from_secs(60) } else { Duration::ZERO },
-        durability: match world.profile.wait_ms {
-            0 => Durability::Primary,
-            ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
-        },
-        ..Options::default()
-    }
-}
-
 fn paused() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
 }
@@ -108,8 +88,8 @@ fn play(seed: u64, profile: Profile, before: Before, fault: Fault) -> Outcome {
     paused().block_on(async {
         let world = World::new(seed, profile, None);
         let (address, other) = (Address::new(0), Address::new(1));
-        let manager = SimManager::with(&world, &address, options(&world));
-        let other = SimManager::with(&world, &other, options(&world));
+        let manager = SimManager::with(&world, &address, world.profile.short_options());
+        let other = SimManager::with(&world, &other, world.profile.short_options());
         match before {
             Before::Free => {}
             Before::Held => {
@@ -273,7 +253,7 @@ fn ten_minutes(seed: u64, profile: Profile, at_least: Duration) -> Log {
         let machines: Vec<_> = (0_u32..)
             .zip(BEHIND)
             .map(|(process, behind)| {
-                let manager = SimManager::with(&world, &Address::new(process), options(&world));
+                let manager = SimManager::with(&world, &Address::new(process), world.profile.short_options());
                 tokio::spawn(crontab(manager, behind, at_least, Arc::clone(&log)))
             })
             .collect();

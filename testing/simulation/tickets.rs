@@ -8,13 +8,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::gate::{CutAt, Pausable};
-use super::profile::{CALM, LOSSY, Profile, REPLICATED};
+use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
 use super::seeds_of_build;
 use super::workload::SimManager;
 use super::world::{Address, World};
-use crate::base::durability::{Durability, Replicas};
 use crate::base::error::Result;
-use crate::base::options::Options;
 use crate::base::ticket::Ticket;
 use crate::face::guard::{HoldWatch, WriteGuard};
 use crate::face::manager::RwLockManager as _;
@@ -23,14 +21,10 @@ use crate::lock::end::HoldState;
 const NAME: &str = "job";
 /// Longer than all that a run waits for before it looks at the lock.
 const VALID_FOR: Duration = Duration::from_secs(300);
-const LEASE: Duration = Duration::from_secs(3);
 /// Time of the work under the lock.
 const JOB: Duration = Duration::from_millis(50);
 /// Time after which requests are lost no more, and then the time for retries, late copies and a lease.
 const HEALED_AFTER: Duration = Duration::from_secs(20);
-
-/// Network in which every second request has a late copy, and many answers are lost.
-const COPIES: Profile = Profile { name: "copies", copied: 500, lost_reply: 100, slow: 200, ..LOSSY };
 
 /// Fault of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,19 +81,6 @@ impl Inside {
     }
 }
 
-fn options(world: &World) -> Options {
-    Options {
-        lease: LEASE,
-        response_timeout: Duration::from_millis(200),
-        unreachable_after: Duration::from_secs(2),
-        durability: match world.profile.wait_ms {
-            0 => Durability::Primary,
-            ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
-        },
-        ..Options::default()
-    }
-}
-
 /// Works, and passes the lock on.
 async fn detaches(manager: SimManager, inside: Arc<Inside>, fault: Fault) -> Option<Ticket> {
     let guard = manager.write(NAME).await.ok()?;
@@ -142,7 +123,7 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
         let world = World::new(seed, profile, None);
         let addresses: Vec<_> = (0..4).map(Address::new).collect();
         let managers: Vec<_> =
-            addresses.iter().map(|address| SimManager::with(&world, address, options(&world))).collect();
+            addresses.iter().map(|address| SimManager::with(&world, address, world.profile.short_options())).collect();
         let [first, second, third, other] = managers.try_into().unwrap_or_else(|_| unreachable!("there are four"));
         let (inside, adopted, detached) =
             (Arc::<Inside>::default(), Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());

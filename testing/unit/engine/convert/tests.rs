@@ -3,48 +3,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::base::key::Key;
 use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
 use crate::lock::hold::Accepted;
 use crate::lock::side::WaiterId;
-use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Converted, Scheme};
-use crate::testing::staged::{Fate, STRAY, Staged};
+use crate::testing::staged::{Fate, STRAY, StagedPair};
 
-/// A process, and another one on the same store. The test decides about the requests of the first.
-struct Stage {
-    scheme: Arc<Staged>,
-    engine: Arc<Engine>,
-    other: Arc<Engine>,
-    key: Arc<Key>,
-}
-
-impl Stage {
-    fn new() -> Self {
-        Self::with(Options::default())
-    }
-
-    /// A stage whose process sends each conversion once.
-    fn impatient() -> Self {
-        Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
-    }
-
-    fn with(options: Options) -> Self {
-        let memory = MemoryScheme::new(Arc::new(Store::new()));
-        let scheme = Arc::new(Staged::new(memory.clone()));
-        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
-        let other = Arc::new(Engine::new(Arc::new(memory), Options::default()));
-        let key = engine.key("cfg").expect("valid");
-        Self { scheme, engine, other, key }
-    }
-
-    async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
-        let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-        let taken = acquire(engine, Arc::clone(&self.key), mode, terms, Patience::Wait).await;
-        taken.expect("answered").expect("granted")
-    }
-
+impl StagedPair {
     async fn is_free(&self) -> bool {
         let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
         view.holders.is_empty() && view.waiters.is_empty()
@@ -54,12 +20,6 @@ impl Stage {
         let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
         let [holder] = &view.holders[..] else { panic!("{view:?}") };
         holder.id.clone()
-    }
-
-    async fn others_write(&self) -> bool {
-        let terms = Terms::new(self.other.options(), Overrides::default()).expect("valid");
-        let write = acquire(&self.other, Arc::clone(&self.key), Mode::Write, terms, Patience::AskOnce).await;
-        write.expect("answered").is_some()
     }
 
     /// A reader whose upgrade has met this fate, and got no answer. The next renewal is answered when the test sends a
@@ -92,7 +52,7 @@ impl Stage {
 
 #[tokio::test(start_paused = true)]
 async fn upgrade_is_not_refused_as_long_as_a_copy_of_it_may_yet_be_carried_out() {
-    let stage = Stage::new();
+    let stage = StagedPair::new();
     let neighbour = stage.take(&stage.other, Mode::Read).await;
     let reading = stage.take(&stage.engine, Mode::Read).await;
     let old = reading.hold().id().clone();
@@ -119,7 +79,7 @@ async fn upgrade_is_not_refused_as_long_as_a_copy_of_it_may_yet_be_carried_out()
 
 #[tokio::test(start_paused = true)]
 async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned_into() {
-    let stage = Stage::new();
+    let stage = StagedPair::new();
     let long = stage.take(&stage.engine, Mode::Write).await;
     let mut short = long.hold().share(long.share_id());
     short.lease = Duration::from_millis(600);
@@ -143,7 +103,7 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
 
 #[tokio::test(start_paused = true)]
 async fn hold_lives_on_while_it_is_open_whether_it_was_turned() {
-    let stage = Stage::new();
+    let stage = StagedPair::new();
     let _neighbour = stage.take(&stage.other, Mode::Read).await;
     // Shorter than a copy of the conversion may be on its way.
     let overrides = Overrides { lease: Some(Duration::from_millis(900)), ..Overrides::default() };
@@ -159,7 +119,7 @@ async fn hold_lives_on_while_it_is_open_whether_it_was_turned() {
 
 #[tokio::test(start_paused = true)]
 async fn late_copy_of_an_acquisition_does_not_outlive_its_turn() {
-    let stage = Stage::new();
+    let stage = StagedPair::new();
     stage.scheme.next_acquire(Fate::Cut);
     let writing = stage.take(&stage.engine, Mode::Write).await;
     let request = stage.scheme.last_request();
@@ -173,7 +133,7 @@ async fn late_copy_of_an_acquisition_does_not_outlive_its_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn turn_that_crosses_with_close_is_given_back() {
-    let stage = Stage::new();
+    let stage = StagedPair::new();
     let writing = stage.take(&stage.engine, Mode::Write).await;
     let (word, answer) = oneshot::channel();
     stage.scheme.next_conversion(Fate::Answered(answer));
@@ -191,7 +151,7 @@ async fn turn_that_crosses_with_close_is_given_back() {
 
 #[tokio::test(start_paused = true)]
 async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_holds() {
-    let stage = Stage::with(Options { recall_timeout: Duration::from_secs(4), ..Options::default() });
+    let stage = StagedPair::with(Options { recall_timeout: Duration::from_secs(4), ..Options::default() });
     let keeps = Options { cache_for: Duration::from_secs(60), ..Options::default() };
     let keeper = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), keeps));
     // A lock is cached from its second use on.
@@ -214,7 +174,7 @@ async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_hold
 
 #[tokio::test(start_paused = true)]
 async fn guard_that_is_over_is_not_turned() {
-    let stage = Stage::new();
+    let stage = StagedPair::new();
     let longer = stage.take(&stage.engine, Mode::Read).await;
     let overrides = Overrides { max_hold: Some(Duration::from_secs(1)), ..Overrides::default() };
     let terms = Terms::new(stage.engine.options(), overrides).expect("valid");
@@ -228,7 +188,7 @@ async fn guard_that_is_over_is_not_turned() {
 
 #[tokio::test(start_paused = true)]
 async fn upgrade_that_never_arrives_leaves_a_reader_in_doubt_until_no_copy_can_arrive() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, word) = stage.reader_in_doubt(Fate::Cut).await;
     word.send(()).expect("a renewal is out");
     tokio::time::sleep(STRAY / 2).await;
@@ -242,7 +202,7 @@ async fn upgrade_that_never_arrives_leaves_a_reader_in_doubt_until_no_copy_can_a
 
 #[tokio::test(start_paused = true)]
 async fn upgrade_whose_answer_never_comes_is_lost_by_the_word_of_the_server_and_given_back() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, word) = stage.reader_in_doubt(Fate::Unheard).await;
     let new = stage.scheme.last_request().id;
     tokio::time::sleep(STRAY / 2).await;
@@ -256,7 +216,7 @@ async fn upgrade_whose_answer_never_comes_is_lost_by_the_word_of_the_server_and_
 
 #[tokio::test(start_paused = true)]
 async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, word) = stage.reader_in_doubt(Fate::Cut).await;
     word.send(()).expect("a renewal is out");
     tokio::time::sleep(STRAY / 2).await;
@@ -268,7 +228,7 @@ async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader()
     tokio::select! {
         reason = &mut lost => assert_eq!(reason, LossReason::Gone),
         () = async {
-            while !stage.others_write().await {
+            while !stage.others_may_write().await {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         } => panic!("the guard is valid, and another one writes"),
@@ -279,7 +239,7 @@ async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader()
 
 #[tokio::test(start_paused = true)]
 async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     // The old hold would last for longer.
     let (held, _word) = stage.short_reader_in_doubt(Fate::Unheard).await;
     let reason = held.lost();
@@ -287,7 +247,7 @@ async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
     tokio::select! {
         reason = &mut reason => assert_eq!(reason, LossReason::Expired),
         () = async {
-            while !stage.others_write().await {
+            while !stage.others_may_write().await {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         } => panic!("two are inside"),
@@ -296,7 +256,7 @@ async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
 
 #[tokio::test(start_paused = true)]
 async fn upgrade_that_is_asked_for_again_finds_that_it_was_carried_out() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
     let new = stage.scheme.last_request().id;
     let Ok(writing) = upgrade(held).await else { panic!("it was carried out") };
@@ -310,7 +270,7 @@ async fn upgrade_that_is_asked_for_again_finds_that_it_was_carried_out() {
 #[tokio::test(start_paused = true)]
 async fn released_in_doubt_it_is_ours_to_the_end_and_leaves_nothing() {
     for fate in [Fate::Cut, Fate::Unheard] {
-        let stage = Stage::impatient();
+        let stage = StagedPair::impatient();
         let (held, _word) = stage.reader_in_doubt(fate).await;
         held.release().await.expect("ours to the end, whichever of the two it was");
         assert!(stage.is_free().await, "it was released");
@@ -320,7 +280,7 @@ async fn released_in_doubt_it_is_ours_to_the_end_and_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn dropped_in_doubt_it_leaves_nothing() {
     for fate in [Fate::Cut, Fate::Unheard] {
-        let stage = Stage::impatient();
+        let stage = StagedPair::impatient();
         let (held, _word) = stage.reader_in_doubt(fate).await;
         drop(held);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -331,7 +291,7 @@ async fn dropped_in_doubt_it_leaves_nothing() {
 /// The release of the read hold is delayed, and the release of the upgrade arrives before it.
 #[tokio::test(start_paused = true)]
 async fn copy_of_an_upgrade_that_comes_between_the_releases_is_given_back_as_well() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, _word) = stage.reader_in_doubt(Fate::Cut).await;
     let (old, request) = (held.hold().id().clone(), stage.scheme.last_request());
     let (cut, word) = oneshot::channel();
@@ -347,7 +307,7 @@ async fn copy_of_an_upgrade_that_comes_between_the_releases_is_given_back_as_wel
 
 #[tokio::test(start_paused = true)]
 async fn release_in_doubt_that_is_dropped_leaves_nothing() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
     let (word, answer) = oneshot::channel();
     stage.scheme.next_leave(Fate::Answered(answer));
@@ -363,7 +323,7 @@ async fn release_in_doubt_that_is_dropped_leaves_nothing() {
 /// The second try finds another reader, and a copy of the first one may yet find that it is gone.
 #[tokio::test(start_paused = true)]
 async fn upgrade_that_is_asked_for_again_is_not_refused_as_long_as_a_copy_of_the_first_try_may_arrive() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let neighbour = stage.take(&stage.other, Mode::Read).await;
     let (held, _word) = stage.reader_in_doubt(Fate::Cut).await;
     let (old, request) = (held.hold().id().clone(), stage.scheme.last_request());
@@ -381,7 +341,7 @@ async fn upgrade_that_is_asked_for_again_is_not_refused_as_long_as_a_copy_of_the
 
 #[tokio::test(start_paused = true)]
 async fn closed_in_doubt_it_leaves_nothing() {
-    let stage = Stage::impatient();
+    let stage = StagedPair::impatient();
     let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
     stage.engine.close().await.expect("closed");
     assert_eq!(held.state(), HoldState::Lost(LossReason::Closed));
@@ -390,7 +350,7 @@ async fn closed_in_doubt_it_leaves_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn word_that_came_before_the_patience_was_over_counts() {
-    let stage = Stage::with(Options { unreachable_after: Duration::from_millis(300), ..Options::default() });
+    let stage = StagedPair::with(Options { unreachable_after: Duration::from_millis(300), ..Options::default() });
     let reading = stage.take(&stage.engine, Mode::Read).await;
     stage.scheme.next_conversion(Fate::Unheard);
     for _ in 0..20 {
@@ -406,7 +366,7 @@ async fn word_that_came_before_the_patience_was_over_counts() {
 #[tokio::test(start_paused = true)]
 async fn writer_in_doubt_is_not_alone_any_more() {
     for fate in [Fate::Cut, Fate::Unheard] {
-        let stage = Stage::impatient();
+        let stage = StagedPair::impatient();
         let writing = stage.take(&stage.engine, Mode::Write).await;
         stage.scheme.next_conversion(fate);
         let Err(NotConverted { held, error }) = downgrade(writing).await else { panic!("nobody has answered") };

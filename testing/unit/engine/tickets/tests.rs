@@ -4,62 +4,16 @@ use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::base::options::{Options, Overrides};
+use crate::base::options::Options;
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::convert::upgrade;
 use crate::lock::hold::HoldState;
 use crate::store::Scheme;
-use crate::store::memory::{MemoryScheme, Store};
-use crate::testing::staged::{Fate, STRAY, Staged};
+use crate::testing::staged::{Fate, STRAY, StagedPair};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A process whose requests have fates, and another one on the same store.
-struct TicketStage {
-    scheme: Arc<Staged>,
-    engine: Arc<Engine>,
-    other: Arc<Engine>,
-    key: Arc<Key>,
-}
-
-impl TicketStage {
-    fn new() -> Self {
-        Self::with(Options::default())
-    }
-
-    /// A stage whose process sends each request once.
-    fn impatient() -> Self {
-        Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
-    }
-
-    fn with(options: Options) -> Self {
-        let memory = MemoryScheme::new(Arc::new(Store::new()));
-        let scheme = Arc::new(Staged::new(memory.clone()));
-        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
-        let other = Arc::new(Engine::new(Arc::new(memory), Options::default()));
-        let key = engine.key("cfg").expect("valid");
-        Self { scheme, engine, other, key }
-    }
-
-    async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
-        let taken = acquire(engine, Arc::clone(&self.key), mode, terms(engine), Patience::Wait).await;
-        taken.expect("answered").expect("granted")
-    }
-
-    async fn holders(&self) -> Vec<String> {
-        let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
-        view.holders.into_iter().map(|holder| holder.id).collect()
-    }
-
-    async fn others_may_write(&self) -> bool {
-        let mode = Mode::Write;
-        let taken = acquire(&self.other, Arc::clone(&self.key), mode, terms(&self.other), Patience::AskOnce).await;
-        match taken.expect("answered") {
-            Some(held) => held.release().await.map(|()| true).expect("ours to the end"),
-            None => false,
-        }
-    }
-
+impl StagedPair {
     /// Waits for the releases, and until no copy can arrive.
     async fn is_free_in_the_end(&self) -> bool {
         tokio::time::sleep(STRAY * 3).await;
@@ -68,25 +22,22 @@ impl TicketStage {
     }
 }
 
-fn terms(engine: &Engine) -> Terms {
-    Terms::new(engine.options(), Overrides::default()).expect("valid")
-}
-
 async fn ticket_of(held: Held) -> Ticket {
     detach(held, MINUTE).await.map_err(|refused| refused.error).expect("detached")
 }
 
 #[tokio::test(start_paused = true)]
 async fn ticket_of_a_writer_keeps_others_out_and_works_once() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let held = stage.take(&stage.engine, Mode::Write).await;
     let before = held.share_id().token;
     let ticket = ticket_of(held).await;
     assert!(ticket.fencing_token() > before);
     assert!(!stage.others_may_write().await);
-    let adopted = adopt(&stage.other, &ticket, Mode::Write, terms(&stage.other)).await.expect("adopted");
+    let adopted = adopt(&stage.other, &ticket, Mode::Write, StagedPair::terms(&stage.other)).await.expect("adopted");
     assert!(adopted.share_id().token > ticket.fencing_token());
-    let error = adopt(&stage.engine, &ticket, Mode::Write, terms(&stage.engine)).await.expect_err("it was used");
+    let error =
+        adopt(&stage.engine, &ticket, Mode::Write, StagedPair::terms(&stage.engine)).await.expect_err("it was used");
     assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
     tokio::time::sleep(MINUTE).await;
     assert_eq!(adopted.state(), HoldState::Held, "it is renewed");
@@ -96,7 +47,7 @@ async fn ticket_of_a_writer_keeps_others_out_and_works_once() {
 
 #[tokio::test(start_paused = true)]
 async fn ticket_of_a_reader_passes_a_waiting_writer() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let neighbour = stage.take(&stage.other, Mode::Read).await;
     let held = stage.take(&stage.engine, Mode::Read).await;
     let token = held.share_id().token;
@@ -105,10 +56,10 @@ async fn ticket_of_a_reader_passes_a_waiting_writer() {
     let third = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), Options::default()));
     let writes = tokio::spawn({
         let (third, key) = (Arc::clone(&third), Arc::clone(&stage.key));
-        async move { acquire(&third, key, Mode::Write, terms(&third), Patience::Wait).await }
+        async move { acquire(&third, key, Mode::Write, StagedPair::terms(&third), Patience::Wait).await }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let adopted = adopt(&stage.engine, &ticket, Mode::Read, terms(&stage.engine)).await.expect("adopted");
+    let adopted = adopt(&stage.engine, &ticket, Mode::Read, StagedPair::terms(&stage.engine)).await.expect("adopted");
     assert_eq!(adopted.share_id().token, token);
     neighbour.release().await.expect("ours to the end");
     tokio::time::sleep(MINUTE).await;
@@ -120,15 +71,15 @@ async fn ticket_of_a_reader_passes_a_waiting_writer() {
 
 #[tokio::test(start_paused = true)]
 async fn writer_of_the_same_process_waits_for_the_end_of_the_ticket() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let ticket = ticket_of(stage.take(&stage.engine, Mode::Write).await).await;
     let writes = tokio::spawn({
         let (engine, key) = (Arc::clone(&stage.engine), Arc::clone(&stage.key));
-        async move { acquire(&engine, key, Mode::Write, terms(&engine), Patience::Wait).await }
+        async move { acquire(&engine, key, Mode::Write, StagedPair::terms(&engine), Patience::Wait).await }
     });
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(!writes.is_finished(), "the lock is taken");
-    let adopted = adopt(&stage.engine, &ticket, Mode::Write, terms(&stage.engine)).await.expect("adopted");
+    let adopted = adopt(&stage.engine, &ticket, Mode::Write, StagedPair::terms(&stage.engine)).await.expect("adopted");
     tokio::time::sleep(MINUTE).await;
     assert!(!writes.is_finished() && adopted.state() == HoldState::Held, "the lock is held");
     adopted.release().await.expect("ours to the end");
@@ -137,30 +88,32 @@ async fn writer_of_the_same_process_waits_for_the_end_of_the_ticket() {
 
 #[tokio::test(start_paused = true)]
 async fn unused_ticket_ends_with_its_time() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let ticket = ticket_of(stage.take(&stage.engine, Mode::Write).await).await;
     stage.engine.close().await.expect("closed");
     tokio::time::sleep(MINUTE - Duration::from_millis(1)).await;
     assert!(!stage.others_may_write().await, "`close` leaves it");
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert!(stage.others_may_write().await);
-    let error = adopt(&stage.other, &ticket, Mode::Write, terms(&stage.other)).await.expect_err("it is over");
+    let error =
+        adopt(&stage.other, &ticket, Mode::Write, StagedPair::terms(&stage.other)).await.expect_err("it is over");
     assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn forced_ticket_says_so() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let ticket = ticket_of(stage.take(&stage.engine, Mode::Write).await).await;
     stage.other.force(&stage.key).await.expect("answered");
-    let error = adopt(&stage.other, &ticket, Mode::Write, terms(&stage.other)).await.expect_err("it is over");
+    let error =
+        adopt(&stage.other, &ticket, Mode::Write, StagedPair::terms(&stage.other)).await.expect_err("it is over");
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
 }
 
 /// Copies of the acquisition or of the detachment that arrive late.
 #[tokio::test(start_paused = true)]
 async fn used_ticket_does_not_come_back_by_late_copies() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     stage.scheme.next_acquire(Fate::Cut);
     let held = stage.take(&stage.engine, Mode::Write).await;
     let (acquisition, old) = (stage.scheme.last_request(), held.hold().id().clone());
@@ -171,11 +124,12 @@ async fn used_ticket_does_not_come_back_by_late_copies() {
     };
     let (ticket, ()) = tokio::join!(ticket_of(held), late_acquisition);
     let detachment = stage.scheme.last_request();
-    let adopted = adopt(&stage.other, &ticket, Mode::Write, terms(&stage.other)).await.expect("adopted");
+    let adopted = adopt(&stage.other, &ticket, Mode::Write, StagedPair::terms(&stage.other)).await.expect("adopted");
     adopted.release().await.expect("ours to the end");
     // No copy of the acquisition can arrive any more.
     memory.convert(key, &old, &detachment).await.expect("memory answers");
-    let error = adopt(&stage.engine, &ticket, Mode::Write, terms(&stage.engine)).await.expect_err("it was used");
+    let error =
+        adopt(&stage.engine, &ticket, Mode::Write, StagedPair::terms(&stage.engine)).await.expect_err("it was used");
     assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
     assert!(stage.holders().await.is_empty());
 }
@@ -207,7 +161,7 @@ async fn detachment_without_an_answer_leaves_nothing_for_long() {
     for mode in [Mode::Read, Mode::Write] {
         let fates = unknown_fates().into_iter().map(|(name, fate)| (name, fate, Outcome::Over));
         for (name, fate, expected) in fates.chain([("not done", Fate::NotDone, Outcome::AsBefore)]) {
-            let stage = TicketStage::impatient();
+            let stage = StagedPair::impatient();
             let held = stage.take(&stage.engine, mode).await;
             let old = held.hold().id().clone();
             stage.scheme.next_conversion(fate);
@@ -231,12 +185,12 @@ async fn adoption_without_an_answer_leaves_nothing_for_long() {
     for mode in [Mode::Read, Mode::Write] {
         let fates = unknown_fates().into_iter().map(|(name, fate)| (name, fate, Outcome::Over));
         for (name, fate, expected) in fates.chain([("not done", Fate::NotDone, Outcome::AsBefore)]) {
-            let stage = TicketStage::impatient();
+            let stage = StagedPair::impatient();
             let ticket = ticket_of(stage.take(&stage.other, mode).await).await;
             let [id] = &stage.holders().await[..] else { panic!("one holder") };
             let id = AcquisitionId::of_ticket(id).expect("that of a ticket");
             stage.scheme.next_conversion(fate);
-            let error = adopt(&stage.engine, &ticket, mode, terms(&stage.engine)).await.expect_err(name);
+            let error = adopt(&stage.engine, &ticket, mode, StagedPair::terms(&stage.engine)).await.expect_err(name);
             if expected == Outcome::Over {
                 tokio::time::sleep(STRAY - Duration::from_millis(1)).await;
                 let late = stage.scheme.last_request();
@@ -245,7 +199,7 @@ async fn adoption_without_an_answer_leaves_nothing_for_long() {
             } else {
                 assert!(!stage.is_free_in_the_end().await, "{mode} {name}");
             }
-            let again = adopt(&stage.other, &ticket, mode, terms(&stage.other)).await;
+            let again = adopt(&stage.other, &ticket, mode, StagedPair::terms(&stage.other)).await;
             let outcome = if again.is_ok() { Outcome::AsBefore } else { Outcome::Over };
             assert_eq!(outcome, expected, "{mode} {name}: {error:?}");
         }
@@ -257,7 +211,7 @@ async fn adoption_without_an_answer_leaves_nothing_for_long() {
 async fn dropped_step_leaves_nothing_for_long() {
     for step in ["detach", "adopt"] {
         for polls in 0..4 {
-            let stage = TicketStage::new();
+            let stage = StagedPair::new();
             let held = stage.take(&stage.engine, Mode::Write).await;
             let (_never, answer) = oneshot::channel();
             let old;
@@ -270,12 +224,12 @@ async fn dropped_step_leaves_nothing_for_long() {
                 let ticket = ticket_of(held).await;
                 old = AcquisitionId::of_ticket(&stage.holders().await[0]).expect("that of a ticket");
                 stage.scheme.next_conversion(Fate::Answered(answer));
-                let terms = terms(&stage.engine);
+                let terms = StagedPair::terms(&stage.engine);
                 let mut adopting = Box::pin(adopt(&stage.engine, &ticket, Mode::Write, terms));
                 (0..polls).for_each(|_| assert!((&mut adopting).now_or_never().is_none(), "nothing is answered"));
                 if polls == 0 {
                     drop(adopting);
-                    assert!(adopt(&stage.other, &ticket, Mode::Write, super::tests::terms(&stage.other)).await.is_ok());
+                    assert!(adopt(&stage.other, &ticket, Mode::Write, StagedPair::terms(&stage.other)).await.is_ok());
                     continue;
                 }
             }
@@ -291,7 +245,7 @@ async fn dropped_step_leaves_nothing_for_long() {
 
 #[tokio::test(start_paused = true)]
 async fn answer_that_comes_late_makes_no_hold_beside_a_later_one() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let ticket = ticket_of(stage.take(&stage.other, Mode::Write).await).await;
     let (word, answer) = oneshot::channel();
     stage.scheme.next_conversion(Fate::Answered(answer));
@@ -301,7 +255,8 @@ async fn answer_that_comes_late_makes_no_hold_beside_a_later_one() {
         word.send(()).expect("it waits");
         later
     };
-    let (adopted, later) = tokio::join!(adopt(&stage.engine, &ticket, Mode::Write, terms(&stage.engine)), taken_later);
+    let (adopted, later) =
+        tokio::join!(adopt(&stage.engine, &ticket, Mode::Write, StagedPair::terms(&stage.engine)), taken_later);
     let error = adopted.expect_err("its lease was over");
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
     tokio::time::sleep(STRAY * 3).await;
@@ -311,7 +266,7 @@ async fn answer_that_comes_late_makes_no_hold_beside_a_later_one() {
 
 #[tokio::test(start_paused = true)]
 async fn adoption_that_crosses_with_close_is_given_back() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let ticket = ticket_of(stage.take(&stage.other, Mode::Write).await).await;
     let (word, answer) = oneshot::channel();
     stage.scheme.next_conversion(Fate::Answered(answer));
@@ -320,7 +275,8 @@ async fn adoption_that_crosses_with_close_is_given_back() {
         let (closed, _) = tokio::join!(stage.engine.close(), async { word.send(()) });
         closed.expect("closed");
     };
-    let (adopted, ()) = tokio::join!(adopt(&stage.engine, &ticket, Mode::Write, terms(&stage.engine)), closing);
+    let (adopted, ()) =
+        tokio::join!(adopt(&stage.engine, &ticket, Mode::Write, StagedPair::terms(&stage.engine)), closing);
     let error = adopted.expect_err("the manager is closed");
     assert!(matches!(error, Error::Closed { .. }), "{error:?}");
     assert!(stage.is_free_in_the_end().await);
@@ -328,7 +284,7 @@ async fn adoption_that_crosses_with_close_is_given_back() {
 
 #[tokio::test(start_paused = true)]
 async fn guard_that_cannot_be_detached_stays() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let one = stage.take(&stage.engine, Mode::Read).await;
     let other = stage.take(&stage.engine, Mode::Read).await;
     let Err(refused) = detach(one, MINUTE).await else { panic!("another guard shares the hold") };
@@ -346,7 +302,7 @@ async fn guard_that_cannot_be_detached_stays() {
 /// A failed detachment must not forget the upgrade, whose hold may be on the server.
 #[tokio::test(start_paused = true)]
 async fn guard_with_an_undecided_upgrade_is_not_detached() {
-    let stage = TicketStage::impatient();
+    let stage = StagedPair::impatient();
     let held = stage.take(&stage.engine, Mode::Read).await;
     let (word, renewed) = oneshot::channel();
     stage.scheme.next_renewals(renewed);
@@ -364,7 +320,7 @@ async fn guard_with_an_undecided_upgrade_is_not_detached() {
 
 #[tokio::test(start_paused = true)]
 async fn note_passes_with_the_hold_until_the_next_guard_sets_its_own() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let note = async || {
         let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
         view.holders[0].note.clone()
@@ -375,7 +331,8 @@ async fn note_passes_with_the_hold_until_the_next_guard_sets_its_own() {
         for step in 0..3 {
             held.set_note(&format!("step {step}")).await.expect("noted");
         }
-        let adopted = adopt(&stage.other, &ticket_of(held).await, mode, terms(&stage.other)).await.expect("adopted");
+        let adopted =
+            adopt(&stage.other, &ticket_of(held).await, mode, StagedPair::terms(&stage.other)).await.expect("adopted");
         assert_eq!(note().await.as_deref(), Some("step 2"));
         adopted.set_note("mine").await.expect("noted");
         assert_eq!(note().await.as_deref(), Some("mine"));
@@ -386,12 +343,13 @@ async fn note_passes_with_the_hold_until_the_next_guard_sets_its_own() {
 /// The secret is in the ticket, but the mode was changed.
 #[tokio::test(start_paused = true)]
 async fn ticket_whose_mode_was_changed_opens_nothing_and_is_used_up() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let neighbour = stage.take(&stage.other, Mode::Read).await;
     let ticket = ticket_of(stage.take(&stage.engine, Mode::Read).await).await;
     let id = stage.holders().await.iter().find_map(|id| AcquisitionId::of_ticket(id)).expect("that of a ticket");
     let forged = Ticket::new(&stage.key, Mode::Write, (&id, ticket.fencing_token()), MINUTE);
-    let error = adopt(&stage.engine, &forged, Mode::Write, terms(&stage.engine)).await.expect_err("others read");
+    let error =
+        adopt(&stage.engine, &forged, Mode::Write, StagedPair::terms(&stage.engine)).await.expect_err("others read");
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
     neighbour.release().await.expect("ours to the end");
     assert!(stage.is_free_in_the_end().await, "{:?}", stage.holders().await);
@@ -399,15 +357,16 @@ async fn ticket_whose_mode_was_changed_opens_nothing_and_is_used_up() {
 
 #[tokio::test(start_paused = true)]
 async fn ticket_for_something_else_is_refused_before_anything_is_sent() {
-    let stage = TicketStage::new();
+    let stage = StagedPair::new();
     let ticket = ticket_of(stage.take(&stage.engine, Mode::Write).await).await;
     let prefix = Options { key_prefix: "other".to_owned(), ..Options::default() };
     let elsewhere = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), prefix));
     for (engine, mode) in [(&stage.engine, Mode::Read), (&elsewhere, Mode::Write)] {
         let scripts = stage.scheme.scripts();
-        let error = adopt(engine, &ticket, mode, terms(engine)).await.expect_err("it is for something else");
+        let error =
+            adopt(engine, &ticket, mode, StagedPair::terms(engine)).await.expect_err("it is for something else");
         assert!(matches!(error, Error::InvalidOption { option: "ticket", .. }), "{error:?}");
         assert_eq!(stage.scheme.scripts(), scripts);
     }
-    adopt(&stage.engine, &ticket, Mode::Write, terms(&stage.engine)).await.expect("it is as it was");
+    adopt(&stage.engine, &ticket, Mode::Write, StagedPair::terms(&stage.engine)).await.expect("it is as it was");
 }
