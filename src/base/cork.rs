@@ -3,9 +3,15 @@
 //! A connection normally writes a request at once. If a task sends several requests in one poll, this would take
 //! several writes. The word is that of the socket option `TCP_CORK`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
-thread_local!(static IS_CORKED: Cell<bool> = const { Cell::new(false) });
+type Action = Box<dyn FnOnce()>;
+
+thread_local! {
+    static IS_CORKED: Cell<bool> = const { Cell::new(false) };
+    /// What follows the present step.
+    static AFTER_STEP: RefCell<Vec<Action>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Ends the step, also if it panics.
 struct Uncorks(bool);
@@ -13,6 +19,9 @@ struct Uncorks(bool);
 impl Drop for Uncorks {
     fn drop(&mut self) {
         IS_CORKED.set(self.0);
+        if !self.0 {
+            AFTER_STEP.take().into_iter().for_each(|action| action());
+        }
     }
 }
 
@@ -26,4 +35,13 @@ pub(crate) fn cork<T>(step: impl FnOnce() -> T) -> T {
 #[inline]
 pub(crate) fn is_corked() -> bool {
     IS_CORKED.get()
+}
+
+/// Runs the action after the step that [`cork`] runs on this thread, or at once if there is none.
+pub(crate) fn after_step(action: impl FnOnce() + 'static) {
+    if is_corked() {
+        AFTER_STEP.with_borrow_mut(|actions| actions.push(Box::new(action)));
+    } else {
+        action();
+    }
 }

@@ -7,13 +7,14 @@
 //!
 //! While all these connections are busy, new calls wait. The next free connection sends the waiting calls together,
 //! with one `WAIT`. So a few connections are enough for any number of callers. A call waits little longer than the
-//! pipelines that were sent before it.
+//! pipelines that were sent before it. Calls that one task sends in one step, for several locks, are sent together.
 //!
 //! If a reply grants no hold, its caller gets the reply at once, and only the connection waits for the replicas. An
 //! example is a reply with a place in the queue.
 
 use std::collections::VecDeque;
 use std::iter;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
 use super::{Admission, reply_if_admitted};
 use crate::base::attempt::Answered;
+use crate::base::cork::after_step;
 use crate::base::durability::Durability;
 use crate::base::error::Refusal;
 use crate::base::lease::{self, Moment, ServerTime};
@@ -75,9 +77,9 @@ impl ReplicatedConnections {
     pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
         let pool = self.pool();
         let (answers, answer) = oneshot::channel();
-        let connection = pool.put(ReplicatedJob { calls: job, answers });
-        if let Some(connection) = connection {
-            drop(process::spawn(connection.run()));
+        if pool.put(ReplicatedJob { calls: job, answers }) {
+            let pool = Arc::clone(&pool);
+            after_step(move || pool.start());
         }
         // If the sender was dropped, the runtime of the connection has ended, and the calls may have been sent.
         answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(pool.connections.clock.now())))
@@ -144,6 +146,8 @@ struct ReplicatedState {
     idle: Vec<Arc<OpenConnection>>,
     /// Number of connections that carry a batch or are being dialled.
     busy: usize,
+    /// True from the first batch of a step until the call of [`start`](ReplicatedPool::start) after the step.
+    is_start_due: bool,
 }
 
 impl ReplicatedState {
@@ -171,28 +175,36 @@ impl ReplicatedPool {
         self.state.lock().busy > 0
     }
 
-    /// Queues a batch. Returns a connection, whose `run` the caller must spawn. Returns `None` if all connections are
-    /// busy, because the next free connection takes the batch in this case.
-    fn put(self: &Arc<Self>, job: ReplicatedJob) -> Option<ReplicatedConnection> {
+    /// Queues a batch. Returns true if the caller must call [`start`](Self::start) after the present step. Otherwise the
+    /// call that an earlier batch has made due is enough.
+    fn put(&self, job: ReplicatedJob) -> bool {
         let mut state = self.state.lock();
         match job.calls.precedence {
             Precedence::Ahead => state.ahead.push_back(job),
             Precedence::InTurn => state.in_turn.push_back(job),
         }
-        if state.busy == MAX_REPLICATED_CONNECTIONS {
-            return None;
+        !mem::replace(&mut state.is_start_due, true)
+    }
+
+    /// Lets a connection send the waiting batches. If all connections are busy, the next free one sends them.
+    fn start(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        state.is_start_due = false;
+        if state.busy == MAX_REPLICATED_CONNECTIONS || state.ahead.is_empty() && state.in_turn.is_empty() {
+            return;
         }
         state.busy += 1;
         state.idle.retain(|live| live.is_open());
         let live = state.idle.pop();
-        Some(ReplicatedConnection { pool: Arc::clone(self), live })
+        drop(state);
+        drop(process::spawn(ReplicatedConnection { pool: Arc::clone(self), live }.run()));
     }
 
     /// Handles a failed dial. Passes the fault to the waiting callers, unless another busy connection will take their
     /// batches.
     fn fail(&self, fault: &DialFault) {
         let mut state = self.state.lock();
-        let left = if state.busy == 1 { state.take() } else { Vec::new() };
+        let left = if state.busy == 1 && !state.is_start_due { state.take() } else { Vec::new() };
         drop(state);
         left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
     }
@@ -412,7 +424,7 @@ impl Drop for ReplicatedConnection {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.busy -= 1;
-        let left = if state.busy == 0 { state.take() } else { Vec::new() };
+        let left = if state.busy == 0 && !state.is_start_due { state.take() } else { Vec::new() };
         drop(state);
         left.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(None))));
     }
