@@ -21,6 +21,7 @@ mod tests;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
@@ -153,6 +154,18 @@ pub(crate) async fn with_one_write<T>(future: impl Future<Output = T>) -> T {
     poll_fn(|cx| cork(|| future.as_mut().poll(cx))).await
 }
 
+/// Waits for results, and returns all that are there. Without further futures, returns none.
+async fn next_results<F: Future>(futures: &mut FuturesUnordered<F>) -> Vec<F::Output> {
+    poll_fn(|cx| {
+        let mut results = Vec::new();
+        while let Poll::Ready(Some(result)) = futures.poll_next_unpin(cx) {
+            results.push(result);
+        }
+        if results.is_empty() && !futures.is_empty() { Poll::Pending } else { Poll::Ready(results) }
+    })
+    .await
+}
+
 struct Group<'a> {
     engine: &'a Arc<Engine>,
     wanted: &'a [Wanted],
@@ -251,23 +264,25 @@ impl<'a> Group<'a> {
             .collect();
         let mut first: Option<(usize, Missing)> = None;
         loop {
-            let (index, outcome) = match self.beside(with_one_write(tries.next())).await {
-                Beside::Done(Some(tried)) => tried,
-                Beside::Done(None) => break,
+            let tried = match self.beside(with_one_write(next_results(&mut tries))).await {
+                Beside::Done(tried) if tried.is_empty() => break,
+                Beside::Done(tried) => tried,
                 Beside::Lost(index) => return Ok(self.begin_at(index)),
             };
-            let why = match outcome {
-                Ok(Ok(held)) => {
-                    self.add(index, held);
-                    continue;
+            for (index, outcome) in tried {
+                let why = match outcome {
+                    Ok(Ok(held)) => {
+                        self.add(index, held);
+                        continue;
+                    }
+                    // The place that a try took is given back in the background, if nobody has confirmed that yet.
+                    Ok(Err(denied)) | Err(Error::WaitTimeout { denied, .. }) => Missing::Refused(denied),
+                    Err(error @ Error::Unreachable { .. }) => Missing::Silent(error),
+                    Err(error) => return Err(error.into()),
+                };
+                if first.as_ref().is_none_or(|(before, _)| index < *before) {
+                    first = Some((index, why));
                 }
-                // The place that a try took is given back in the background, if nobody has confirmed that yet.
-                Ok(Err(denied)) | Err(Error::WaitTimeout { denied, .. }) => Missing::Refused(denied),
-                Err(error @ Error::Unreachable { .. }) => Missing::Silent(error),
-                Err(error) => return Err(error.into()),
-            };
-            if first.as_ref().is_none_or(|(before, _)| index < *before) {
-                first = Some((index, why));
             }
         }
         self.after_tries(first, asked_at)
