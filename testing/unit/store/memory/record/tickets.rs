@@ -17,7 +17,7 @@ const END: u64 = 6;
 const COPIES: u8 = 2;
 /// Number of states of a scene after which the exploration ends. The shortest courses come first, and each planted fault
 /// shows within a fraction of them.
-const MAX_STATES: usize = 2_000_000;
+const MAX_STATES: usize = 500_000;
 
 const OWNER: usize = 0;
 const PROCESSES: usize = 3;
