@@ -9,7 +9,7 @@ type Action = Box<dyn FnOnce()>;
 
 thread_local! {
     static IS_CORKED: Cell<bool> = const { Cell::new(false) };
-    /// What follows the present step.
+    /// Actions that run after the present step.
     static AFTER_STEP: RefCell<Vec<Action>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -36,7 +36,7 @@ use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::push_handler::PushHandler;
 use crate::base::attempt::BoxFuture;
-use crate::base::cork::is_corked;
+use crate::base::cork::{after_step, is_corked};
 use crate::base::process::{self, Process};
 
 #[cfg(feature = "tls")]
@@ -107,6 +107,8 @@ struct WireState {
     current: Vec<u8>,
     written: usize,
     is_writing: bool,
+    /// True if the requests are written after the present step of the task that sends them.
+    is_write_due: bool,
     /// True if the driver was woken and has not checked for bytes to write since then.
     is_driver_called: bool,
     /// Callers whose answers have not arrived, in the order of their requests. Some of these callers may have stopped
@@ -214,7 +216,7 @@ impl WireState {
 
     /// Returns true if the appended requests should be written now, instead of one turn of the runtime later.
     fn is_worth_a_piece(&self) -> bool {
-        !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len() && !is_corked()
+        !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
     }
 
     fn writer(&self) -> io::Result<Arc<Writer>> {
@@ -340,14 +342,14 @@ impl Requester {
 }
 
 impl WireShared {
-    async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
+    async fn ask(self: &Arc<Self>, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.send(encode, [Requester::One(sender)])?;
         answer.await.map(|answer| answer.value).map_err(|_| self.why())
     }
 
     fn send<const N: usize>(
-        &self,
+        self: &Arc<Self>,
         encode: impl FnOnce(&mut Vec<u8>),
         requesters: [Requester; N],
     ) -> Result<(), RedisError> {
@@ -361,6 +363,19 @@ impl WireShared {
         encode(&mut state.next);
         state.waiting.extend(requesters);
         state.unsent += N;
+        if !is_corked() {
+            self.write(state);
+        } else if !std::mem::replace(&mut state.is_write_due, true) {
+            drop(state);
+            let shared = Arc::clone(self);
+            after_step(move || shared.write(shared.state.lock()));
+        }
+        Ok(())
+    }
+
+    /// Writes the appended requests, or lets the driver write them one turn of the runtime later.
+    fn write(&self, mut state: MutexGuard<'_, WireState>) {
+        state.is_write_due = false;
         if state.is_worth_a_piece() {
             // The result is ignored, because the driver handles a full socket and a broken socket.
             Self::write_once(&mut state).unwrap_or_default();
@@ -370,7 +385,6 @@ impl WireShared {
         if calls {
             self.driver.wake();
         }
-        Ok(())
     }
 
     /// Writes as many bytes as the socket takes now. Unlocks the state during the write, so that callers can append
