@@ -113,7 +113,7 @@ fn two_processes_of_three_acquisitions_hold() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_processes_of_two_acquisitions_hold() {
-    serial(3, 2, dying_and_converting(LOSS)).holds(1);
+    serial(3, 2, dying_and_converting(LOSS)).holds(8_580_000);
     serial(3, 2, dying_and_converting(COPY)).holds(1);
     serial(3, 2, Faults { deaths: 1, ..DELAY }).holds(1);
     serial(3, 2, Faults { conversions: 1, ..DELAY }).holds(1);

@@ -44,7 +44,7 @@ fn processes_that_cache_holds_hold_with_one_kind_of_fault() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn several_acquisitions_of_processes_that_cache_holds_hold() {
-    cached(2, 3, NONE).trying().holds(445_000);
+    cached(2, 3, DEATH).trying().holds(445_000);
     cached(3, 2, CONVERSION).holds(1);
     cached(3, 2, NONE).mute().holds(1);
     cached(3, 1, NONE).limited(1).trying().holds(1);
@@ -55,9 +55,9 @@ fn several_acquisitions_of_processes_that_cache_holds_hold() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn recalls_of_processes_that_are_lost_or_doubled_hold() {
-    cached(3, 1, LOSS).trying().holds(1);
-    cached(3, 1, COPY).trying().holds(1);
-    cached(2, 1, Faults { losses: 2, ..NONE }).holds(1);
+    cached(3, 1, LOSS).trying().holds(946_000);
+    cached(3, 1, Faults { deaths: 1, ..COPY }).trying().holds(242_000);
+    cached(2, 1, Faults { losses: 2, ..NONE }).holds(206_000);
     cached(2, 2, dying_and_converting(LOSS)).holds(1);
     cached(2, 1, Faults { losses: 1, delays: 1, ..NONE }).holds(1);
     cached(2, 1, Faults { copies: 1, delays: 1, ..NONE }).holds(1);
@@ -74,14 +74,14 @@ fn recalls_of_processes_that_are_late_hold() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn subscriptions_of_processes_that_break_and_holds_that_are_forced_hold() {
-    subscribing(2, 2, BREAK).trying().holds(1);
-    subscribing(2, 1, Faults { delays: 1, ..BREAK }).trying().holds(1);
-    cached(2, 1, Faults { losses: 1, ..BREAK }).trying().holds(1);
-    cached(2, 2, FORCE).trying().holds(1);
-    cached(2, 2, Faults { conversions: 1, ..FORCE }).holds(1);
-    cached(3, 1, FORCE).holds(1);
-    cached(2, 2, WIPE).holds(1);
-    cached(2, 2, Faults { lapses: 1, ..NONE }).trying().holds(1);
+    subscribing(2, 2, BREAK).trying().holds(912_000);
+    subscribing(2, 1, Faults { delays: 1, ..BREAK }).trying().holds(2_160_000);
+    cached(2, 1, Faults { losses: 1, ..BREAK }).trying().holds(484_000);
+    cached(2, 2, FORCE).trying().holds(583_000);
+    cached(2, 2, Faults { conversions: 1, ..FORCE }).holds(1_510_000);
+    cached(3, 1, FORCE).holds(102_000);
+    cached(2, 2, WIPE).holds(142_000);
+    cached(2, 2, Faults { lapses: 1, ..NONE }).trying().holds(152_000);
 }
 
 #[test]
