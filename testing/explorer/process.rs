@@ -6,6 +6,12 @@
 
 #[path = "process/answers.rs"]
 mod answers;
+#[path = "process/blunder.rs"]
+mod blunder;
+#[path = "process/caching.rs"]
+mod caching;
+#[path = "process/conversions.rs"]
+mod conversions;
 #[path = "process/tasks.rs"]
 mod tasks;
 #[path = "process/told.rs"]
@@ -24,17 +30,23 @@ use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::base::metrics::Metrics;
 use crate::base::mode::Mode;
 use crate::base::process::Process as OsProcess;
-use crate::base::recalls::Reception;
+use crate::base::recalls::{Recall, Reception, SubscriptionId};
 use crate::base::reentry::OwnerId;
 use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
 use crate::lock::end::HoldState;
-use crate::lock::record::{Accepted, Grant, GrantIdentity, NewHold, Next, ShareRemoved};
+use crate::lock::record::{
+    Accepted, CacheAnswer, CacheState, Grant, GrantIdentity, HoldRecord, LeftOpen, NewHold, Next, OpenConversion,
+    ShareRemoved,
+};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{NextStep, Pending, SideOutage, WaiterId};
 use crate::lock::state::{GrantOutcome, State, WakeReason};
 
+pub(crate) use blunder::Blunder;
+
 /// Length of a tick, and times in ticks.
-pub(crate) const TICK: Duration = Duration::from_millis(500);
+pub(crate) const TICK: Duration = Duration::from_nanos(TICK_NANOS);
+const TICK_NANOS: u64 = 500_000_000;
 /// A copy without an answer may be carried out until it is so old. Its sender gives it up at the same age.
 const MAX_DELAY: u32 = 2;
 const MAX_HANDOFFS: u64 = 2;
@@ -67,17 +79,61 @@ pub(crate) type Slot = u8;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Told {
     /// A task acquires the lock. Without `waits`, it only tries.
-    Acquire { mode: Mode, waits: bool },
+    Acquire {
+        mode: Mode,
+        waits: bool,
+    },
     /// The future of a waiting task is dropped.
-    Cancel { task: u8 },
+    Cancel {
+        task: u8,
+    },
     /// The guard of a task is dropped.
-    Release { task: u8 },
+    Release {
+        task: u8,
+    },
+    /// The guard of a task is upgraded or downgraded.
+    Convert {
+        task: u8,
+    },
     /// A copy has this answer. `None`: its sender does not wait for the answer any more.
-    Answer { copy: u8, reply: Option<HeardReply> },
+    Answer {
+        copy: u8,
+        reply: Option<HeardReply>,
+    },
+    /// A copy of a conversion has no answer, and the conversion has lasted too long for another one.
+    Unreachable {
+        copy: u8,
+    },
+    /// The pause of a task is over before the next tick.
+    Retry {
+        task: u8,
+    },
     /// The server says that it has granted the lock, or that the waiter is to ask again.
-    Notice { slot: Slot, grant: Option<HeardGrant> },
+    Notice {
+        slot: Slot,
+        grant: Option<HeardGrant>,
+    },
+    /// A waiter recalls the hold that has this token, counted from the highest one, or a try does.
+    Recall {
+        token: i8,
+        tries: Option<u8>,
+    },
+    /// A try hears that a guard is inside.
+    InUse {
+        slot: Slot,
+    },
+    Subscribed,
+    /// Recalls are lost from now on. The process does not know it yet, but its clock shows it before the next tick.
+    SubscriptionBroken,
+    SubscriptionLost,
+    /// The process has too many cached holds.
+    GiveUpCached,
     /// A tick has passed.
     Tick,
+    /// A tick has passed in which the process is not scheduled.
+    Lapse,
+    /// The process is scheduled again, before the next tick.
+    CatchUp,
     /// The highest token of the lock is so much higher.
     Grown(i8),
 }
@@ -94,18 +150,32 @@ pub(crate) struct HeardGrant {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum HeardReply {
     Granted(HeardGrant),
-    Queued,
+    Queued {
+        is_cached: bool,
+    },
     Contended,
     Late,
-    Renewed { remaining: u8 },
+    /// The tokens are the first one, relative to the highest token, and their number.
+    Renewed {
+        remaining: u8,
+        is_waited_for: bool,
+        tokens: Option<(i8, u8)>,
+    },
+    Refused {
+        is_cached: bool,
+    },
     Lost,
-    Left,
+    Left {
+        held: bool,
+    },
 }
 
 /// What a process asks the server for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Asked {
     Acquire { mode: Mode, waits: bool },
+    Recheck,
+    Convert { from: Slot, to: Mode },
     Renew,
     Leave,
 }
@@ -116,6 +186,8 @@ pub(crate) struct SentCopy {
     pub(crate) copy: u8,
     pub(crate) slot: Slot,
     pub(crate) asked: Asked,
+    /// Present if the request offers to cache the hold, with the number of tokens that it asks for.
+    pub(crate) keeps: Option<u8>,
 }
 
 /// What a step of a process has led to.
@@ -124,8 +196,10 @@ pub(crate) struct Outputs {
     pub(crate) sent: Vec<SentCopy>,
     /// Copies whose answers nobody awaits any more.
     pub(crate) closed: Vec<u8>,
-    /// Tokens that guards have got, relative to the highest token.
-    pub(crate) entered: Vec<(Mode, i8)>,
+    /// Tokens that guards have got, relative to the highest token, with the slots of their holds.
+    pub(crate) entered: Vec<(Mode, i8, Slot)>,
+    /// The process answers a try that a guard is inside.
+    pub(crate) is_in_use: bool,
     /// A rule within the process is broken.
     pub(crate) broken: Option<Broken>,
 }
@@ -139,6 +213,8 @@ pub(crate) enum Broken {
     NotWoken,
     /// Two holds have the same acquisition.
     TwoHolds,
+    /// A try is told that a guard is inside, and none is.
+    InUseWhenIdle,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -156,7 +232,36 @@ enum Stage {
         hold: u64,
         share_id: ShareId,
     },
+    Converts {
+        hold: u64,
+        share_id: ShareId,
+        conversion: ExploredConversion,
+    },
     Over,
+}
+
+/// Conversion of a hold that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct ExploredConversion {
+    /// Slot of the new hold.
+    slot: Slot,
+    to: Mode,
+    copies: InDoubt,
+    /// End of the time for the holders that it has recalled, if it has recalled any.
+    recalls_until: Option<Moment>,
+    stage: ConversionStage,
+}
+
+/// Progress of a conversion.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum ConversionStage {
+    Asks,
+    /// Asks again then, because the last copy had no usable answer.
+    Pauses(Moment),
+    /// Asks again then, when the holders that it has recalled have had their time.
+    AwaitsHolders(Moment),
+    /// Asks again then, when no earlier copy can be carried out after the refusal of the last one.
+    AwaitsStrays(Moment),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -169,6 +274,10 @@ enum Ask {
     /// Until the next tick. `is_queued`: in the queue of the server, so a notification may come.
     Pauses {
         is_queued: bool,
+    },
+    /// Waits, as a try, for the replies to its recall, and at most until then.
+    AwaitsReplies {
+        until: Moment,
     },
     Rechecks {
         hold: u64,
@@ -183,6 +292,10 @@ struct ExploredTask {
     waiter_id: WaiterId,
     mode: Mode,
     waits: bool,
+    /// End of the time for the replies to the recalls of this try, once it has recalled a hold.
+    recalls_until: Option<Moment>,
+    /// True if this try has heard no reply, and has asked again.
+    has_heard_nothing: bool,
     stage: Stage,
 }
 
@@ -190,6 +303,7 @@ struct ExploredTask {
 enum Purpose {
     Acquire { task: u8, slot: Slot },
     Recheck { task: u8, slot: Slot },
+    Convert { task: u8, slot: Slot },
     Renew { hold: u64, lease: Duration, slot: Slot },
     Leave { slot: Slot },
 }
@@ -199,6 +313,8 @@ struct FlyingCopy {
     number: u8,
     sent: Moment,
     purpose: Purpose,
+    /// Subscription on which it offers to cache the hold.
+    offered: Option<SubscriptionId>,
 }
 
 /// Acquisition that is being given back.
@@ -212,45 +328,39 @@ struct Departing {
     due: Option<Moment>,
 }
 
-/// Faults of a wrong process.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Blunder {
-    /// Counts the validity from the answer, not from the request.
-    CountsFromAnswer,
-    /// Takes an abandoned copy for one that cannot arrive.
-    ForgetsAbandoned,
-    /// Gives an acquisition back once, although a copy of it may still arrive.
-    LeavesOnce,
-    /// Gives nothing back for the last waiter that leaves.
-    KeepsRequest,
-    /// Asks again under a new id.
-    AsksAnew,
-}
-
-impl Blunder {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::CountsFromAnswer, Self::ForgetsAbandoned, Self::LeavesOnce, Self::KeepsRequest, Self::AsksAnew];
-}
-
 #[derive(Clone)]
 pub(crate) struct Process {
     state: State<ExploredHold>,
     now: Moment,
     /// Highest token of the lock.
     top: i64,
+    /// Tasks whose acquisitions are not over.
     tasks: Vec<ExploredTask>,
+    /// Number of acquisitions that have begun so far.
+    begun: u8,
     copies: Vec<FlyingCopy>,
     departing: Vec<Departing>,
     /// Holds that the state has, with their slots.
     holds: Vec<(u64, Slot)>,
+    /// True if the last tick has passed and the process was not scheduled.
+    is_behind: bool,
+    /// True if holds may be cached.
+    caches: bool,
+    /// Recalls that have arrived.
+    reception: Reception,
+    /// Number of the last subscription.
+    last_epoch: u64,
     blunder: Option<Blunder>,
 }
 
 /// The present moment and the highest token are the bases of all others.
 impl Hash for Process {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { state: lock, now: _, top: _, tasks, copies, departing, holds, blunder: _ } = self;
-        (lock, tasks, copies, departing, holds).hash(state);
+        let Self { state: lock, now: _, top: _, tasks, begun, copies, departing, holds, .. } = self;
+        (lock, tasks, begun, copies, departing, holds).hash(state);
+        let Self { is_behind, caches: _, reception, last_epoch, blunder: _, .. } = self;
+        let Reception { subscription, live_until, last_recall } = reception;
+        (is_behind, subscription, live_until, last_recall, last_epoch).hash(state);
     }
 }
 
@@ -267,12 +377,10 @@ fn rules() -> Rules {
     }
 }
 
-const WANTS: ShareRequest = ShareRequest {
-    owner: OwnerId::NOBODY,
-    lease: Duration::from_millis(1500),
-    max_hold: Duration::from_secs(3600),
-    cache_for: Duration::ZERO,
-};
+/// Lease of each acquisition.
+const HOLD_LEASE: Duration = Duration::from_millis(1500);
+/// Longer than any exploration.
+const LONG: Duration = Duration::from_secs(3600);
 /// Longer than any task waits between two polls.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -286,15 +394,20 @@ struct Driver<'a> {
 }
 
 impl Process {
-    pub(crate) fn new(blunder: Option<Blunder>) -> Self {
+    pub(crate) fn new(caches: bool, blunder: Option<Blunder>) -> Self {
         Self {
             state: State::default(),
             now: Moment::from_nanos(3_600_000_000_000),
             top: TOKENS,
             tasks: Vec::new(),
+            begun: 0,
             copies: Vec::new(),
             departing: Vec::new(),
             holds: Vec::new(),
+            is_behind: false,
+            caches,
+            reception: Reception::NONE,
+            last_epoch: 0,
             blunder,
         }
     }
@@ -304,7 +417,10 @@ impl Process {
         let rules = rules();
         let mut driver = Driver { process: self.clone(), rules: &rules, free, out: Outputs::default() };
         driver.hear(told);
-        driver.settle();
+        // A process that is not scheduled does nothing.
+        if !matches!(told, Told::Lapse | Told::Grown(_) | Told::SubscriptionBroken) {
+            driver.settle();
+        }
         (driver.process, driver.out)
     }
 
@@ -316,26 +432,71 @@ impl Process {
         self.top
     }
 
-    pub(crate) fn tasks(&self) -> usize {
-        self.tasks.len()
+    /// Returns true if one more acquisition may begin: at most `tasks` at the same time, and `each` of a task in all.
+    pub(crate) fn may_begin(&self, tasks: usize, each: usize) -> bool {
+        self.tasks.len() < tasks && usize::from(self.begun) < tasks * each
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.tasks.iter().all(|task| task.stage == Stage::Over) && self.departing.is_empty() && self.copies.is_empty()
+    /// Returns true if an acquisition is under way or to come.
+    pub(crate) fn may_go_on(&self, tasks: usize, each: usize) -> bool {
+        !self.is_idle() || usize::from(self.begun) < tasks * each
     }
 
-    /// Returns true if all tasks have ended, and the server has been told.
-    pub(crate) fn has_left(&self) -> bool {
-        self.tasks.iter().all(|task| task.stage == Stage::Over) && self.departing.is_empty()
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun > 0
+    }
+
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// Returns true if nothing is left to do but to begin.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.tasks.is_empty() && self.departing.is_empty() && self.copies.is_empty() && self.holds.is_empty()
+    }
+
+    /// Returns the slots of acquisitions that this process holds, waits for, converts, or still gives back.
+    pub(crate) fn slots(&self) -> u16 {
+        let converted = self.tasks.iter().filter_map(|task| match &task.stage {
+            Stage::Converts { conversion, .. } => Some(conversion.slot),
+            _ => None,
+        });
+        let departing = self.departing.iter().map(|departing| departing.slot);
+        let copies = self.copies.iter().map(|copy| copy.purpose.slot());
+        let holds = self.holds.iter().map(|(_, slot)| *slot);
+        let all = converted.chain(departing).chain(copies).chain(holds);
+        all.fold(self.slots_in_state(), |slots, slot| slots | 1 << slot)
+    }
+
+    /// Returns the slots of acquisitions in the state, which may get notifications.
+    pub(crate) fn slots_in_state(&self) -> u16 {
+        let state = format!("{:?}", self.state);
+        (0..16).filter(|slot| state.contains(&format!("(\".{slot}.\")"))).fold(0, |slots, slot| slots | 1 << slot)
     }
 
     pub(crate) fn waiting(&self) -> impl Iterator<Item = u8> {
         self.numbered(|stage| matches!(stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. }))
     }
 
-    /// Returns the tasks that wait for as long as it takes.
-    pub(crate) fn patient(&self) -> impl Iterator<Item = u8> {
-        self.waiting().filter(|task| self.tasks[usize::from(*task)].waits)
+    pub(crate) fn converting(&self) -> impl Iterator<Item = u8> {
+        self.numbered(|stage| matches!(stage, Stage::Converts { .. }))
+    }
+
+    /// Returns the tasks that may ask again before the next tick.
+    pub(crate) fn pausing(&self) -> impl Iterator<Item = u8> {
+        self.numbered(|stage| match stage {
+            Stage::Asks(Ask::Pauses { is_queued: false } | Ask::RechecksLater) => true,
+            Stage::Converts { conversion, .. } => matches!(conversion.stage, ConversionStage::Pauses(_)),
+            _ => false,
+        })
+    }
+
+    /// Returns the numbers of the waiters that wait for as long as it takes.
+    pub(crate) fn patient(&self) -> impl Iterator<Item = WaiterId> {
+        let waits = |task: &&ExploredTask| {
+            task.waits && matches!(task.stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. })
+        };
+        self.tasks.iter().filter(waits).map(|task| task.waiter_id)
     }
 
     pub(crate) fn holding(&self) -> impl Iterator<Item = u8> {
@@ -346,37 +507,53 @@ impl Process {
         (0_u8..).zip(&self.tasks).filter(move |(_, task)| is(&task.stage)).map(|(number, _)| number)
     }
 
-    /// Returns the guards that take their hold for valid, by mode.
-    pub(crate) fn valid(&self) -> (usize, usize) {
-        let mut valid = (0, 0);
+    /// Returns the modes in which guards take their holds for valid, with the slots of the holds. A guard whose hold is
+    /// being converted may come back, and nobody may have written in between, so it counts as a reader.
+    pub(crate) fn valid(&self) -> Vec<(Mode, Slot)> {
+        let mut valid = Vec::new();
         let mut state = self.state.clone();
         for task in &self.tasks {
-            if let Stage::Holds { hold, share_id } = task.stage {
-                let record = state.record(hold);
-                record.look(self.now, &mut Effects::<ExploredHold>::default().signals);
-                let share = record.share(share_id);
-                if record.state_of(&share, self.now) != HoldState::Lost(LossReason::Expired) && record.is_live() {
-                    match record.mode() {
-                        Mode::Read => valid.0 += 1,
-                        Mode::Write => valid.1 += 1,
-                    }
-                }
+            let (hold, share_id, converts) = match task.stage {
+                Stage::Holds { hold, share_id } => (hold, share_id, false),
+                Stage::Converts { hold, share_id, .. } => (hold, share_id, true),
+                _ => continue,
+            };
+            let record = state.record(hold);
+            record.look(self.now, &mut Effects::<ExploredHold>::default().signals);
+            let share = record.share(share_id);
+            if record.state_of(&share, self.now) != HoldState::Lost(LossReason::Expired) && record.is_live() {
+                valid.push((if converts { Mode::Read } else { record.mode() }, self.slot_of_hold(hold)));
             }
         }
         valid
     }
 
-    /// Returns the copies whose answers are awaited.
-    pub(crate) fn copies(&self) -> impl Iterator<Item = (u8, Slot)> {
-        self.copies.iter().map(|copy| (copy.number, copy.purpose.slot()))
+    fn slot_of_hold(&self, hold: u64) -> Slot {
+        let mut slots = self.holds.iter();
+        slots.find(|(number, _)| *number == hold).map(|(_, slot)| *slot).expect("it was granted")
+    }
+
+    /// Returns the copies whose answers are awaited, and whether each belongs to a conversion.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = (u8, bool)> {
+        self.copies.iter().map(|copy| (copy.number, matches!(copy.purpose, Purpose::Convert { .. })))
     }
 }
 
 impl Purpose {
+    /// Counts the tasks without the one at `at`.
+    fn forget_task(&mut self, at: usize) {
+        if let Self::Acquire { task, .. } | Self::Recheck { task, .. } | Self::Convert { task, .. } = self
+            && usize::from(*task) > at
+        {
+            *task -= 1;
+        }
+    }
+
     fn slot(self) -> Slot {
         match self {
             Self::Acquire { slot, .. }
             | Self::Recheck { slot, .. }
+            | Self::Convert { slot, .. }
             | Self::Renew { slot, .. }
             | Self::Leave { slot } => slot,
         }
@@ -398,7 +575,8 @@ impl Driver<'_> {
         event: impl FnOnce(&mut State<ExploredHold>, &Inputs<'_>, &mut Effects<ExploredHold>) -> T,
     ) -> T {
         let mut effects = Effects::default();
-        let inputs = Inputs { rules: self.rules, heard: &Reception::NONE };
+        let reception = self.process.reception;
+        let inputs = Inputs { rules: self.rules, heard: &reception };
         let outcome = event(&mut self.process.state, &inputs, &mut effects);
         self.process.state.advance(self.process.now, &mut effects);
         for wakes in effects.wakes() {
@@ -425,8 +603,10 @@ impl Driver<'_> {
     fn send(&mut self, slot: Slot, asked: Asked, purpose: Purpose) {
         let taken = |number| self.process.copies.iter().any(|copy| copy.number == number);
         let number = (0..).find(|number| !taken(*number)).expect("few are under way");
-        self.process.copies.push(FlyingCopy { number, sent: self.process.now, purpose });
-        self.out.sent.push(SentCopy { copy: number, slot, asked });
+        let offered = self.offered();
+        self.process.copies.push(FlyingCopy { number, sent: self.process.now, purpose, offered });
+        let keeps = offered.filter(|_| asked != Asked::Leave).map(|_| self.missing_tokens(purpose));
+        self.out.sent.push(SentCopy { copy: number, slot, asked, keeps });
     }
 
     /// Nobody awaits the answers of these copies any more.
@@ -435,14 +615,22 @@ impl Driver<'_> {
         self.out.closed.extend(closed);
     }
 
+    /// Applies an event to one hold, which may have to be looked at earlier afterwards.
+    fn event_of<T>(
+        &mut self,
+        hold: u64,
+        event: impl FnOnce(&mut HoldRecord, &Rules, &mut crate::lock::effects::Signals) -> T,
+    ) -> T {
+        let rules = self.rules;
+        self.event(|state, _, effects| {
+            state.change(hold, effects, |record, effects| event(record, rules, &mut effects.signals))
+        })
+    }
+
     /// Returns a slot that nothing knows.
     fn new_slot(&self) -> Slot {
-        let known = format!("{:?}", self.process.state);
-        let is_known = |slot: Slot| {
-            let departs = self.process.departing.iter().any(|departing| departing.slot == slot);
-            let flies = self.process.copies.iter().any(|copy| copy.purpose.slot() == slot);
-            departs || flies || known.contains(&format!("(\".{slot}.\")"))
-        };
-        (0..16).find(|slot| self.free & (1 << slot) != 0 && !is_known(*slot)).expect("there are enough slots")
+        let slots = self.free & !self.process.slots();
+        assert!(slots != 0, "there are enough slots");
+        u8::try_from(slots.trailing_zeros()).expect("few")
     }
 }

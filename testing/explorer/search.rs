@@ -6,8 +6,7 @@ use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use super::watch::Invariant;
-use super::words;
-use super::world::{Act, CLIENTS, Rules, State};
+use super::{Act, Explorer, Mail, PROCESSES, Step, World};
 
 /// Fingerprint of a state: two hashes side by side, 128 bits.
 pub(super) struct Print(u64, u64);
@@ -96,76 +95,106 @@ impl fmt::Debug for Found {
 /// Result of an exploration.
 pub(super) struct Explored {
     pub(super) states: usize,
+    pub(super) processes: usize,
     pub(super) steps: u64,
     pub(super) depth: usize,
     pub(super) found: Option<Found>,
 }
 
-/// First step to each state, with the state before it.
-struct Ways(Vec<(u32, Act)>);
+/// First step to each world, with the number of the world before it.
+type Ways = Vec<(u32, Step)>;
 
-pub(super) fn explore(rules: &Rules<'_>) -> Explored {
-    let mut seen: HashSet<u128, BuildHasherDefault<Own>> = HashSet::default();
-    let start = State::new(rules.scene);
-    seen.insert(Print::of(&start));
-    let mut ways = Ways(vec![(0, Act::Tick)]);
-    let mut queue = VecDeque::from([(start, 0_u32, 0_usize)]);
-    let (mut steps, mut depth) = (0, 0);
-    let mut acts = Vec::new();
-    let mut found = None;
-    'all: while let Some((state, own, deep)) = queue.pop_front() {
-        depth = deep;
-        state.acts(rules, &mut acts);
-        // From every other state, a few steps without a fault lead to one of these states.
-        if acts.contains(&Act::Tick)
-            && let Err(invariant) = state.judge_progress(rules)
-        {
-            found = Some(Found { invariant, way: ways.told(rules, own, None) });
-            break;
-        }
-        for act in &acts {
-            steps += 1;
-            let broken = match state.step(rules, *act) {
-                Ok(mut next) => {
-                    next.sort(rules);
-                    if !seen.insert(Print::of(&next)) {
-                        continue;
+/// Search.
+impl Explorer<'_> {
+    pub(super) fn explore(mut self) -> Explored {
+        let mut seen: HashSet<u128, BuildHasherDefault<Own>> = HashSet::default();
+        let start = World::new(self.scene);
+        seen.insert(Print::of(&start));
+        let mut ways: Ways = vec![(0, Step { act: Act::Wipe, fault: None, draw: 0 })];
+        let mut queue = VecDeque::from([(start, 0_u32, 0_usize)]);
+        let (mut steps, mut depth, mut found) = (0, 0, None);
+        'all: while let Some((world, own, deep)) = queue.pop_front() {
+            depth = deep;
+            if let Err(invariant) = self.judge_progress(&world) {
+                found = Some(self.found(invariant, &ways, own, None));
+                break;
+            }
+            for act in self.acts(&world) {
+                let mut todo = vec![Step { act, fault: None, draw: 0 }];
+                while let Some(step) = todo.pop() {
+                    steps += 1;
+                    let next = self.step(&world, step);
+                    self.add_variants(&world, step, &mut todo);
+                    let judged = next.and_then(|mut next| {
+                        next.sort(self.scene);
+                        if seen.insert(Print::of(&next)) {
+                            ways.push((own, step));
+                            let number = u32::try_from(ways.len() - 1).expect("it is in memory");
+                            queue.push_back((next, number, deep + 1));
+                            return self.judge(&next);
+                        }
+                        Ok(())
+                    });
+                    if let Err(invariant) = judged {
+                        found = Some(self.found(invariant, &ways, own, Some(step)));
+                        break 'all;
                     }
-                    ways.0.push((own, *act));
-                    let judged = next.judge(rules);
-                    queue.push_back((next, u32::try_from(ways.0.len() - 1).expect("it is in memory"), deep + 1));
-                    judged.err()
                 }
-                Err(invariant) => Some(invariant),
-            };
-            if let Some(invariant) = broken {
-                found = Some(Found { invariant, way: ways.told(rules, own, Some(*act)) });
-                break 'all;
             }
         }
+        Explored { states: seen.len(), processes: self.processes.len(), steps, depth, found }
     }
-    Explored { states: seen.len(), steps, depth, found }
-}
 
-impl Ways {
-    /// Describes the path in text. Clients keep their first names, although the order of clients in a state changes.
-    fn told(&self, rules: &Rules<'_>, mut at: u32, last: Option<Act>) -> Vec<String> {
-        let mut acts: Vec<Act> = last.into_iter().collect();
+    /// Adds the same step with each fault of each of its requests, and with each chance.
+    fn add_variants(&self, world: &World, step: Step, todo: &mut Vec<Step>) {
+        if step.draw == 0 && self.scene.records.is_some() {
+            todo.extend((1..self.chances).map(|draw| Step { draw, ..step }));
+        }
+        if step.draw == 0 && step.fault.is_none() {
+            let fates: Vec<_> = Self::fates(world.faults).collect();
+            let faults = (0..self.sent).flat_map(|at| fates.iter().map(move |fate| Some((at, *fate))));
+            todo.extend(faults.map(|fault| Step { fault, ..step }));
+        }
+    }
+
+    /// Describes the path in text. Processes keep their first names, although their order in a state changes.
+    fn found(&mut self, invariant: Invariant, ways: &Ways, mut at: u32, last: Option<Step>) -> Found {
+        let mut taken: Vec<Step> = last.into_iter().collect();
         while at != 0 {
-            let (before, act) = self.0[usize::try_from(at).expect("an index")];
-            acts.push(act);
+            let (before, step) = ways[usize::try_from(at).expect("an index")];
+            taken.push(step);
             at = before;
         }
-        let mut state = State::new(rules.scene);
-        let mut names: [u8; CLIENTS] = [0, 1, 2, 3];
-        let mut lines = Vec::new();
-        for act in acts.iter().rev() {
-            let (line, next) = words::told(rules, &state, *act, &names);
-            lines.push(line);
-            let Ok(mut next) = next else { break };
-            names = next.sort(rules).map(|old| names[usize::from(old)]);
-            state = next;
+        let (mut world, mut names) = (World::new(self.scene), [b'A', b'B', b'C', b'D']);
+        let mut way = Vec::new();
+        for step in taken.into_iter().rev() {
+            way.push(line_of(&world, step, names));
+            let Ok(mut next) = self.step(&world, step) else { break };
+            names = next.sort(self.scene).map(|former| names[usize::from(former)]);
+            world = next;
         }
-        lines
+        Found { invariant, way }
+    }
+}
+
+/// Describes a step in text.
+fn line_of(world: &World, Step { act, fault, .. }: Step, names: [u8; PROCESSES]) -> String {
+    let name = |process: u8| char::from(names[usize::from(process)]);
+    let message = |at: u8| {
+        let Mail { process, letter, .. } = world.mail.as_slice()[usize::from(at)];
+        format!("{}: {letter:?}", name(process))
+    };
+    let line = match act {
+        Act::Tell { process, told } => format!("{}: {told:?}", name(process)),
+        Act::Deliver { at } => format!("{} arrives", message(at)),
+        Act::HearTwice { at } => format!("{} arrives, and is to arrive again", message(at)),
+        Act::Lose { at } => format!("{} is lost", message(at)),
+        Act::Die { process } => format!("{} dies", name(process)),
+        Act::Turn { process, to } => format!("{}: its subscription is {to:?}", name(process)),
+        Act::Tick { .. } | Act::Wipe | Act::Look | Act::Force => format!("{act:?}"),
+    };
+    match fault {
+        Some((at, fate)) => format!("{line}, and request {at} is {fate:?}"),
+        None => line,
     }
 }

@@ -127,8 +127,11 @@ pub(super) enum What {
         mode: Side,
         waits: bool,
     },
-    /// Conversion to this side. It gives up the acquisition before this acquisition.
+    /// Repeat of the acquisition of a read hold, which asks whether a further reader may join it.
+    Recheck,
+    /// Conversion of the hold `from` into a hold of the other side.
     Convert {
+        from: Id,
         to: Side,
     },
     /// Force by an operator. `seen` has a bit for each hold that the inspection showed, and `back` is the distance of
@@ -137,6 +140,15 @@ pub(super) enum What {
         seen: u16,
         back: u8,
     },
+}
+
+impl What {
+    /// Gives the acquisitions other numbers.
+    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+        if let Self::Convert { from, .. } = self {
+            *from = name(*from);
+        }
+    }
 }
 
 /// [`Mode`] with an order.
@@ -191,16 +203,13 @@ pub(super) struct ServerRecall {
     pub(super) tries: Option<Id>,
 }
 
-impl Grant {
-    pub(super) fn block(self) -> Block {
-        Block { first: self.first, count: self.tokens }
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(super) enum Reply {
     Granted(Grant),
-    Queued,
+    /// True if the acquisition has recalled the hold that excludes it.
+    Queued {
+        is_cached: bool,
+    },
     Contended,
     Late,
     /// Answer to a release. True if the acquisition held the lock until now.
@@ -213,7 +222,10 @@ pub(super) enum Reply {
         tokens: Option<Block>,
     },
     Lost,
-    Refused,
+    /// Refusal of a conversion. True if it has recalled other holds.
+    Refused {
+        is_cached: bool,
+    },
     /// Holds that the force has ended, with one bit for each hold.
     Forced {
         ended: u16,
@@ -525,23 +537,27 @@ impl Server {
         let own = self.id(id);
         let ask = |id, side, waits| AcquireRequest { caches: keeps.is_some(), ..self.ask(id, side, waits) };
         match what {
-            What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &ask(id, mode, waits)) {
-                Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
-                Acquired::Queued { .. } => Reply::Queued,
-                Acquired::Contended { .. } | Acquired::Cached { .. } => Reply::Contended,
-                Acquired::Late => Reply::Late,
-            },
+            What::Acquire { mode, waits } => {
+                Self::acquired(record.acquire(now, not_after_ms, &ask(id, mode, waits)), at_us)
+            }
+            What::Recheck => {
+                let request = AcquireRequest { if_taken: IfTaken::Leave, ..ask(id, Side::Read, false) };
+                Self::acquired(record.acquire(now, not_after_ms, &request), at_us)
+            }
             What::Leave => Reply::Left { held: record.release(now, &own) == ReleaseReply::Held },
             What::Renew => match keeps {
                 Some(tokens) => Self::renewed(record.renew_cached(now, &own, span(LEASE), tokens.into()), at_us),
                 None => Self::renewed(record.renew(now, &own, span(LEASE)), at_us),
             },
-            What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &ask(id, to, false)) {
-                Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
-                Converted::Refused | Converted::Cached => Reply::Refused,
-                Converted::Lost { .. } => Reply::Lost,
-                Converted::Late => Reply::Late,
-            },
+            What::Convert { from, to } => {
+                match record.convert(now, not_after_ms, &self.id(from), &ask(id, to, false)) {
+                    Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
+                    Converted::Refused => Reply::Refused { is_cached: false },
+                    Converted::Cached => Reply::Refused { is_cached: true },
+                    Converted::Lost { .. } => Reply::Lost,
+                    Converted::Late => Reply::Late,
+                }
+            }
             What::Force { seen, back } => self.force(record, now, seen, back),
         }
     }
@@ -559,6 +575,15 @@ impl Server {
         let holders = (0..OPERATOR).filter(|id| seen & (1 << id) != 0).map(holder).collect();
         let forced = record.force_seen(now, &View { token, holders, ..View::default() });
         Reply::Forced { ended: forced.ids.iter().fold(0, |ended, id| ended | 1 << Self::number_in(id)) }
+    }
+
+    fn acquired(acquired: Acquired, at_us: u64) -> Reply {
+        match acquired {
+            Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
+            Acquired::Queued { is_cached, .. } => Reply::Queued { is_cached },
+            Acquired::Contended { .. } | Acquired::Cached { .. } => Reply::Contended,
+            Acquired::Late => Reply::Late,
+        }
     }
 
     fn renewed(renewed: Renewed, at_us: u64) -> Reply {

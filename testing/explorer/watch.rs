@@ -183,7 +183,7 @@ impl Watch {
         let unsure = Unsure { behind_readers: limited, behind_writer: limited || outcome.anybody_recorded };
         hold(outcome.remembered, Invariant::Remembered)?;
         let Request { id, what, limit, .. } = request;
-        let has_limit = matches!(what, What::Acquire { .. } | What::Convert { .. });
+        let has_limit = matches!(what, What::Acquire { .. } | What::Recheck | What::Convert { .. });
         hold(!has_limit || (limit < 0) == (outcome.reply == Reply::Late), Invariant::Limit)?;
         if outcome.reply == Reply::Late {
             return Ok(());
@@ -204,10 +204,11 @@ impl Watch {
             self.trim_batch();
             self.on_hold_end(id);
         }
-        let downgrades = matches!(what, What::Convert { to: Side::Read }) && matches!(outcome.reply, Reply::Granted(_));
-        if downgrades && self.holds(id).is_none() {
-            hold(self.holds(id - 1).is_some() || self.was_wiped, Invariant::HoldStands)?;
-            self.on_hold_end(id - 1);
+        if let (What::Convert { from, to: Side::Read }, Reply::Granted(_)) = (what, outcome.reply)
+            && self.holds(id).is_none()
+        {
+            hold(self.holds(from).is_some() || self.was_wiped, Invariant::HoldStands)?;
+            self.on_hold_end(from);
         }
         if self.writer.is_none() && self.first_writer().is_none() {
             self.earlier |= self.waiting_readers();
@@ -220,7 +221,11 @@ impl Watch {
         }
         match what {
             What::Acquire { mode, waits } => self.judge_acquire(id, mode, waits, outcome.reply, unsure),
-            What::Convert { to } => self.judge_conversion(id, to, outcome.reply, unsure),
+            What::Recheck if outcome.reply == Reply::Contended => {
+                hold(self.holds(id).is_none() || self.was_wiped, Invariant::HoldStands)
+            }
+            What::Recheck => self.judge_acquire(id, Side::Read, false, outcome.reply, unsure),
+            What::Convert { from, to } => self.judge_conversion((from, id), to, outcome.reply, unsure),
             What::Leave | What::Renew | What::Force { .. } => Ok(()),
         }
     }
@@ -250,7 +255,7 @@ impl Watch {
                 self.judge_waited_for(grant, unsure)
             }
             _ if self.holds(id).is_some() => hold(self.was_wiped, Invariant::HoldStands),
-            Reply::Queued if waits || self.takes_a_place(id, side) => {
+            Reply::Queued { .. } if waits || self.takes_a_place(id, side) => {
                 let place = self.queue.as_mut_slice().iter_mut().find(|place| place.until.id == id);
                 if let Some(place) = place {
                     place.until.ticks = PATIENCE;
@@ -264,18 +269,18 @@ impl Watch {
         }
     }
 
-    fn judge_conversion(&mut self, id: Id, to: Side, reply: Reply, unsure: Unsure) -> Judged {
-        let old = self.holds(id - 1).is_some();
+    fn judge_conversion(&mut self, (from, id): (Id, Id), to: Side, reply: Reply, unsure: Unsure) -> Judged {
+        let old = self.holds(from).is_some();
         match reply {
             Reply::Granted(grant) if self.holds(id).is_some() => self.judge_repeat(id, grant),
             Reply::Granted(grant) => {
                 hold(old || to == Side::Read || self.was_wiped, Invariant::HoldStands)?;
                 hold(grant.remaining == LEASE, Invariant::HoldStands)?;
-                self.on_hold_end(id - 1);
+                self.on_hold_end(from);
                 self.on_enter(id, to, grant, true)?;
                 self.judge_waited_for(grant, unsure)
             }
-            Reply::Refused => hold(old && to == Side::Write, Invariant::HoldStands),
+            Reply::Refused { .. } => hold(old && to == Side::Write, Invariant::HoldStands),
             // A conversion ends the old hold, even if it is a repeat.
             _ => hold(self.was_wiped || !old && self.holds(id).is_none(), Invariant::HoldStands),
         }

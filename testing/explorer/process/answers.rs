@@ -4,14 +4,16 @@ use super::*;
 
 /// Answers and notifications.
 impl Driver<'_> {
-    pub(super) fn on_answer(&mut self, number: u8, reply: Option<HeardReply>) {
+    /// Applies the answer to a copy. `is_unreachable`: there is none, and the conversion ends with that.
+    pub(super) fn on_answer(&mut self, number: u8, reply: Option<HeardReply>, is_unreachable: bool) {
         let Some(at) = self.process.copies.iter().position(|copy| copy.number == number) else { return };
         let copy = self.process.copies.remove(at);
         self.out.closed.push(number);
         match copy.purpose {
-            Purpose::Acquire { task, slot } => self.on_acquire_answer(task, slot, copy.sent, reply),
-            Purpose::Recheck { task, slot } => self.on_recheck_answer(task, slot, copy.sent, reply),
-            Purpose::Renew { hold, lease, .. } => self.on_renew_answer(hold, lease, copy.sent, reply),
+            Purpose::Acquire { task, slot } => self.on_acquire_answer(task, slot, copy, reply),
+            Purpose::Recheck { task, .. } => self.on_recheck_answer(task, copy, reply),
+            Purpose::Convert { task, .. } => self.on_convert_answer(task, copy, reply, is_unreachable),
+            Purpose::Renew { hold, lease, .. } => self.on_renew_answer(hold, lease, copy, reply),
             Purpose::Leave { slot } => self.on_leave_answer(slot, copy.sent, reply),
         }
     }
@@ -33,12 +35,20 @@ impl Driver<'_> {
         Granted { token: self.token(first), tokens: tokens.into(), remaining, is_waited_for }
     }
 
+    /// Returns the time that an answer to a request from `sent` grants.
+    pub(super) fn grant(&self, sent: Moment, remaining: Duration, asked: Duration) -> Grant {
+        let counts = if self.process.blunder == Some(Blunder::CountsFromAnswer) { self.now() } else { sent };
+        let outlives = matches!(self.process.blunder, Some(Blunder::OutlivesItsLease | Blunder::EntersWhatIsOver));
+        let longer = if outlives { ticks(20) } else { Duration::ZERO };
+        Grant { sent: counts, remaining: remaining + longer, asked: asked + longer, server: ServerTime::default() }
+    }
+
     /// The answer to an acquisition as the store gives it.
     pub(super) fn attempt(&self, sent: Moment, reply: Option<HeardReply>) -> Attempt<Acquired> {
         let retry_in = TICK;
         let value = match reply {
             Some(HeardReply::Granted(grant)) => Acquired::Granted(self.granted(grant)),
-            Some(HeardReply::Queued) => Acquired::Queued { retry_in, is_cached: false, holder: None },
+            Some(HeardReply::Queued { is_cached }) => Acquired::Queued { retry_in, is_cached, holder: None },
             Some(HeardReply::Contended) => Acquired::Contended { retry_in, holder: None },
             Some(HeardReply::Late) => Acquired::Late,
             Some(_) => unreachable!("no answer to an acquisition"),
@@ -47,23 +57,32 @@ impl Driver<'_> {
         Ok(self.answered(sent, value))
     }
 
-    pub(super) fn on_acquire_answer(&mut self, number: u8, slot: Slot, sent: Moment, reply: Option<HeardReply>) {
-        let now = self.now();
+    pub(super) fn on_acquire_answer(&mut self, number: u8, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
+        let (now, sent) = (self.now(), copy.sent);
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         let attempt = self.attempt(sent, reply);
         if let Ok(Answered { value: Acquired::Granted(granted), .. }) = &attempt {
-            let counts = if self.process.blunder == Some(Blunder::CountsFromAnswer) { now } else { sent };
-            let grant =
-                Grant { sent: counts, remaining: granted.remaining, asked: WANTS.lease, server: ServerTime::default() };
-            // There is no join window: each reader that comes later asks the server.
-            let share_until = (!granted.is_waited_for).then_some(sent);
-            return self.on_grant(number, slot, *granted, grant, share_until, false);
+            let new_hold = NewHold {
+                granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
+                grant: self.grant(sent, granted.remaining, HOLD_LEASE),
+                share: self.wants().from(sent),
+                in_doubt_requests: InDoubt::default(),
+                // There is no join window: each reader that comes later asks the server.
+                share_until: (!granted.is_waited_for).then_some(sent),
+                is_claim: false,
+                cache: self.cache_state(Some(self.cache_answer(&copy, granted.is_waited_for))),
+                jitter: Jitter::of(0),
+            };
+            return self.on_grant(number, slot, new_hold);
         }
         self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
         let is_mine = self.process.state.end_attempt(mode, waiter_id, now.after(GRACE)).map(|pending| {
             pending.note_attempt(&attempt);
             if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
                 pending.copies = InDoubt::default();
+            }
+            if reply == Some(HeardReply::Late) && self.process.blunder == Some(Blunder::LateForgetsRecord) {
+                pending.is_recorded = false;
             }
         });
         if is_mine.is_none() {
@@ -78,32 +97,15 @@ impl Driver<'_> {
                 self.task(number).stage = Stage::Over;
                 self.leave(number, mode, waiter_id);
             }
+            NextStep::AwaitTurn { .. } if !waits => self.await_replies(number),
             NextStep::AwaitTurn { .. } => self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: true }),
             NextStep::Take(_) | NextStep::Pause { .. } | NextStep::AskSoon => {}
         }
     }
 
-    pub(super) fn on_grant(
-        &mut self,
-        number: u8,
-        slot: Slot,
-        granted: Granted,
-        grant: Grant,
-        share_until: Option<Moment>,
-        is_claim: bool,
-    ) {
+    pub(super) fn on_grant(&mut self, number: u8, slot: Slot, new_hold: NewHold) {
         let now = self.now();
         let ExploredTask { waiter_id, mode, .. } = *self.task(number);
-        let new_hold = NewHold {
-            granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
-            grant,
-            share: WANTS.from(if is_claim { now } else { grant.sent }),
-            in_doubt_requests: InDoubt::default(),
-            share_until,
-            is_claim,
-            cache: None,
-            jitter: Jitter::of(0),
-        };
         let has_enough = new_hold.has_enough(now, Duration::ZERO);
         let make = |number, _| Arc::new(ExploredHold(number));
         let (outcome, _) =
@@ -111,10 +113,7 @@ impl Driver<'_> {
         match outcome {
             GrantOutcome::Hold(hold, share_id) => {
                 let hold = hold.number();
-                if self.process.holds.iter().any(|(_, of)| *of == slot) {
-                    self.out.broken = Some(Broken::TwoHolds);
-                }
-                self.process.holds.push((hold, slot));
+                self.note_new_hold(hold, slot);
                 self.close(|copy| matches!(copy.purpose, Purpose::Acquire { task, .. } if task == number));
                 match has_enough {
                     true => self.seat(number, hold, share_id, share_id.token),
@@ -130,6 +129,13 @@ impl Driver<'_> {
         }
     }
 
+    pub(super) fn note_new_hold(&mut self, hold: u64, slot: Slot) {
+        if self.process.holds.iter().any(|(_, of)| *of == slot) {
+            self.out.broken = Some(Broken::TwoHolds);
+        }
+        self.process.holds.push((hold, slot));
+    }
+
     pub(super) fn seat(&mut self, number: u8, hold: u64, share_id: ShareId, token: FencingToken) {
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         let is_before = |task: &ExploredTask| {
@@ -138,14 +144,20 @@ impl Driver<'_> {
         if waits && mode == Mode::Write && self.process.tasks.iter().any(is_before) {
             self.out.broken = Some(Broken::Overtaken);
         }
+        self.enter_hold(number, mode, (hold, share_id), token);
+    }
+
+    /// Hands a guard of this hold to its task.
+    pub(super) fn enter_hold(&mut self, number: u8, mode: Mode, (hold, share_id): (u64, ShareId), token: FencingToken) {
         self.task(number).stage = Stage::Holds { hold, share_id };
         let relative = i64::try_from(token.as_u64()).expect("small") - self.process.top;
-        self.out.entered.push((mode, i8::try_from(relative).unwrap_or(i8::MIN)));
+        let slot = self.process.slot_of_hold(hold);
+        self.out.entered.push((mode, i8::try_from(relative).unwrap_or(i8::MIN), slot));
     }
 
     pub(super) fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
         let (now, rules, waiter_id) = (self.now(), self.rules, self.task(number).waiter_id);
-        let share = (share_id, WANTS.from(now));
+        let share = (share_id, self.wants().from(now));
         let accepted = self.event(|state, _, effects| {
             state.change(hold, effects, |record, effects| {
                 record.accept(waiter_id, share, since, now, rules, &mut effects.signals)
@@ -160,31 +172,44 @@ impl Driver<'_> {
             Accepted::Over => {
                 self.remove_share(hold, share_id);
                 let ExploredTask { mode, waits, .. } = *self.task(number);
-                if !waits {
-                    self.task(number).stage = Stage::Over;
-                    return;
-                }
-                let entered = self.event(|state, inputs, effects| {
-                    state.enter(mode, Some(waiter_id), (WANTS, GRACE), now, inputs, effects)
+                let wants = (self.wants(), GRACE);
+                let entered = self.event(|state, inputs, effects| match waits {
+                    true => Some(state.enter(mode, Some(waiter_id), wants, now, inputs, effects)),
+                    // It asks at once, unless a waiter of this process is before it.
+                    false => state.try_enter(mode, wants, now, inputs, effects),
                 });
-                self.task(number).stage = if entered.1 { Stage::Waits(true) } else { Stage::Asks(Ask::First) };
+                let task = self.task(number);
+                task.stage = match entered {
+                    Some((_, true)) => Stage::Waits(true),
+                    Some((_, false)) => Stage::Asks(Ask::First),
+                    None => Stage::Over,
+                };
+                task.waiter_id = entered.map_or(waiter_id, |(waiter_id, _)| waiter_id);
             }
         }
     }
 
-    pub(super) fn on_renew_answer(&mut self, hold: u64, lease: Duration, sent: Moment, reply: Option<HeardReply>) {
-        let (now, rules) = (self.now(), self.rules);
-        self.event(|state, _, effects| {
-            state.change(hold, effects, |record, effects| match reply {
-                Some(HeardReply::Renewed { remaining }) => {
-                    let remaining = ticks(remaining.into());
-                    let grant = Grant { sent, remaining, asked: lease, server: ServerTime::default() };
-                    record.on_renewed(grant, now, rules, &mut effects.signals);
-                }
-                None => record.on_no_answer(now, &mut effects.signals),
-                Some(_) => record.on_unknown(LossReason::Gone, now, &mut effects.signals),
-            });
+    pub(super) fn on_renew_answer(&mut self, hold: u64, lease: Duration, copy: FlyingCopy, reply: Option<HeardReply>) {
+        let now = self.now();
+        let renewed = match reply {
+            Some(HeardReply::Renewed { remaining, is_waited_for, tokens }) => {
+                self.on_cache_answer(hold, &copy, is_waited_for, tokens);
+                Some(self.grant(copy.sent, ticks(remaining.into()), lease))
+            }
+            _ => None,
+        };
+        let not_converted = self.event_of(hold, |record, rules, signals| match (reply, renewed) {
+            (_, Some(grant)) => record.on_renewed(grant, now, rules, signals).not_converted,
+            (None, None) => {
+                record.on_no_answer(now, signals);
+                None
+            }
+            (Some(_), None) => {
+                record.on_unknown(LossReason::Gone, now, signals);
+                None
+            }
         });
+        not_converted.iter().for_each(|open| self.depart_conversion(open));
         let next = self.process.state.record(hold).due();
         if matches!(next, Next::Lost(_)) {
             self.look_at(hold);
@@ -197,8 +222,13 @@ impl Driver<'_> {
         let departing = &mut self.process.departing[at];
         // Others wait no longer than for the first answer, or for its absence.
         let hold = departing.hold.take();
+        let counts = match (self.process.blunder, reply) {
+            (Some(Blunder::ConfirmsWhenAnswered), _) => now,
+            (Some(Blunder::ConfirmsWhatItFound), Some(HeardReply::Left { held: true })) => Moment::NEVER,
+            _ => sent,
+        };
         match (reply, departing.arrives_until) {
-            (Some(_), Some(until)) if until > sent => departing.due = Some(until.max(now)),
+            (Some(_), Some(until)) if until > counts => departing.due = Some(until.max(now)),
             (Some(_), _) => {
                 self.process.departing.remove(at);
             }
@@ -208,28 +238,35 @@ impl Driver<'_> {
     }
 
     pub(super) fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
-        let id = id_of(slot);
         let now = self.now();
+        let takes_old = self.process.blunder == Some(Blunder::TakesGrantsThatAreOver);
+        let grant = grant.map(|grant| match grant.remaining {
+            0 if takes_old => HeardGrant { remaining: 2, ..grant },
+            _ => grant,
+        });
         for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
             let ExploredTask { waiter_id, mode, ref stage, .. } = *self.task(number);
-            if *stage != Stage::Asks(Ask::Pauses { is_queued: true }) {
+            if !matches!(stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. })) {
                 continue;
             }
-            let pending = self.process.state.pending(mode, waiter_id);
-            let is_own = pending.is_some_and(|pending| pending.as_ref().is_some_and(|pending| pending.id == id));
+            let is_own = self.has_asked_as(mode, waiter_id, slot);
             match grant.filter(|grant| grant.remaining > 0) {
                 _ if !is_own => {}
                 None => self.task(number).stage = Stage::Asks(Ask::Again),
                 Some(heard) => {
                     let granted = self.granted(heard);
-                    let grant = Grant {
-                        sent: now,
-                        remaining: granted.remaining,
-                        asked: ticks(MAX_DELAY),
-                        server: ServerTime::default(),
+                    let new_hold = NewHold {
+                        granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
+                        grant: self.grant(now, granted.remaining, ticks(MAX_DELAY)),
+                        share: self.wants().from(now),
+                        in_doubt_requests: InDoubt::default(),
+                        share_until: (!granted.is_waited_for).then_some(now),
+                        is_claim: true,
+                        // The answer to the claim says whether the hold may be cached.
+                        cache: self.cache_state(None),
+                        jitter: Jitter::of(0),
                     };
-                    let share_until = (!granted.is_waited_for).then_some(now);
-                    self.on_grant(number, slot, granted, grant, share_until, true);
+                    self.on_grant(number, slot, new_hold);
                 }
             }
         }

@@ -6,8 +6,11 @@ use super::*;
 impl Driver<'_> {
     pub(super) fn settle(&mut self) {
         while self.polls() {}
+        self.look_at_cached();
+        while self.polls() {}
         self.send_releases();
         self.forget_holds();
+        self.forget_tasks();
     }
 
     pub(super) fn polls(&mut self) -> bool {
@@ -20,7 +23,7 @@ impl Driver<'_> {
 
     /// Polls the future of a task. Returns true if it has done something.
     pub(super) fn poll(&mut self, number: u8) -> bool {
-        let ExploredTask { waiter_id, mode, waits, stage } = self.task(number).clone();
+        let ExploredTask { waiter_id, mode, waits, stage, .. } = self.task(number).clone();
         match stage {
             Stage::Waits(was_woken) => {
                 let Some(reason) = self.process.state.take_signal(mode, waiter_id) else {
@@ -37,8 +40,14 @@ impl Driver<'_> {
                 }
                 true
             }
-            Stage::Asks(Ask::First) if mode == Mode::Read && self.recheck(number, waiter_id) => true,
-            Stage::Asks(Ask::First | Ask::Again) => {
+            Stage::Asks(Ask::First) => {
+                self.release_cached(mode);
+                if mode == Mode::Write || !self.recheck(number, waiter_id) {
+                    self.ask(number, mode, waiter_id, waits);
+                }
+                true
+            }
+            Stage::Asks(Ask::Again) => {
                 self.ask(number, mode, waiter_id, waits);
                 true
             }
@@ -49,6 +58,18 @@ impl Driver<'_> {
                 }
                 self.accept(number, hold, share_id, since);
                 true
+            }
+            Stage::Converts { conversion, .. } => {
+                let is_due = match conversion.stage {
+                    ConversionStage::Pauses(at)
+                    | ConversionStage::AwaitsHolders(at)
+                    | ConversionStage::AwaitsStrays(at) => at <= self.now(),
+                    ConversionStage::Asks => false,
+                };
+                if is_due {
+                    self.send_conversion(number);
+                }
+                is_due
             }
             Stage::Asks(_) | Stage::Holds { .. } | Stage::Over => false,
         }
@@ -63,7 +84,7 @@ impl Driver<'_> {
             self.process.state.give_up_pending(mode, waiter_id);
         }
         let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(GRACE), begin).map(|pending| {
-            pending.copies.ask_for(WANTS.lease);
+            pending.copies.ask_for(HOLD_LEASE);
             slot_of(&pending.id)
         });
         let Some(slot) = begun else {
@@ -76,8 +97,8 @@ impl Driver<'_> {
 
     /// Joins a read hold of this process, by asking the server whether a writer waits.
     pub(super) fn recheck(&mut self, number: u8, waiter_id: WaiterId) -> bool {
-        let (now, rules) = (self.now(), self.rules);
-        if let Some((hold, share_id)) = self.process.state.join(WANTS, &Reception::NONE, now) {
+        let (now, rules, wants) = (self.now(), self.rules, self.wants());
+        if let Some((hold, share_id)) = self.process.state.join(wants, &self.process.reception, now) {
             self.join(number, hold.number(), share_id);
             return true;
         }
@@ -88,13 +109,13 @@ impl Driver<'_> {
         }
         let begun = self.event(|state, _, effects| {
             state.change(hold, effects, |record, effects| {
-                record.begin_recheck(WANTS.from(now), now, rules, &mut effects.signals)
+                record.begin_recheck(wants.from(now), now, rules, &mut effects.signals)
             })
         });
         let Some((share_id, _)) = begun else { return false };
-        let slot = self.slot_of_hold(hold);
+        let slot = self.process.slot_of_hold(hold);
         self.task(number).stage = Stage::Asks(Ask::Rechecks { hold, share_id });
-        self.send(slot, Asked::Acquire { mode: Mode::Read, waits: false }, Purpose::Recheck { task: number, slot });
+        self.send(slot, Asked::Recheck, Purpose::Recheck { task: number, slot });
         true
     }
 
@@ -105,8 +126,8 @@ impl Driver<'_> {
         self.seat(number, hold, share_id, share_id.token);
     }
 
-    pub(super) fn on_recheck_answer(&mut self, number: u8, _: Slot, sent: Moment, reply: Option<HeardReply>) {
-        let (now, rules) = (self.now(), self.rules);
+    pub(super) fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {
+        let (now, rules, sent) = (self.now(), self.rules, copy.sent);
         let Stage::Asks(Ask::Rechecks { hold, share_id }) = self.task(number).stage else { return };
         let attempt = self.attempt(sent, reply);
         self.process.state.record(hold).copies_mut().resolve(&attempt);
@@ -114,9 +135,9 @@ impl Driver<'_> {
         let value = attempt.map(|answer| answer.value);
         match value {
             Ok(Acquired::Granted(granted)) if granted.token == self.process.state.record(hold).token() => {
+                self.on_cache_answer(hold, &copy, granted.is_waited_for, None);
                 let share_until = (!granted.is_waited_for).then_some(sent);
-                let grant =
-                    Grant { sent, remaining: granted.remaining, asked: WANTS.lease, server: ServerTime::default() };
+                let grant = self.grant(sent, granted.remaining, HOLD_LEASE);
                 let (is_held, _) = self.event(|state, _, effects| {
                     state.change(hold, effects, |record, effects| {
                         record.on_rechecked(grant, share_until, now, rules, &mut effects.signals)
@@ -154,6 +175,24 @@ impl Driver<'_> {
                 self.send(slot, Asked::Leave, Purpose::Leave { slot });
             }
         }
+        if self.process.blunder == Some(Blunder::ConfirmsAtOnce) {
+            let departing = std::mem::take(&mut self.process.departing);
+            departing.into_iter().filter_map(|departing| departing.hold).for_each(|hold| self.on_end(hold));
+        }
+    }
+
+    /// Forgets the tasks whose acquisitions are over. A table removes a cell without holds and waiters, so a later task
+    /// then begins with a new state.
+    fn forget_tasks(&mut self) {
+        while let Some(at) = self.process.tasks.iter().position(|task| task.stage == Stage::Over) {
+            self.process.tasks.remove(at);
+            self.process.copies.iter_mut().for_each(|copy| copy.purpose.forget_task(at));
+        }
+        self.process.departing.sort_by_key(|departing| departing.slot);
+        if self.process.tasks.is_empty() && self.process.holds.is_empty() && self.process.state.is_idle() {
+            self.process.state = State::default();
+            self.process.reception.last_recall = None;
+        }
     }
 
     /// Drops the handles that neither the state nor a task has.
@@ -167,7 +206,8 @@ impl Driver<'_> {
                 .iter()
                 .any(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
             let has_guards = self.process.state.record(hold).guards() > 0;
-            if listed.contains(&hold) || has_guards || flies {
+            let is_awaited = self.process.departing.iter().any(|departing| departing.hold == Some(hold));
+            if listed.contains(&hold) || has_guards || flies || is_awaited {
                 self.process.holds.push((hold, slot));
             } else {
                 drop(self.process.state.forget(hold));

@@ -9,9 +9,26 @@ impl Driver<'_> {
             Told::Acquire { mode, waits } => self.enter(mode, waits),
             Told::Cancel { task } => self.cancel(task),
             Told::Release { task } => self.release(task),
-            Told::Answer { copy, reply } => self.on_answer(copy, reply),
+            Told::Convert { task } => self.convert(task),
+            Told::Answer { copy, reply } => self.on_answer(copy, reply, false),
+            Told::Unreachable { copy } => self.on_answer(copy, None, true),
+            Told::Retry { task } => self.retry(task),
             Told::Notice { slot, grant } => self.on_notice(slot, grant),
-            Told::Tick => self.tick(),
+            Told::Recall { token, tries } => self.on_recall(token, tries),
+            Told::InUse { slot } => self.on_in_use(slot),
+            Told::Subscribed => self.on_subscribed(),
+            Told::SubscriptionBroken => self.on_subscription_broken(),
+            Told::SubscriptionLost => self.on_subscription_lost(),
+            Told::GiveUpCached => self.give_up_cached(),
+            Told::Tick => {
+                self.process.now = self.process.now.after(TICK);
+                self.do_what_is_due();
+            }
+            Told::Lapse => {
+                self.process.now = self.process.now.after(TICK);
+                self.process.is_behind = true;
+            }
+            Told::CatchUp => self.do_what_is_due(),
             Told::Grown(by) => self.process.top += i64::from(by),
         }
     }
@@ -19,15 +36,29 @@ impl Driver<'_> {
     /// Does what `acquire` does before its loop.
     pub(super) fn enter(&mut self, mode: Mode, waits: bool) {
         let now = self.now();
+        self.process.begun += 1;
+        let (wants, reception) = (self.wants(), self.process.reception);
         let joined = match mode {
-            Mode::Read => self.process.state.join(WANTS, &Reception::NONE, now),
-            Mode::Write => None,
+            Mode::Read => self.process.state.join(wants, &reception, now),
+            Mode::Write => self.process.state.take_cached(wants, &reception, now),
+        };
+        let stage = Stage::Over;
+        let task = ExploredTask {
+            waiter_id: WaiterId::of(0),
+            mode,
+            waits,
+            recalls_until: None,
+            has_heard_nothing: false,
+            stage,
         };
         if let Some((hold, share_id)) = joined {
-            let stage = Stage::Holds { hold: hold.number(), share_id };
-            return self.process.tasks.push(ExploredTask { waiter_id: WaiterId::of(0), mode, waits, stage });
+            let number = u8::try_from(self.process.tasks.len()).expect("few");
+            self.process.tasks.push(task);
+            let first = self.process.state.record(hold.number()).token();
+            let token = if self.process.blunder == Some(Blunder::ReusesToken) { first } else { share_id.token };
+            return self.enter_hold(number, mode, (hold.number(), share_id), token);
         }
-        let wants = (WANTS, GRACE);
+        let wants = (wants, GRACE);
         let entered = self.event(|state, inputs, effects| match waits {
             true => Some(state.enter(mode, None, wants, now, inputs, effects)),
             false => state.try_enter(mode, wants, now, inputs, effects),
@@ -37,12 +68,17 @@ impl Driver<'_> {
             Some((waiter_id, false)) => (waiter_id, Stage::Asks(Ask::First)),
             None => (WaiterId::of(0), Stage::Over),
         };
-        self.process.tasks.push(ExploredTask { waiter_id, mode, waits, stage });
+        self.process.tasks.push(ExploredTask { waiter_id, stage, ..task });
     }
 
     /// The future of a waiting task is dropped, or has got its answer.
     pub(super) fn cancel(&mut self, number: u8) {
         let ExploredTask { waiter_id, mode, stage, .. } = self.task(number).clone();
+        if let Stage::Converts { hold, share_id, .. } = stage {
+            self.drop_conversion(number);
+            self.task(number).stage = Stage::Over;
+            return self.remove_share(hold, share_id);
+        }
         self.task(number).stage = Stage::Over;
         match stage {
             Stage::Asks(Ask::Rechecks { hold, share_id }) => {
@@ -66,8 +102,14 @@ impl Driver<'_> {
         let left =
             self.event(|state, inputs, effects| state.leave(mode, waiter_id, Backoff::new(), now, inputs, effects));
         self.close(|copy| matches!(copy.purpose, Purpose::Acquire { task, .. } if task == number));
+        let is_answered_try = !self.task(number).waits && self.task(number).recalls_until.is_some();
+        let stays = match self.process.blunder {
+            Some(Blunder::KeepsRequest) => true,
+            Some(Blunder::TryStays) => is_answered_try,
+            _ => false,
+        };
         if let Some(pending) = left.pending
-            && self.process.blunder != Some(Blunder::KeepsRequest)
+            && !stays
         {
             self.take_back(&pending);
         }
@@ -84,10 +126,21 @@ impl Driver<'_> {
     }
 
     pub(super) fn depart(&mut self, slot: Slot, arrives_until: Option<Moment>, hold: Option<u64>) {
-        let forgets = matches!(self.process.blunder, Some(Blunder::LeavesOnce));
-        let arrives_until = arrives_until.filter(|_| !forgets);
+        let arrives_until = arrives_until.and_then(|until| match self.process.blunder {
+            Some(Blunder::LeavesOnce) => None,
+            Some(Blunder::ConfirmsTooSoon) => Some(Moment::from_nanos(until.as_nanos() - TICK_NANOS)),
+            _ => Some(until),
+        });
         let due = Some(self.now());
-        self.process.departing.push(Departing { slot, arrives_until, hold, due });
+        match self.process.departing.iter_mut().find(|departing| departing.slot == slot) {
+            // The release of a lost hold is sent again when its conversion ends.
+            Some(departing) => {
+                departing.arrives_until = departing.arrives_until.max(arrives_until);
+                departing.hold = departing.hold.or(hold);
+                departing.due = due;
+            }
+            None => self.process.departing.push(Departing { slot, arrives_until, hold, due }),
+        }
     }
 
     pub(super) fn release(&mut self, number: u8) {
@@ -100,12 +153,17 @@ impl Driver<'_> {
     /// Does what the drop of a guard does.
     pub(super) fn remove_share(&mut self, hold: u64, share_id: ShareId) {
         let now = self.now();
-        if self.process.state.leave_others(hold, share_id).is_some() {
+        let reception = self.process.reception;
+        let others_stay = self.process.state.leave_others(hold, share_id).is_some();
+        if others_stay || self.process.state.cache(hold, share_id, &reception, now).is_some() {
             return;
         }
         let removed = self.event(|state, inputs, effects| state.remove_share(hold, share_id, now, inputs, effects));
         match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
+            ShareRemoved::Last | ShareRemoved::LastLate(_) if self.process.blunder == Some(Blunder::LeavesUntold) => {
+                self.on_end(hold);
+            }
             ShareRemoved::Last | ShareRemoved::LastLate(_) => self.give_back(hold, Some(hold)),
         }
     }
@@ -114,28 +172,39 @@ impl Driver<'_> {
     pub(super) fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
         let now = self.now();
         let arrives_until = self.process.state.record(hold).arrives_until(now, self.rules);
-        let slot = self.slot_of_hold(hold);
+        let open = self.process.state.record(hold).take_open_conversion();
+        let slot = self.process.slot_of_hold(hold);
         self.close(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
         self.depart(slot, arrives_until, waited_for);
+        open.iter().for_each(|open| self.depart_conversion(open));
     }
 
-    pub(super) fn slot_of_hold(&self, hold: u64) -> Slot {
-        let mut slots = self.process.holds.iter();
-        slots.find(|(number, _)| *number == hold).map(|(_, slot)| *slot).expect("it was granted")
+    /// Ends the pause of a task.
+    fn retry(&mut self, number: u8) {
+        let now = self.now();
+        match &mut self.task(number).stage {
+            Stage::Converts { conversion, .. } => conversion.stage = ConversionStage::Pauses(now),
+            stage => *stage = after_pause(std::mem::replace(stage, Stage::Over)),
+        }
     }
 
-    pub(super) fn tick(&mut self) {
-        self.process.now = self.process.now.after(TICK);
+    /// Does what timers do: copies and pauses end, and the background looks at the holds.
+    fn do_what_is_due(&mut self) {
+        self.process.is_behind = false;
         let (now, overdue) = (self.now(), ticks(MAX_DELAY));
         let late: Vec<_> =
             self.process.copies.iter().filter(|copy| now.since(copy.sent) >= overdue).map(|copy| copy.number).collect();
-        late.into_iter().for_each(|copy| self.on_answer(copy, None));
+        late.into_iter().for_each(|copy| self.on_answer(copy, None, false));
         for task in &mut self.process.tasks {
-            task.stage = match std::mem::replace(&mut task.stage, Stage::Over) {
-                Stage::Asks(Ask::Pauses { .. }) => Stage::Asks(Ask::Again),
-                Stage::Asks(Ask::RechecksLater) => Stage::Asks(Ask::First),
-                stage => stage,
-            };
+            let sends_no_heartbeat = self.process.blunder == Some(Blunder::NeverAsksAgain);
+            if !(sends_no_heartbeat && task.stage == Stage::Asks(Ask::Pauses { is_queued: true })) {
+                task.stage = after_pause(std::mem::replace(&mut task.stage, Stage::Over));
+            }
+        }
+        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+            if matches!(self.task(number).stage, Stage::Asks(Ask::AwaitsReplies { until }) if until <= now) {
+                self.on_no_reply(number);
+            }
         }
         let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         holds.into_iter().for_each(|hold| self.look_at(hold));
@@ -144,6 +213,10 @@ impl Driver<'_> {
     /// Does what the background does with a hold whose deadline may have come.
     pub(super) fn look_at(&mut self, hold: u64) {
         let (now, rules) = (self.now(), self.rules);
+        let slot = self.process.slot_of_hold(hold);
+        if self.process.departing.iter().any(|departing| departing.slot == slot) {
+            return;
+        }
         let next = self.event(|state, _, effects| state.record(hold).next(now, &mut effects.signals));
         match next {
             Next::At(_) => {
@@ -153,7 +226,6 @@ impl Driver<'_> {
                     })
                 });
                 if let Some(lease) = lease {
-                    let slot = self.slot_of_hold(hold);
                     self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
                 }
             }
@@ -168,5 +240,13 @@ impl Driver<'_> {
 
     pub(super) fn on_end(&mut self, hold: u64) {
         self.event(|state, _, effects| state.on_end(hold, effects));
+    }
+}
+
+fn after_pause(stage: Stage) -> Stage {
+    match stage {
+        Stage::Asks(Ask::Pauses { .. }) => Stage::Asks(Ask::Again),
+        Stage::Asks(Ask::RechecksLater) => Stage::Asks(Ask::First),
+        stage => stage,
     }
 }

@@ -16,7 +16,7 @@ impl Server {
             (Some(Fault::ConversionClearsFlag), Reply::Granted(_)) if matches!(request.what, What::Convert { .. }) => {
                 record.recallable = None;
             }
-            (Some(Fault::TriesAreRefused), Reply::Queued)
+            (Some(Fault::TriesAreRefused), Reply::Queued { .. })
                 if record.pending_recall.as_ref().is_some_and(|call| call.id.is_some()) =>
             {
                 record.pending_recall = None;

@@ -65,19 +65,25 @@ impl Server {
             (
                 Some(Fault::WriterBesideReaders),
                 What::Acquire { mode: Side::Write, waits },
-                Reply::Queued | Reply::Contended,
+                Reply::Queued { .. } | Reply::Contended,
             ) if record.writer.is_none() => {
                 record.let_in(now, &self.ask(request.id, Side::Write, waits));
                 *reply = self.granted_to(record, &own, at_us);
             }
-            (Some(Fault::UpgradeBesideReaders), What::Convert { to: to @ Side::Write }, Reply::Refused) => {
-                record.end(&self.id(request.id - 1));
+            (
+                Some(Fault::UpgradeBesideReaders),
+                What::Convert { from, to: to @ Side::Write },
+                Reply::Refused { .. },
+            ) => {
+                record.end(&self.id(from));
                 record.let_in(now, &self.ask(request.id, to, false));
                 *reply = self.granted_to(record, &own, at_us);
             }
-            (Some(Fault::ReaderPassesWaitingWriter), What::Acquire { mode: Side::Read, waits }, Reply::Queued)
-                if record.writer.is_none() =>
-            {
+            (
+                Some(Fault::ReaderPassesWaitingWriter),
+                What::Acquire { mode: Side::Read, waits },
+                Reply::Queued { .. },
+            ) if record.writer.is_none() => {
                 record.let_in(now, &self.ask(request.id, Side::Read, waits));
                 *reply = self.granted_to(record, &own, at_us);
             }
@@ -103,7 +109,9 @@ impl Server {
                 let held = before.clone().live_hold_of(at_us / 1000, &own).is_some();
                 *reply = Reply::Left { held };
             }
-            (Some(Fault::KeyForgotten), _, Reply::Queued) => record.forget_ms = at_us / 1000 + TICK_MS + RETENTION_MS,
+            (Some(Fault::KeyForgotten), _, Reply::Queued { .. }) => {
+                record.forget_ms = at_us / 1000 + TICK_MS + RETENTION_MS
+            }
             (Some(Fault::BatchForgotten), ..) => {
                 let batch = std::mem::take(&mut record.batch_readers);
                 record.waiting_readers.extend(batch);

@@ -21,12 +21,14 @@ impl Watch {
         let by_all = ServerRecall { token, tries: None };
         let by_one = ServerRecall { tries: Some(request.id), ..by_all };
         let recall = match (request.what, outcome.reply) {
-            (What::Acquire { mode, waits: false }, Reply::Queued) if self.is_cached_against(mode) => Some(by_one),
-            (What::Acquire { mode, waits: true }, Reply::Queued) if self.is_cached_against(mode) => {
+            (What::Acquire { mode, waits: false }, Reply::Queued { .. }) if self.is_cached_against(mode) => {
+                Some(by_one)
+            }
+            (What::Acquire { mode, waits: true }, Reply::Queued { .. }) if self.is_cached_against(mode) => {
                 let has_recalled = self.marked.replace(true);
                 (has_recalled == Some(false)).then_some(by_all)
             }
-            (What::Convert { .. }, Reply::Refused) if self.marked.is_some() => Some(by_one),
+            (What::Convert { .. }, Reply::Refused { .. }) if self.marked.is_some() => Some(by_one),
             // `judge_force` has judged this before a waiter entered.
             (What::Force { .. }, _) => outcome.call,
             _ => None,
