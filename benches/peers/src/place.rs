@@ -23,9 +23,9 @@ impl Place {
     /// About how long its servers take to start and to end.
     pub(crate) fn starts_within(self) -> Duration {
         Duration::from_millis(match self {
-            Self::Node | Self::LockServers => 300,
-            Self::Pair | Self::Masters => 1000,
-            Self::Cluster(_) => 4000,
+            Self::Node | Self::LockServers => 50,
+            Self::Pair | Self::Masters => 200,
+            Self::Cluster(_) => 2200,
         })
     }
 }

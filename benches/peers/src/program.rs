@@ -48,9 +48,9 @@ impl Program {
     /// About how long a process of it takes to start and to end.
     pub(crate) fn starts_within(self) -> Duration {
         Duration::from_millis(match self {
-            Self::Own | Self::Go => 100,
-            Self::Node | Self::Python => 500,
-            Self::Java => 2000,
+            Self::Own | Self::Go => 20,
+            Self::Node | Self::Python => 400,
+            Self::Java => 2500,
         })
     }
 

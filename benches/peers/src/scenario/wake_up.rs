@@ -5,6 +5,9 @@ use crate::load::{Load, Shape};
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
+/// A turn lasts at least so many pauses, or the median of long ones would be of a few.
+const PAUSES: usize = 40;
+
 pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
     [1, 20, 150].map(|pause_ms| compare(setting, pause_ms)).into()
 }
@@ -16,9 +19,10 @@ fn compare(setting: &Setting, pause_ms: u64) -> Comparison<'_> {
         at: Some((pause_ms as f64, "ms of pause")),
         better: Better::Less,
         columns: &["p50 us", "p99 us"],
-        notes: &["From the beginning of the release to the waiter's entry"],
+        notes: &["From the beginning of the release to the waiter's entry. A turn lasts at least 40 pauses"],
     };
-    let load = Load { pause_ms, ..setting.load(Shape::Wake, 2, 2) };
+    let mut load = Load { pause_ms, ..setting.load(Shape::Wake, 2, 2) };
+    load.span_ms = load.span_ms.max(pause_ms * setting.count(PAUSES) as u64);
     let entrants = setting.entrants(is_asked, load.span(), refusal, move |kind| wake_ups(setting, kind, &load));
     setting.compare(&about, entrants)
 }
