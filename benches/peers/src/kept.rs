@@ -43,6 +43,13 @@ pub(crate) fn remove(file: &Path) {
     }
 }
 
+/// What becomes of a row of which a turn failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FailedRows {
+    Stay,
+    GoOn,
+}
+
 /// What becomes of what an earlier run has kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Earlier {
@@ -56,7 +63,7 @@ pub(crate) enum Earlier {
 
 impl Chapter {
     /// Takes over the turns of an earlier run, if they belong together.
-    pub(crate) fn take_over(&mut self, earlier: &Self) -> Earlier {
+    pub(crate) fn take_over(&mut self, earlier: &Self, failed: FailedRows) -> Earlier {
         let (ours, theirs) = (&self.circumstances, &earlier.circumstances);
         if (ours.span_ms, ours.is_lessened) != (theirs.span_ms, theirs.is_lessened) {
             let theirs = if theirs.is_lessened { "lessened ones".to_owned() } else { format!("{} ms", theirs.span_ms) };
@@ -72,7 +79,7 @@ impl Chapter {
         // By their places, because two tables may have the same title.
         for (table, earlier) in self.tables.iter_mut().zip(&earlier.tables) {
             if table.title == earlier.title {
-                table.take_over(earlier);
+                table.take_over(earlier, failed);
             }
         }
         self.dates.0.clone_from(&earlier.dates.0);
@@ -81,12 +88,12 @@ impl Chapter {
 }
 
 impl Table {
-    fn take_over(&mut self, earlier: &Self) {
+    fn take_over(&mut self, earlier: &Self, failed: FailedRows) {
         for row in &mut self.rows {
             let Some(earlier) = earlier.row(&row.name) else { continue };
             // What could not be done then may be possible now, but a turn that failed is a result.
-            let failed = matches!(earlier.why, Some(Why::Failed(_))).then(|| earlier.why.clone()).flatten();
-            let why = failed.or(row.why.take());
+            let stays = failed == FailedRows::Stay && matches!(earlier.why, Some(Why::Failed(_)));
+            let why = if stays { earlier.why.clone() } else { row.why.take() };
             *row = crate::table::Row { why, ..earlier.clone() };
         }
     }
@@ -131,14 +138,14 @@ mod tests {
     #[test]
     fn turns_of_the_same_commit_count() {
         let mut chapter_now = chapter("a", 2000, rows(0, None));
-        assert_eq!(chapter_now.take_over(&chapter("a", 2000, rows(2, None))), Earlier::GoesOn);
+        assert_eq!(chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay), Earlier::GoesOn);
         assert_eq!((chapter_now.tables[0].rows[0].turns.len(), chapter_now.missing()), (2, 1));
     }
 
     #[test]
     fn another_commit_begins_anew() {
         let mut chapter_now = chapter("b", 2000, rows(0, None));
-        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)));
+        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay);
         assert_eq!(earlier, Earlier::IsOver("its commit was a".to_owned()));
         assert_eq!(chapter_now.missing(), 3);
     }
@@ -146,21 +153,29 @@ mod tests {
     #[test]
     fn other_turns_are_not_mixed() {
         let mut chapter_now = chapter("a", 300, rows(0, None));
-        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)));
+        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay);
         assert!(matches!(earlier, Earlier::IsOfOtherOptions(_)), "{earlier:?}");
     }
 
     #[test]
     fn failed_turn_is_not_tried_again() {
         let mut chapter_now = chapter("a", 2000, rows(0, None));
-        chapter_now.take_over(&chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned())))));
+        chapter_now.take_over(&chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned())))), FailedRows::Stay);
         assert_eq!(chapter_now.missing(), 0);
+    }
+
+    #[test]
+    fn failed_turn_is_tried_again_on_request() {
+        let mut chapter_now = chapter("a", 2000, rows(0, None));
+        let earlier = chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned()))));
+        chapter_now.take_over(&earlier, FailedRows::GoOn);
+        assert_eq!(chapter_now.missing(), 2);
     }
 
     #[test]
     fn program_that_is_there_now_gets_its_turns() {
         let mut chapter_now = chapter("a", 2000, rows(0, None));
-        chapter_now.take_over(&chapter("a", 2000, rows(0, Some(Why::Cannot("no `mvn`".to_owned())))));
+        chapter_now.take_over(&chapter("a", 2000, rows(0, Some(Why::Cannot("no `mvn`".to_owned())))), FailedRows::Stay);
         assert_eq!(chapter_now.missing(), 3);
     }
 }

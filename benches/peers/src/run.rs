@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use cluster_testenv::Server;
 
-use crate::kept::{self, Earlier};
+use crate::kept::{self, Earlier, FailedRows};
 use crate::peer::Kind;
 use crate::program::Program;
 use crate::scenario::{Comparison, Entrant, Lessened, Scenario, Setting};
@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Ends after the turn in which so many minutes are over. The same command goes on from there.
     #[arg(long)]
     at_most_minutes: Option<u64>,
+    /// Tries again where a turn failed in an earlier run. Its turns before that count.
+    #[arg(long)]
+    retry_failed: bool,
     /// Forgets what earlier runs have kept of what is to be run.
     #[arg(long)]
     fresh: bool,
@@ -137,7 +140,8 @@ impl<'a> Part<'a> {
         if arguments.fresh {
             kept::remove(&file);
         }
-        let earlier = kept::read(&file).map(|earlier| chapter.take_over(&earlier));
+        let failed = if arguments.retry_failed { FailedRows::GoOn } else { FailedRows::Stay };
+        let earlier = kept::read(&file).map(|earlier| chapter.take_over(&earlier, failed));
         let title = chapter.title();
         match earlier {
             None | Some(Earlier::GoesOn) => {}
