@@ -66,8 +66,8 @@ impl Chapter {
     pub(crate) fn take_over(&mut self, earlier: &Self, failed: FailedRows) -> Earlier {
         let (ours, theirs) = (&self.circumstances, &earlier.circumstances);
         if (ours.span_ms, ours.is_lessened) != (theirs.span_ms, theirs.is_lessened) {
-            let theirs = if theirs.is_lessened { "lessened ones".to_owned() } else { format!("{} ms", theirs.span_ms) };
-            return Earlier::IsOfOtherOptions(format!("its turns are not as asked for, but {theirs}"));
+            let lessened = if theirs.is_lessened { " and --lessened" } else { "" };
+            return Earlier::IsOfOtherOptions(format!("it was measured with turns of {} ms{lessened}", theirs.span_ms));
         }
         for (what, ours, theirs) in
             [("commit", &ours.commit, &theirs.commit), ("machine", &ours.machine, &theirs.machine)]
