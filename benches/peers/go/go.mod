@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/go-redsync/redsync/v4 v4.18.1
+	github.com/minio/dsync/v3 v3.0.1
 	github.com/redis/go-redis/v9 v9.23.0
 )
 

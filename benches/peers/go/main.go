@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +17,7 @@ import (
 // Load is what it is told to do.
 type Load struct {
 	Shape   string
+	Writes  int
 	Clients int
 	Tasks   int
 	Pause   time.Duration
@@ -33,10 +35,14 @@ type Outcome struct {
 }
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == "serve" {
+		serve()
+		return
+	}
 	lock := flag.String("lock", "", "which lock")
 	urls := flag.String("urls", "", "servers")
 	shape := flag.String("shape", "own", "own, hot or wake")
-	_ = flag.Int("writes", 100, "of a hundred; these locks have no reads")
+	writes := flag.Int("writes", 100, "of a hundred")
 	clients := flag.Int("clients", 1, "objects with connections of their own")
 	tasks := flag.Int("tasks", 1, "goroutines")
 	pause := flag.Int("pause-ms", 0, "before the other leaves")
@@ -45,19 +51,16 @@ func main() {
 	lease := flag.Int("lease-ms", 30000, "of a lock")
 	flag.Parse()
 	ms := func(count int) time.Duration { return time.Duration(count) * time.Millisecond }
-	load := Load{*shape, *clients, *tasks, ms(*pause), ms(*warm), ms(*span), ms(*lease)}
-	if *lock != "redsync" {
-		fail(fmt.Errorf("%s is no lock of this program", *lock))
-	}
+	load := Load{*shape, *writes, *clients, *tasks, ms(*pause), ms(*warm), ms(*span), ms(*lease)}
 	peers := make([]Peer, load.Clients)
 	for i := range peers {
-		peers[i] = NewRedsync(strings.Split(*urls, ",")[0], load.Lease)
+		peers[i] = connect(*lock, strings.Split(*urls, ","), load.Lease)
 	}
 	warming := load
 	warming.Shape, warming.Span, warming.Tasks = "own", load.Warm, max(load.Tasks, load.Clients)
 	carry(peers, warming)
 
-	say(map[string]string{"ready": versions()})
+	say(map[string]string{"ready": versions(*lock)})
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		fail(err)
 	}
@@ -72,6 +75,17 @@ func main() {
 	say(outcome)
 }
 
+func connect(lock string, urls []string, lease time.Duration) Peer {
+	switch lock {
+	case "redsync":
+		return NewRedsync(urls[0], lease)
+	case "dsync":
+		return NewDsync(urls)
+	}
+	fail(fmt.Errorf("%s is no lock of this program", lock))
+	return nil
+}
+
 // Processor time of the process, user and system.
 func cpu() time.Duration {
 	var usage syscall.Rusage
@@ -82,11 +96,13 @@ func cpu() time.Duration {
 }
 
 // Of the lock and of what carries it, as go.sum has them.
-func versions() string {
+func versions(lock string) string {
+	paths := map[string][]string{"redsync": {"redsync", "go-redis"}, "dsync": {"minio/dsync"}}[lock]
 	info, _ := debug.ReadBuildInfo()
 	var all []string
 	for _, module := range info.Deps {
-		if strings.Contains(module.Path, "redsync") || strings.Contains(module.Path, "go-redis") {
+		isPart := func(path string) bool { return strings.Contains(module.Path, path) }
+		if slices.ContainsFunc(paths, isPart) {
 			all = append(all, module.Path+" "+module.Version)
 		}
 	}

@@ -25,8 +25,8 @@ func NewRedsync(url string, lease time.Duration) *Redsync {
 	return &Redsync{redsync.New(goredis.NewPool(redis.NewClient(options))), lease}
 }
 
-// Enter waits for the lock.
-func (r *Redsync) Enter(ctx context.Context, name string) (func(), error) {
+// Enter waits for the lock, which has no readers.
+func (r *Redsync) Enter(ctx context.Context, _ Mode, name string) (func(), error) {
 	mutex := r.sync.NewMutex(name, redsync.WithExpiry(r.lease), redsync.WithTries(1<<30))
 	if err := mutex.LockContext(ctx); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 //! On what and of what all this was measured.
 
 use std::process::Command;
+use std::sync::LazyLock;
 
 pub(crate) fn description() -> String {
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
@@ -14,11 +15,15 @@ pub(crate) fn date() -> String {
     said("date", &["-u", "+%F"])
 }
 
-/// Of this repository, and whether that is all.
+/// Of this repository when the program began, and whether that is all. Other changes have another number.
 pub(crate) fn commit() -> String {
-    let commit = said("git", &["rev-parse", "--short", "HEAD"]);
-    let changes = said("git", &["status", "--porcelain", "--untracked-files=no"]);
-    if changes.is_empty() { commit } else { format!("{commit} with changes") }
+    static COMMIT: LazyLock<String> = LazyLock::new(|| {
+        let commit = said("git", &["rev-parse", "--short", "HEAD"]);
+        let changes = said("sh", &["-c", "git diff HEAD | git hash-object --stdin | cut -c1-7"]);
+        let is_clean = said("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
+        if is_clean { commit } else { format!("{commit} with changes {changes}") }
+    });
+    COMMIT.clone()
 }
 
 fn said(program: &str, arguments: &[&str]) -> String {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use cluster_testenv::Node;
 
-use crate::setup::CommandStats;
+use crate::lock_server::LockServer;
 use crate::place::Servers;
+use crate::setup::CommandStats;
 
 /// How many of what there were in a turn, how long each took, and what the processors did meanwhile.
 pub(crate) struct Turn {
@@ -22,7 +23,7 @@ pub(crate) struct Turn {
 #[derive(Clone, Copy)]
 pub(crate) struct Used {
     time: Duration,
-    /// How many commands the primaries carried out, those within scripts too.
+    /// How many commands the primaries carried out, those within scripts too, or how many calls lock servers of dsync.
     commands: u64,
     /// How many of them were scripts.
     scripts: u64,
@@ -57,10 +58,12 @@ impl Used {
             let stats = CommandStats::of(node);
             ["eval", "evalsha", "fcall"].map(|command| stats.calls(command)).iter().sum::<u64>()
         };
+        let (times, calls): (Vec<_>, Vec<_>) = servers.lock_servers().iter().map(LockServer::used).unzip();
+        let of_nodes = Duration::from_secs_f64(servers.nodes().iter().map(time).sum());
         Self {
             scripts: servers.primaries().iter().map(scripts).sum(),
-            time: Duration::from_secs_f64(servers.nodes().iter().map(time).sum()),
-            commands: servers.primaries().iter().map(commands).sum(),
+            time: of_nodes + times.iter().sum::<Duration>(),
+            commands: servers.primaries().iter().map(commands).sum::<u64>() + calls.iter().sum::<u64>(),
         }
     }
 }

@@ -56,11 +56,19 @@ pub(crate) enum Kind {
     OursBlocking,
     /// Locks in the format of Redisson, which its clients could share.
     OursRedisson,
+    /// Three locks in one step.
+    OursThree,
+    /// The same three, each after the one before.
+    OursThreeInTurn,
     Rlock,
     Rslock,
     Distkit,
     Redisson,
+    /// Its multi-lock, of three.
+    RedissonThree,
     Redsync,
+    /// A read-write lock that a majority of its own five lock servers grants.
+    Dsync,
     RedisSemaphore,
     RedisPy,
     Published,
@@ -89,6 +97,8 @@ pub(crate) enum Role {
     Lock,
     /// Keeps others out, of this process alone.
     LocalLock,
+    /// Takes three locks for one name.
+    ThreeLocks,
     /// Costs what a pair of scripts costs, and keeps nobody out.
     Floor,
     /// Passes a turn on from client to client, of which all but the first wait.
@@ -114,6 +124,10 @@ impl Facts {
         Self { place, renews: true, ..Self::new(name, Role::Lock) }
     }
 
+    const fn ours_of_three(name: &'static str) -> Self {
+        Self { role: Role::ThreeLocks, ..Self::ours(name, Place::Node) }
+    }
+
     const fn foreign(name: &'static str, program: Program) -> Self {
         Self { program, reads: false, ..Self::new(name, Role::Lock) }
     }
@@ -135,11 +149,24 @@ impl Kind {
             Self::OursQuorum => Facts::ours("redis-rwlock, quorum of 5", Place::Masters),
             Self::OursBlocking => Facts::ours("redis-rwlock, hash, blocking", Place::Node),
             Self::OursRedisson => Facts::ours("redis-rwlock, format of Redisson", Place::Node),
+            Self::OursThree => Facts::ours_of_three("redis-rwlock, three names in one step"),
+            Self::OursThreeInTurn => Facts::ours_of_three("redis-rwlock, three names one after the other"),
             Self::Rlock => Facts { renews: true, ..Facts::new("rlock", Role::Lock) },
             Self::Rslock => Facts { reads: false, ..Facts::new("rslock", Role::Lock) },
             Self::Distkit => Facts { renews: true, ..Facts::new("distkit", Role::Lock) },
             Self::Redisson => Facts { reads: true, renews: true, ..Facts::foreign("Redisson", Program::Java) },
+            Self::RedissonThree => Facts {
+                role: Role::ThreeLocks,
+                reads: true,
+                renews: true,
+                ..Facts::foreign("Redisson, multi-lock of three", Program::Java)
+            },
             Self::Redsync => Facts::foreign("redsync", Program::Go),
+            Self::Dsync => Facts {
+                place: Place::LockServers,
+                reads: true,
+                ..Facts::foreign("dsync, 5 lock servers of its own", Program::Go)
+            },
             Self::RedisSemaphore => Facts { renews: true, ..Facts::foreign("redis-semaphore", Program::Node) },
             Self::RedisPy => Facts::foreign("redis-py Lock", Program::Python),
             Self::Published => Facts::new("published hash scheme, asked every 10 ms", Role::Lock),
@@ -186,6 +213,8 @@ impl Kind {
             Self::OursReplicated => ours::replicated(url, lease).await,
             Self::OursQuorum => ours::quorum(urls, lease).await,
             Self::OursRedisson => ours::redisson(url, lease).await,
+            Self::OursThree => ours::three(url, lease, ours::Steps::One).await,
+            Self::OursThreeInTurn => ours::three(url, lease, ours::Steps::OneForEach).await,
             Self::Rlock => rlock::connect(url).await,
             Self::Rslock => rslock::connect(url),
             Self::Distkit => distkit::connect(url, lease).await,
@@ -198,9 +227,13 @@ impl Kind {
             Self::Floor0 => bare::connect(url, bare::Pair::NoOp).await,
             Self::BarePush => hand_over::connect(url, hand_over::Script::Push).await,
             Self::BareRelease => hand_over::connect(url, hand_over::Script::Release).await,
-            Self::OursBlocking | Self::Redisson | Self::Redsync | Self::RedisSemaphore | Self::RedisPy => {
-                unreachable!("{} is no lock for tasks of this program", self.name())
-            }
+            Self::OursBlocking
+            | Self::Redisson
+            | Self::RedissonThree
+            | Self::Redsync
+            | Self::Dsync
+            | Self::RedisSemaphore
+            | Self::RedisPy => unreachable!("{} is no lock for tasks of this program", self.name()),
         }
     }
 }

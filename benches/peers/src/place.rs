@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use cluster_testenv::{Cluster, Masters, Node, Reply, Server};
 
+use crate::lock_server::LockServer;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Node,
@@ -13,6 +15,19 @@ pub(crate) enum Place {
     Cluster(usize),
     /// Five that know nothing of each other.
     Masters,
+    /// Five of dsync, which has servers of its own.
+    LockServers,
+}
+
+impl Place {
+    /// About how long its servers take to start and to end.
+    pub(crate) fn starts_within(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Node | Self::LockServers => 50,
+            Self::Pair | Self::Masters => 200,
+            Self::Cluster(_) => 2200,
+        })
+    }
 }
 
 const MASTERS: usize = 5;
@@ -27,6 +42,7 @@ enum Kept {
     Nodes(Vec<Node>),
     Masters(Masters),
     Cluster(Cluster),
+    LockServers(Vec<LockServer>),
 }
 
 impl Servers {
@@ -37,6 +53,10 @@ impl Servers {
             Place::Pair => Self { kept: Kept::Nodes(pair(server)), primaries: 1 },
             Place::Masters => {
                 Self { kept: Kept::Masters(Masters::start(server, MASTERS).expect(hint)), primaries: MASTERS }
+            }
+            Place::LockServers => {
+                let servers = (0..MASTERS).map(|_| LockServer::start()).collect();
+                Self { kept: Kept::LockServers(servers), primaries: 0 }
             }
             Place::Cluster(primaries) => {
                 // A busy machine is no reason to call a node failed.
@@ -52,6 +72,14 @@ impl Servers {
             Kept::Nodes(nodes) => nodes,
             Kept::Masters(masters) => masters.nodes(),
             Kept::Cluster(cluster) => cluster.nodes(),
+            Kept::LockServers(_) => &[],
+        }
+    }
+
+    pub(crate) fn lock_servers(&self) -> &[LockServer] {
+        match &self.kept {
+            Kept::LockServers(servers) => servers,
+            Kept::Nodes(_) | Kept::Masters(_) | Kept::Cluster(_) => &[],
         }
     }
 
@@ -60,7 +88,8 @@ impl Servers {
     }
 
     pub(crate) fn urls(&self) -> Vec<String> {
-        self.primaries().iter().map(Node::url).collect()
+        let addresses = self.lock_servers().iter().map(LockServer::address).map(str::to_owned);
+        self.primaries().iter().map(Node::url).chain(addresses).collect()
     }
 }
 

@@ -1,24 +1,41 @@
 //! Tables as text: columns stand below each other, two spaces or more apart.
 
+use std::time::Duration;
+
 use crate::peer::OURS;
 use crate::table::{Better, Figure, Row, Table};
 
 /// Returns a table, with the reasons for missing figures below. Ratios are to the first row of ours: above 1 is better,
 /// whatever the table counts.
 pub(crate) fn table(table: &Table) -> String {
-    let measured: Vec<&Row> = table.rows.iter().filter(|row| !row.figures.is_empty()).collect();
-    let reference = measured.iter().find(|row| row.name.starts_with(OURS)).map(|row| row.figures[0]);
+    let figures = table.rows.iter().map(|row| (row, row.figures()));
+    let measured: Vec<(&Row, Vec<Figure>)> = figures.filter(|(_, figures)| !figures.is_empty()).collect();
+    let reference = measured.iter().find(|(row, _)| row.name.starts_with(OURS)).map(|(_, figures)| figures[0]);
     // With one turn the lowest and the highest are the median again.
-    let has_spread = measured.iter().any(|row| row.figures[0].low < row.figures[0].high);
+    let has_spread = measured.iter().any(|(_, figures)| figures[0].low < figures[0].high);
     let mut lines = vec![heads(table, has_spread)];
-    lines.extend(measured.iter().map(|row| cells(row, reference, table.better, has_spread)));
+    let line = |(row, figures): &(&Row, Vec<Figure>)| cells(&row.name, figures, reference, table.better, has_spread);
+    lines.extend(measured.iter().map(line));
+    format!("\n{}\n\n{}{}", table.title, columns(&lines), reasons(table))
+}
+
+/// Returns lines whose cells stand below each other, the first on the left of its column and the others on the right.
+pub(crate) fn columns(lines: &[Vec<String>]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
-    let mut text = format!("\n{}\n\n", table.title);
-    for line in &lines {
-        text += &aligned(line, &widths);
-    }
-    text + &reasons(table)
+    lines.iter().map(|line| aligned(line, &widths)).collect()
+}
+
+/// Returns the lowest and the highest, with a mark if another run may tell something else.
+pub(crate) fn spread(figure: Figure) -> String {
+    let mark = if figure.is_unsteady() { " *" } else { "" };
+    format!("{} to {}{mark}", number(figure.low), number(figure.high))
+}
+
+/// Returns a time as people say it.
+pub(crate) fn time(span: Duration) -> String {
+    let minutes = span.as_secs().div_ceil(60);
+    if minutes < 60 { format!("{minutes} min") } else { format!("{} h {:02} min", minutes / 60, minutes % 60) }
 }
 
 /// Returns what a reader of these tables has to know, each note once.
@@ -39,15 +56,15 @@ fn heads(table: &Table, has_spread: bool) -> Vec<String> {
     first.into_iter().chain(spread).chain(["to ours".to_owned()]).chain(others.iter().cloned()).collect()
 }
 
-fn cells(row: &Row, reference: Option<Figure>, better: Better, has_spread: bool) -> Vec<String> {
-    let (main, others) = row.figures.split_first().expect("a figure");
+fn cells(name: &str, figures: &[Figure], reference: Option<Figure>, better: Better, has_spread: bool) -> Vec<String> {
+    let (main, others) = figures.split_first().expect("a figure");
     let ratio = reference.map(|ours| match better {
         Better::More => main.median / ours.median,
         Better::Less => ours.median / main.median,
     });
     let ratio = ratio.filter(|ratio| ratio.is_finite()).map_or("-".to_owned(), |ratio| format!("{} x", number(ratio)));
-    let spread = has_spread.then(|| format!("{} to {}", number(main.low), number(main.high)));
-    let first = [row.name.clone(), number(main.median)];
+    let spread = has_spread.then(|| spread(*main));
+    let first = [name.to_owned(), number(main.median)];
     let others = others.iter().map(|figure| number(figure.median));
     first.into_iter().chain(spread).chain([ratio]).chain(others).collect()
 }
@@ -63,15 +80,15 @@ fn aligned(line: &[String], widths: &[usize]) -> String {
 
 /// Returns why rows are missing, or have fewer turns than others; each reason once, behind the names.
 fn reasons(table: &Table) -> String {
-    let reasons: Vec<(&str, &str)> =
-        table.rows.iter().filter_map(|row| Some((row.why.as_deref()?, row.name.as_str()))).collect();
+    let reasons: Vec<(String, &str)> =
+        table.rows.iter().filter_map(|row| Some((row.reason()?, row.name.as_str()))).collect();
     if reasons.is_empty() {
         return String::new();
     }
     let mut text = "\nNo row, or a turn that failed:\n".to_owned();
     let mut told: Vec<&str> = Vec::new();
     for (why, _) in &reasons {
-        if !told.contains(why) {
+        if !told.contains(&why.as_str()) {
             told.push(why);
             let names: Vec<_> = reasons.iter().filter(|(of, _)| of == why).map(|(_, name)| *name).collect();
             text += &format!("  {}: {why}.\n", names.join("; "));
@@ -100,6 +117,11 @@ fn thousands(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Why;
+
+    fn of(name: &str, turns: &[[f64; 2]]) -> Row {
+        Row { turns: turns.iter().map(|turn| turn.to_vec()).collect(), ..Row::of(name) }
+    }
 
     fn both() -> Table {
         Table {
@@ -109,9 +131,9 @@ mod tests {
             better: Better::More,
             columns: vec!["pairs/s".to_owned(), "p50 us".to_owned()],
             rows: vec![
-                Row::of("redis-rwlock, hash", &[vec![100.0, 2.0], vec![300.0, 3.0], vec![200.0, 1.0]]),
-                Row::of("faster", &[vec![400.0, 0.5]]),
-                Row::dash("other", "it has no reads"),
+                of("redis-rwlock, hash", &[[100.0, 2.0], [300.0, 3.0], [200.0, 1.0]]),
+                of("faster", &[[400.0, 0.5]]),
+                Row { why: Some(Why::Cannot("it has no reads".to_owned())), ..Row::of("other") },
             ],
             notes: Vec::new(),
         }
@@ -128,7 +150,7 @@ mod tests {
     #[test]
     fn a_row_has_median_spread_and_ratio_to_ours() {
         let text = table(&both());
-        assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["200", "100 to 300", "1.00 x", "2.00"], "{text}");
+        assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["200", "100 to 300 *", "1.00 x", "2.00"], "{text}");
         assert_eq!(row(&text, "faster")[1..], ["400", "400 to 400", "2.00 x", "0.500"], "{text}");
     }
 
@@ -147,9 +169,15 @@ mod tests {
 
     #[test]
     fn one_turn_has_no_spread() {
-        let rows = vec![Row::of("redis-rwlock, hash", &[vec![100.0, 2.0]])];
+        let rows = vec![of("redis-rwlock, hash", &[[100.0, 2.0]])];
         let text = table(&Table { rows, ..both() });
         assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["100", "1.00 x", "2.00"], "{text}");
+    }
+
+    #[test]
+    fn times_are_said_as_people_do() {
+        let of_minutes = [0, 5, 60, 125].map(|minutes| time(Duration::from_secs(60 * minutes)));
+        assert_eq!(of_minutes, ["0 min", "5 min", "1 h 00 min", "2 h 05 min"]);
     }
 
     #[test]

@@ -13,14 +13,14 @@ use crate::peer::Kind;
 use crate::place::Servers;
 
 /// Whoever has not answered by then never will.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Worker {
     process: Child,
     orders: ChildStdin,
     lines: Receiver<String>,
-    /// Which versions it is made of.
-    pub(crate) versions: String,
+    /// What it said when it was ready: which versions it is made of, or its address.
+    pub(crate) ready: String,
 }
 
 impl Worker {
@@ -28,12 +28,11 @@ impl Worker {
     pub(crate) fn start(kind: Kind, servers: &Servers, load: &Load) -> Result<Self, String> {
         let mut command = kind.facts().program.command();
         command.arg("--lock").arg(kind.key()).arg("--urls").arg(servers.urls().join(",")).args(load.arguments());
-        let mut worker = Self::spawn(&mut command)?;
-        worker.versions = worker.line::<Ready>(PATIENCE)?.ready;
-        Ok(worker)
+        Self::spawn(&mut command)
     }
 
-    fn spawn(command: &mut Command) -> Result<Self, String> {
+    /// Starts a process, and waits until it is ready.
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self, String> {
         let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut process = process.map_err(|error| format!("it does not start: {error}"))?;
         let orders = process.stdin.take().expect("piped");
@@ -41,10 +40,12 @@ impl Worker {
         let (sender, lines) = mpsc::channel();
         // It ends with the process, whose end closes the pipe.
         std::thread::spawn(move || answers.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Ok(Self { process, orders, lines, versions: String::new() })
+        let mut worker = Self { process, orders, lines, ready: String::new() };
+        worker.ready = worker.line::<Ready>(PATIENCE)?.ready;
+        Ok(worker)
     }
 
-    fn line<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, String> {
+    pub(crate) fn line<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, String> {
         let line = self.lines.recv_timeout(patience).map_err(|error| match error {
             mpsc::RecvTimeoutError::Timeout => "it does not answer".to_owned(),
             mpsc::RecvTimeoutError::Disconnected => "it ended before its answer".to_owned(),
@@ -52,8 +53,8 @@ impl Worker {
         serde_json::from_str(&line).map_err(|error| format!("its answer is not understood: {error}"))
     }
 
-    pub(crate) fn begin(&mut self) -> Result<(), String> {
-        writeln!(self.orders, "go").map_err(|error| format!("it does not listen: {error}"))
+    pub(crate) fn begin(&self) -> Result<(), String> {
+        writeln!(&self.orders, "go").map_err(|error| format!("it does not listen: {error}"))
     }
 
     pub(crate) fn outcome(&self, load: &Load) -> Result<Outcome, String> {
@@ -78,10 +79,10 @@ pub(crate) fn carry(kind: Kind, servers: &Servers, load: &Load, processes: usize
     for _ in 0..processes {
         workers.push(Worker::start(kind, servers, &part)?);
     }
-    let versions = workers[0].versions.clone();
+    let versions = workers[0].ready.clone();
     let meter = Meter::start(servers);
     let began = Instant::now();
-    for worker in &mut workers {
+    for worker in &workers {
         worker.begin()?;
     }
     let mut outcomes = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// What is not measured at all, and why. The report names it.
 pub(crate) const ABSENT: [(&str, &str); 2] = [
@@ -42,6 +43,15 @@ impl Program {
             Self::Node => 1000,
             Self::Own | Self::Go | Self::Python => 300,
         }
+    }
+
+    /// About how long a process of it takes to start and to end.
+    pub(crate) fn starts_within(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Own | Self::Go => 20,
+            Self::Node | Self::Python => 400,
+            Self::Java => 2500,
+        })
     }
 
     /// Brings what lock files name and builds it, or tells why that cannot be had.

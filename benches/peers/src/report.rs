@@ -1,4 +1,4 @@
-//! Tables and pictures of what was seen, in one folder.
+//! Tables and pictures of what was seen, in one folder, and whether goals were met.
 
 mod picture;
 
@@ -7,19 +7,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use cluster_testenv::Server;
 
+use crate::kept::{self, FIGURES};
 use crate::peer::Kind;
-use crate::print;
 use crate::program::{ABSENT, Program};
 use crate::scenario::Scenario;
-use crate::table::{Chapter, Table};
-
-/// Beside what cargo builds, so that `cargo clean` takes it away.
-pub(crate) const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures");
+use crate::table::{Chapter, Circumstances, Table};
+use crate::{goals, print};
 
 const MADE: &str = "Made by `cargo run --release -- report` in benches/peers.";
-const LEGEND: &str = "A figure is the median of its turns, `low to high` are the lowest and the highest of them. `to ours` \
-     says how many times as good as the first row of ours a row is: above 1 it is ahead.";
+const LEGEND: &str = "A figure is the median of its turns, `low to high` are the lowest and the highest of them. With `*` these two \
+     differ by more than a fifth, and another run may tell something else. `to ours` says how many times as good as the first \
+     row of ours a row is: above 1 it is ahead.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -31,40 +31,64 @@ pub(crate) struct Arguments {
     figures: PathBuf,
 }
 
-pub(crate) fn keep(file: &Path, chapter: &Chapter) {
-    fs::create_dir_all(file.parent().expect("a folder")).expect("a folder can be made");
-    fs::write(file, serde_json::to_string_pretty(chapter).expect("it is text")).expect("it can be kept");
-}
-
 pub(crate) fn write(arguments: &Arguments) {
     let Arguments { out, figures } = arguments;
     let (chapters, missing) = read(figures);
     fs::create_dir_all(out).expect("a folder can be made");
+    let mut written = Vec::new();
+    let mut put = |name: String, text: String| {
+        fs::write(out.join(&name), text).expect("a file can be written");
+        written.push(name);
+    };
     for chapter in &chapters {
-        let scenario = &chapter.scenario;
+        let name = kept::name(&chapter.scenario, &chapter.circumstances.server);
         for (number, group) in groups(&chapter.tables).iter().enumerate() {
-            picture::draw(&out.join(format!("{scenario}-{}.svg", number + 1)), group);
+            put(format!("{name}-{}.svg", number + 1), picture::draw(group));
         }
-        fs::write(out.join(format!("{scenario}.txt")), text(chapter)).expect("the tables can be written");
+        put(format!("{name}.txt"), text(chapter));
     }
-    fs::write(out.join("peers.txt"), peers(&chapters, &missing)).expect("the list can be written");
+    put("goals.txt".to_owned(), goals(&chapters));
+    put("peers.txt".to_owned(), peers(&chapters, &missing));
+    for name in others(out, &written) {
+        println!("{name} is of other figures, and stays");
+    }
+}
+
+/// Returns what else is in the folder: of an earlier measurement, or of one that has not been repeated.
+fn others(out: &Path, written: &[String]) -> Vec<String> {
+    let entries = fs::read_dir(out).expect("the folder is there");
+    let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+    let mut others: Vec<String> = names.filter(|name| !written.contains(name)).collect();
+    others.sort();
+    others
 }
 
 /// Returns all tables of a scenario, behind how they came about.
 fn text(chapter: &Chapter) -> String {
     let mut text = format!("{} {MADE}\n\n{}\n\n{LEGEND}\n", circumstances(chapter), chapter.about);
     text += &print::notes(&chapter.tables);
-    text += &chapter.tables.iter().map(print::table).collect::<String>();
+    text += &chapter.tables.iter().map(|table| print::table(table) + &goals::below(table)).collect::<String>();
     text
+}
+
+/// Returns all goals, and what was found.
+fn goals(chapters: &[Chapter]) -> String {
+    format!(
+        "Goals, and whether the runs beside this file met them, each of which names its date and commit. {MADE}\n\n\
+         With `x` a figure is the ratio of ours to that of the other one in the same round. The median is met or missed. With `*` \
+         low and high differ by more than a fifth.\n\n{}",
+        goals::all(chapters)
+    )
 }
 
 /// Returns the chapters that runs have kept, in the order of the scenarios, and the scenarios without one.
 fn read(figures: &Path) -> (Vec<Chapter>, Vec<Scenario>) {
     let (mut chapters, mut missing) = (Vec::new(), Vec::new());
     for scenario in Scenario::value_variants() {
-        match fs::read_to_string(figures.join(format!("{}.json", scenario.name()))) {
-            Ok(text) => chapters.push(serde_json::from_str(&text).expect("a run of this version kept it")),
-            Err(_) => missing.push(*scenario),
+        let before = chapters.len();
+        chapters.extend(Server::ALL.iter().filter_map(|server| kept::read(&kept::file(figures, *scenario, *server))));
+        if chapters.len() == before {
+            missing.push(*scenario);
         }
     }
     (chapters, missing)
@@ -100,8 +124,14 @@ fn versions(chapters: &[Chapter]) -> BTreeMap<&str, &str> {
 }
 
 fn circumstances(chapter: &Chapter) -> String {
-    let Chapter { date, machine, server, commit, rounds, span_ms, .. } = chapter;
-    format!("{date}, commit {commit}, {server}, {machine}; {rounds} rounds with turns of {span_ms} ms.")
+    let Circumstances { commit, machine, server, span_ms, .. } = &chapter.circumstances;
+    let Chapter { dates: (first, last), rounds, .. } = chapter;
+    let dates = if first == last { first.clone() } else { format!("{first} to {last}") };
+    let missing = match chapter.missing() {
+        0 => String::new(),
+        missing => format!(" {missing} turns are missing."),
+    };
+    format!("{dates}, commit {commit}, {server}, {machine}; {rounds} rounds with turns of {span_ms} ms.{missing}")
 }
 
 /// Names each peer and scenario that is left out, with the reason.
@@ -114,14 +144,15 @@ fn left_out(chapters: &[Chapter], missing: &[Scenario]) -> String {
         text += &format!("  The scenario `{}` has not been run.\n", scenario.name());
     }
     let tables = || chapters.iter().flat_map(|chapter| &chapter.tables);
-    let was_asked = |kind: &Kind| tables().any(|table| table.rows.iter().any(|row| row.name == kind.name()));
+    let was_asked = |kind: &Kind| {
+        tables().any(|table| table.row(kind.name()).is_some_and(|row| row.why.is_some() || !row.turns.is_empty()))
+    };
     for kind in Kind::all().iter().filter(|kind| !was_asked(kind)) {
         text += &format!("  {}: it was in none of these runs.\n", kind.name());
     }
     let foreign = Kind::all().iter().filter(|kind| kind.facts().program != Program::Own);
     for kind in foreign.filter(|kind| was_asked(kind)) {
-        let has_figures =
-            tables().any(|table| table.rows.iter().any(|row| row.name == kind.name() && !row.figures.is_empty()));
+        let has_figures = tables().any(|table| table.row(kind.name()).is_some_and(|row| !row.turns.is_empty()));
         if !has_figures {
             text += &format!("  {}: each table says why it has no row.\n", kind.name());
         }

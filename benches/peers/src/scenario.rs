@@ -6,6 +6,7 @@ mod market;
 mod recovery;
 mod shards;
 mod sole_reader;
+mod three_names;
 mod uncontended;
 mod wake_up;
 
@@ -19,10 +20,9 @@ use crate::load::{ALL_WRITE, Load, Shape};
 use crate::measure::Turn;
 use crate::peer::{Kind, LEASE};
 use crate::place::{Place, Servers};
-use crate::print;
 use crate::process::carry;
 use crate::program::Program;
-use crate::table::{Better, Row, Table};
+use crate::table::{Better, Row, Table, Why};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Scenario {
@@ -36,6 +36,8 @@ pub(crate) enum Scenario {
     Held,
     /// One waits, one leaves.
     WakeUp,
+    /// Three locks at once for each of 1, 16, 256 tasks.
+    ThreeNames,
     /// The market of the articles in which the schemes were published.
     Market,
     /// The same load on 1, 2, 3 primaries.
@@ -47,18 +49,26 @@ pub(crate) enum Scenario {
 }
 
 impl Scenario {
-    pub(crate) fn run(self, setting: &Setting) -> Vec<Table> {
+    /// Returns what is compared. Nothing is measured before a turn is taken.
+    pub(crate) fn comparisons(self, setting: &Setting) -> Vec<Comparison<'_>> {
         match self {
-            Self::Uncontended => uncontended::run(setting),
-            Self::HotWrite => crowd::write(setting),
-            Self::HotRead => crowd::read(setting),
-            Self::Held => held::run(setting),
-            Self::WakeUp => wake_up::run(setting),
-            Self::Market => market::run(setting),
-            Self::Shards => shards::run(setting),
-            Self::SoleReader => sole_reader::run(setting),
-            Self::Recovery => recovery::run(setting),
+            Self::Uncontended => uncontended::comparisons(setting),
+            Self::HotWrite => crowd::writes(setting),
+            Self::HotRead => crowd::reads(setting),
+            Self::Held => held::comparisons(setting),
+            Self::WakeUp => wake_up::comparisons(setting),
+            Self::ThreeNames => three_names::comparisons(setting),
+            Self::Market => market::comparisons(setting),
+            Self::Shards => shards::comparisons(setting),
+            Self::SoleReader => sole_reader::comparisons(setting),
+            Self::Recovery => recovery::comparisons(setting),
         }
+    }
+
+    /// Whether it is run on all servers that are asked for, and not on the first one alone. What depends on the server are its
+    /// scripts, its pushes, and how it shares them out: these four have all of that.
+    pub(crate) fn is_for_all_servers(self) -> bool {
+        matches!(self, Self::Uncontended | Self::HotWrite | Self::HotRead | Self::WakeUp)
     }
 
     pub(crate) fn name(self) -> String {
@@ -74,8 +84,6 @@ impl Scenario {
 /// How it is done.
 pub(crate) struct Setting {
     pub(crate) server: Server,
-    pub(crate) peers: Vec<Kind>,
-    pub(crate) rounds: usize,
     pub(crate) span: Duration,
     pub(crate) market: Duration,
     pub(crate) lessened: Lessened,
@@ -104,6 +112,39 @@ pub(crate) struct About<'a> {
 /// The figures of one turn, one for each column, and the versions of what took it.
 pub(crate) type Figures = (Vec<f64>, String);
 
+/// Takes a turn.
+type Take<'a> = Box<dyn Fn() -> Result<Figures, String> + 'a>;
+
+/// Peers that are to be measured beside each other.
+pub(crate) struct Comparison<'a> {
+    /// With a row for each entrant, and no turns.
+    pub(crate) table: Table,
+    pub(crate) entrants: Vec<Entrant<'a>>,
+}
+
+/// One row of a comparison.
+pub(crate) struct Entrant<'a> {
+    pub(crate) name: String,
+    /// Why it has no turn.
+    pub(crate) refusal: Option<String>,
+    /// About how long a turn lasts, with its servers and processes.
+    pub(crate) lasts: Duration,
+    pub(crate) take: Take<'a>,
+}
+
+impl Entrant<'_> {
+    /// One that cannot do it.
+    pub(crate) fn refused(name: &str, why: &str) -> Self {
+        let why = why.to_owned();
+        let take = Box::new(|| unreachable!("whoever is refused has no turn"));
+        Self { name: name.to_owned(), refusal: Some(why), lasts: Duration::ZERO, take }
+    }
+
+    fn row(&self) -> Row {
+        Row { why: self.refusal.clone().map(Why::Cannot), ..Row::of(&self.name) }
+    }
+}
+
 impl Setting {
     pub(crate) fn load(&self, shape: Shape, clients: usize, tasks: usize) -> Load {
         Load {
@@ -123,42 +164,47 @@ impl Setting {
         if self.lessened == Lessened::Yes { full.min(20) } else { full }
     }
 
-    /// Each peer of `kinds` has its turn in each round. Who cannot do it, or fails, has a dash and a reason.
-    pub(crate) fn compare(
-        &self,
-        about: &About<'_>,
-        kinds: impl Fn(Kind) -> bool,
-        turn: impl Fn(Kind) -> Result<Figures, String>,
-    ) -> Table {
-        let mut all: Vec<_> = self.peers.iter().filter(|kind| kinds(**kind)).map(|kind| Turns::of(*kind)).collect();
-        for _ in 0..self.rounds {
-            for turns in all.iter_mut().filter(|turns| turns.why.is_none()) {
-                match self.is_there(turns.kind).and_then(|()| turn(turns.kind)) {
-                    Ok((figures, versions)) => {
-                        turns.rounds.push(figures);
-                        turns.versions = versions;
-                    }
-                    Err(why) => turns.why = Some(why),
-                }
-            }
-        }
+    /// A table of these. It names its server, beside which there may be others.
+    pub(crate) fn compare<'a>(&'a self, about: &About<'_>, entrants: Vec<Entrant<'a>>) -> Comparison<'a> {
+        let server = self.server;
         let table = Table {
-            group: about.group.to_owned(),
-            title: about.title.clone(),
+            group: format!("{}, {server}", about.group),
+            title: format!("{}, {server}", about.title),
             at: about.at.map(|(at, of)| (at, of.to_owned())),
             better: about.better,
             columns: about.columns.iter().map(ToString::to_string).collect(),
-            rows: all.into_iter().map(Turns::row).collect(),
+            rows: entrants.iter().map(Entrant::row).collect(),
             notes: about.notes.iter().map(ToString::to_string).collect(),
         };
-        println!("{}{}", print::table(&table), print::notes(std::slice::from_ref(&table)));
-        table
+        Comparison { table, entrants }
     }
 
-    fn is_there(&self, kind: Kind) -> Result<(), String> {
+    /// One for each of `kinds`. All of them take the same `turn`, which lasts for `span`, but for those that are refused.
+    pub(crate) fn entrants<'a>(
+        &'a self,
+        kinds: impl Fn(Kind) -> bool,
+        span: Duration,
+        refusal: impl Fn(Kind) -> Option<String>,
+        turn: impl Fn(Kind) -> Result<Figures, String> + Clone + 'a,
+    ) -> Vec<Entrant<'a>> {
+        let entrant = |kind: Kind| {
+            let facts = kind.facts();
+            let around = facts.place.starts_within() + facts.program.starts_within();
+            let turn = turn.clone();
+            Entrant {
+                name: kind.name().to_owned(),
+                refusal: self.absence(kind).or_else(|| refusal(kind)),
+                lasts: around + Duration::from_millis(facts.program.warm_ms()) + span,
+                take: Box::new(move || turn(kind)),
+            }
+        };
+        Kind::all().iter().copied().filter(|kind| kinds(*kind)).map(entrant).collect()
+    }
+
+    /// Why the program of this lock is not there.
+    fn absence(&self, kind: Kind) -> Option<String> {
         let program = kind.facts().program;
-        let absent = self.absent.iter().find(|(absent, _)| *absent == program);
-        absent.map_or(Ok(()), |(_, why)| Err(why.clone()))
+        self.absent.iter().find(|(absent, _)| *absent == program).map(|(_, why)| why.clone())
     }
 
     /// One turn at the place where this lock is at home.
@@ -167,11 +213,7 @@ impl Setting {
     }
 
     pub(crate) fn turn_at(&self, place: Place, kind: Kind, load: &Load, processes: usize) -> Result<Turn, String> {
-        let facts = kind.facts();
-        if !facts.reads && load.writes < ALL_WRITE {
-            return Err("it has no reads".to_owned());
-        }
-        let warm_ms = if load.shape == Shape::Held { 0 } else { facts.program.warm_ms() };
+        let warm_ms = if load.shape == Shape::Held { 0 } else { kind.facts().program.warm_ms() };
         let load = Load { warm_ms, ..load.clone() };
         let servers = Servers::start(place, self.server);
         let turn = carry(kind, &servers, &load, processes)?;
@@ -182,30 +224,9 @@ impl Setting {
     }
 }
 
-/// What one peer has shown so far.
-struct Turns {
-    kind: Kind,
-    rounds: Vec<Vec<f64>>,
-    versions: String,
-    why: Option<String>,
-}
-
-impl Turns {
-    fn of(kind: Kind) -> Self {
-        Self { kind, rounds: Vec::new(), versions: String::new(), why: None }
-    }
-
-    /// Turns before one that failed count, and that it failed is told.
-    fn row(self) -> Row {
-        let (name, turns) = (self.kind.name(), self.rounds.len());
-        let mut row = match &self.why {
-            Some(why) if turns == 0 => Row::dash(name, why),
-            _ => Row::of(name, &self.rounds),
-        };
-        row.why = self.why.map(|why| if turns == 0 { why } else { format!("it failed after {turns} turns: {why}") });
-        row.versions = self.versions;
-        row
-    }
+/// Why this lock cannot carry this load.
+fn no_reads(kind: Kind, load: &Load) -> Option<String> {
+    (!kind.facts().reads && load.writes < ALL_WRITE).then(|| "it has no reads".to_owned())
 }
 
 /// For what is measured in this process.

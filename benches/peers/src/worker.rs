@@ -13,9 +13,9 @@ use redis_rwlock::blocking::RedisManager;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use crate::setup::process::processor_time;
 use crate::load::{Load, Outcome, Shape};
 use crate::peer::{Kind, Mode, Peer, version};
+use crate::setup::process::processor_time;
 
 /// Who wants a lock when a turn is over may wait so much longer for it: then it counts as not served.
 const GRACE: Duration = Duration::from_millis(100);

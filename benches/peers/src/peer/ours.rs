@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use redis_rwlock::{
-    Durability, MemoryManager, QuorumManager, ReadGuard, RedisManager, RedissonManager, Replicas, RwLockManager, Topology,
-    TwoKeyManager, WriteGuard,
+    Durability, GroupGuard, MemoryManager, QuorumManager, ReadGuard, RedisManager, RedissonManager, Replicas,
+    RwLockManager, Topology, TwoKeyManager, WriteGuard, write,
 };
 
 use super::{Held, Mode, Peer};
@@ -49,6 +49,56 @@ pub(super) async fn quorum(urls: &[String], lease: Duration) -> Box<dyn Peer> {
     // Servers that have just started have no vote else.
     let builder = QuorumManager::builder(urls.to_vec()).lease(lease).restarts_are_delayed();
     Box::new(Ours(builder.connect().await.expect("a majority")))
+}
+
+/// How three locks are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Steps {
+    One,
+    OneForEach,
+}
+
+struct Three {
+    manager: RedisManager,
+    steps: Steps,
+}
+
+pub(super) async fn three(url: &str, lease: Duration, steps: Steps) -> Box<dyn Peer> {
+    let manager = RedisManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server");
+    Box::new(Three { manager, steps })
+}
+
+impl Peer for Three {
+    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+        Box::pin(async move {
+            let names = ["a", "b", "c"].map(|part| format!("{name} {part}"));
+            if self.steps == Steps::One {
+                let guard = self.manager.all(&names.map(write)).await.expect("granted");
+                return Box::new(guard) as Box<dyn Held>;
+            }
+            let mut guards = Vec::with_capacity(names.len());
+            for name in names {
+                guards.push(self.manager.write(&name).await.expect("granted"));
+            }
+            Box::new(guards)
+        })
+    }
+}
+
+impl Held for GroupGuard {
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.release().await.expect("released") })
+    }
+}
+
+impl Held for Vec<WriteGuard> {
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            for guard in *self {
+                guard.release().await.expect("released");
+            }
+        })
+    }
 }
 
 impl<M: RwLockManager> Peer for Ours<M> {

@@ -3,9 +3,6 @@
 
 mod course;
 
-use std::fs;
-use std::path::Path;
-
 use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
@@ -40,7 +37,7 @@ struct Panel<'a> {
 
 impl<'a> Panel<'a> {
     fn of(table: &'a Table) -> Self {
-        let figures = |row: &'a crate::table::Row| Some((row.name.as_str(), *row.figures.first()?));
+        let figures = |row: &'a crate::table::Row| Some((row.name.as_str(), row.figure(0)?));
         // On this scale there is no place for what took no time at all.
         let mut rows: Vec<_> = table.rows.iter().filter_map(figures).filter(|(_, figure)| figure.low > 0.0).collect();
         rows.sort_by(|(_, one), (_, other)| match table.better {
@@ -55,13 +52,15 @@ impl<'a> Panel<'a> {
     }
 }
 
-pub(super) fn draw(file: &Path, tables: &[&Table]) {
+/// Returns a picture of tables of one group.
+pub(super) fn draw(tables: &[&Table]) -> String {
     let panels: Vec<_> = tables.iter().map(|table| Panel::of(table)).filter(|panel| !panel.rows.is_empty()).collect();
     let course = course::Course::of(tables);
     let above = course.as_ref().map_or(0, course::Course::height);
     let height = (above + panels.iter().map(Panel::height).sum::<i32>()).max(LINE);
     let size = [WIDTH, height].map(|length| u32::try_from(length).expect("positive"));
-    let area = SVGBackend::new(file, size.into()).into_drawing_area();
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, size.into()).into_drawing_area();
     area.fill(&WHITE).expect("drawn");
     if let Some(course) = &course {
         course.draw(&area);
@@ -71,10 +70,9 @@ pub(super) fn draw(file: &Path, tables: &[&Table]) {
         draw_panel(&area, panel, top);
         top += panel.height();
     }
-    area.present().expect("the picture can be written");
+    area.present().expect("drawn");
     drop(area);
-    let written = fs::read_to_string(file).expect("the picture is there");
-    fs::write(file, smaller(&written)).expect("the picture can be written again");
+    smaller(&svg)
 }
 
 /// Returns the picture without attributes that are the default anyway, a third smaller: pictures are in the package.

@@ -1,9 +1,9 @@
 //! Everybody wants the same lock.
 
-use super::{About, Figures, Setting};
+use super::{About, Comparison, Figures, Setting, no_reads};
 use crate::load::{ALL_WRITE, Load, Shape};
 use crate::peer::{Kind, Role};
-use crate::table::{Better, Table};
+use crate::table::Better;
 
 const NOTE: &str = "A latency is that of an acquisition. `commands` are all that the primaries carried out for one hold, those \
      within scripts too; `scripts` are those of them that are scripts. `served` is of one client, or of one task if there is one \
@@ -49,7 +49,7 @@ impl Crowd {
     }
 }
 
-pub(super) fn write(setting: &Setting) -> Vec<Table> {
+pub(super) fn writes(setting: &Setting) -> Vec<Comparison<'_>> {
     let own = [2, 16, 100, 1000].map(|tasks| ("Hot write lock, one client", Crowd::new(1, 1, setting.count(tasks))));
     let processes = ("Hot write lock, 4 processes", Crowd::new(4, 1, setting.count(100)));
     let clients = setting.count(100);
@@ -58,14 +58,14 @@ pub(super) fn write(setting: &Setting) -> Vec<Table> {
     all.map(|(group, crowd)| compare(setting, group, crowd, ALL_WRITE)).collect()
 }
 
-pub(super) fn read(setting: &Setting) -> Vec<Table> {
+pub(super) fn reads(setting: &Setting) -> Vec<Comparison<'_>> {
     let counts = [1, 10, 100, 1000].map(|count| setting.count(count));
     let tasks = counts.map(|tasks| ("99 % reads, tasks of one client", Crowd::new(1, 1, tasks)));
     let clients = counts.map(|clients| ("99 % reads, one task for each client", Crowd::new(1, clients, clients)));
     tasks.into_iter().chain(clients).map(|(group, crowd)| compare(setting, group, crowd, 1)).collect()
 }
 
-fn compare(setting: &Setting, group: &str, crowd: Crowd, writes: usize) -> Table {
+fn compare<'a>(setting: &'a Setting, group: &str, crowd: Crowd, writes: usize) -> Comparison<'a> {
     let about = About {
         group,
         title: format!("One lock, {writes} % writes, {}", crowd.title()),
@@ -82,24 +82,31 @@ fn compare(setting: &Setting, group: &str, crowd: Crowd, writes: usize) -> Table
         Role::LocalLock => kind == Kind::OursInMemory,
         // Who has turns in a ring waits for them alone.
         Role::HandOver => is_ring,
-        Role::Floor => false,
+        Role::Floor | Role::ThreeLocks => false,
     };
-    setting.compare(&about, is_asked, |kind| holds(setting, kind, &load, crowd.processes))
+    let refusal = |kind| refusal(kind, crowd).or_else(|| no_reads(kind, &load));
+    let entrants = setting.entrants(is_asked, load.span(), refusal, {
+        let load = load.clone();
+        move |kind| holds(setting, kind, &load, crowd.processes)
+    });
+    setting.compare(&about, entrants)
+}
+
+fn refusal(kind: Kind, crowd: Crowd) -> Option<String> {
+    let clients = crowd.clients * crowd.processes;
+    let why = if clients > 1 && kind.role() == Role::LocalLock {
+        "it lives in one process"
+    } else if clients > 1 && kind == Kind::OursBlocking {
+        "each manager has a thread of its own: measured with one"
+    } else if clients > MANY && matches!(kind, Kind::OursQuorum | Kind::Dsync | Kind::Redisson) {
+        "each client has several connections or threads: so many clients do not fit into a process"
+    } else {
+        return None;
+    };
+    Some(why.to_owned())
 }
 
 fn holds(setting: &Setting, kind: Kind, load: &Load, processes: usize) -> Result<Figures, String> {
-    let clients = load.clients * processes;
-    if clients > 1 && kind.role() == Role::LocalLock {
-        return Err("it lives in one process".to_owned());
-    }
-    if clients > 1 && kind == Kind::OursBlocking {
-        return Err("each manager has a thread of its own: measured with one".to_owned());
-    }
-    if clients > MANY && matches!(kind, Kind::OursQuorum | Kind::Redisson) {
-        return Err(
-            "each client has several connections or threads: so many clients do not fit into a process".to_owned()
-        );
-    }
     let turn = setting.turn(kind, load, processes)?;
     let (least, most) = turn.served();
     let figures = [turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];

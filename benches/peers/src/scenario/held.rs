@@ -3,18 +3,18 @@
 use std::thread;
 use std::time::Duration;
 
-use super::{About, Figures, Setting};
+use super::{About, Comparison, Figures, Setting};
 use crate::load::{Load, Shape};
 use crate::measure::Turn;
 use crate::peer::{Kind, Role};
 use crate::place::Servers;
 use crate::process::{Worker, carry};
-use crate::table::{Better, Table};
+use crate::table::Better;
 
 const LOCKS: usize = 10_000;
 const LEASE_MS: u64 = 10_000;
 
-pub(super) fn run(setting: &Setting) -> Vec<Table> {
+pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
     let about = About {
         group: "Held locks",
         title: format!(
@@ -29,8 +29,16 @@ pub(super) fn run(setting: &Setting) -> Vec<Table> {
             "The others are one task with lock-shaped scripts and nothing around",
         ],
     };
+    // Others twice, and in between the acquisitions and a part of a lease.
+    let lasts = 2 * Duration::from_millis(span_ms(setting)) + Duration::from_millis(LEASE_MS);
     // Who keeps its locks in its own memory is felt by nobody.
-    vec![setting.compare(&about, is_asked, |kind| beside_others(setting, kind))]
+    let entrants = setting.entrants(is_asked, lasts, refusal, |kind| beside_others(setting, kind));
+    vec![setting.compare(&about, entrants)]
+}
+
+/// So long that all are renewed in it.
+fn span_ms(setting: &Setting) -> u64 {
+    setting.load(Shape::Own, 1, 1).span_ms.max(LEASE_MS / 2)
 }
 
 /// Our other settings renew as that on one node does.
@@ -38,20 +46,19 @@ fn is_asked(kind: Kind) -> bool {
     kind.role() == Role::Lock && (!kind.is_ours() || matches!(kind, Kind::Ours | Kind::OursTwoKeys))
 }
 
+fn refusal(kind: Kind) -> Option<String> {
+    (!kind.facts().renews).then(|| "it renews nothing by itself".to_owned())
+}
+
 fn beside_others(setting: &Setting, kind: Kind) -> Result<Figures, String> {
-    let facts = kind.facts();
-    if !facts.renews {
-        return Err("it renews nothing by itself".to_owned());
-    }
-    let servers = Servers::start(facts.place, setting.server);
-    // So long that all are renewed in it.
-    let span_ms = setting.load(Shape::Own, 1, 1).span_ms.max(LEASE_MS / 2);
+    let servers = Servers::start(kind.facts().place, setting.server);
+    let span_ms = span_ms(setting);
     // A neighbour that is the same for all: what others feel is the server's and the machine's.
     let other = Load { warm_ms: 300, span_ms, ..setting.load(Shape::Own, 1, 1) };
     let others = || carry(Kind::FloorLockShaped, &servers, &other, 1);
     let without = others()?;
     let held = Load { lease_ms: LEASE_MS, span_ms, ..setting.load(Shape::Held, 1, setting.count(LOCKS)) };
-    let mut holder = Worker::start(kind, &servers, &held)?;
+    let holder = Worker::start(kind, &servers, &held)?;
     // Until the first renewals are under way; there are none for the first third of a lease.
     thread::sleep(Duration::from_millis(LEASE_MS * 4 / 10));
     holder.begin()?;
@@ -59,5 +66,5 @@ fn beside_others(setting: &Setting, kind: Kind) -> Result<Figures, String> {
     let outcome = holder.outcome(&held)?;
     let share = 100.0 * outcome.cpu_ns as f64 / outcome.elapsed_ns.max(1) as f64;
     let p99 = |turn: &Turn| turn.quantile_us(0.99);
-    Ok((vec![p99(&with) / p99(&without), p99(&with), p99(&without), share], holder.versions.clone()))
+    Ok((vec![p99(&with) / p99(&without), p99(&with), p99(&without), share], holder.ready.clone()))
 }

@@ -13,55 +13,62 @@ use goods::Goods;
 use steps::{Steps, Way};
 use tokio::task::JoinSet;
 
-use super::{Setting, runtime};
-use crate::setup::quantile;
+use super::{About, Comparison, Entrant, Figures, Setting, runtime};
 use crate::measure::micros;
 use crate::peer::{Facts, Kind, Role};
 use crate::place::{Place, Servers};
-use crate::print;
 use crate::program::Program;
-use crate::table::{Better, Row, Table};
+use crate::setup::quantile;
+use crate::table::Better;
 
 const COLUMNS: [&str; 6] = ["both in 60 s", "listed", "bought", "tries again", "purchase p50 us", "p99 us"];
 
 const PUBLISHED: &str = "The articles tell, of a machine of theirs: a lock per item 220,000 to 230,000 operations in 60 s at any \
     mix, below 3 ms; WATCH 3 to 250 tries again and 10 to 500 ms. Funds and items added up after each run here";
 
-pub(super) fn run(setting: &Setting) -> Vec<Table> {
-    let mixes = [(1, 1), (5, 1), (5, 5)];
-    mixes.map(|(sellers, buyers)| mix(setting, sellers, buyers)).into()
+pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
+    [(1, 1), (5, 1), (5, 5)].map(|(sellers, buyers)| mix(setting, sellers, buyers)).into()
 }
 
-fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Table {
-    let of_this_program = |kind: &Kind| {
-        let Facts { role, program, place, .. } = kind.facts();
-        role == Role::Lock && program == Program::Own && place == Place::Node && *kind != Kind::OursBlocking
+fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Comparison<'_> {
+    let about = About {
+        group: "Market",
+        title: format!("Market, {sellers} sellers, {buyers} buyers, {} s", setting.market.as_secs()),
+        at: None,
+        better: Better::More,
+        columns: &COLUMNS,
+        notes: &[PUBLISHED],
     };
-    let peers = setting.peers.iter().copied();
-    let locks = peers.filter(of_this_program).flat_map(|kind| {
+    let entrant = |way: Way| Entrant {
+        name: way.to_string(),
+        refusal: None,
+        lasts: Place::Node.starts_within() + setting.market,
+        take: Box::new(move || turn(setting, way, (sellers, buyers))),
+    };
+    let why = "the market is one program of this language, on one node";
+    let others = Kind::all().iter().filter(|kind| kind.role() == Role::Lock && !is_of_this_program(**kind));
+    let others = others.map(|kind| Entrant::refused(kind.name(), why));
+    setting.compare(&about, ways().map(entrant).chain(others).collect())
+}
+
+fn ways() -> impl Iterator<Item = Way> {
+    let locks = Kind::all().iter().copied().filter(|kind| is_of_this_program(*kind)).flat_map(|kind| {
         // Of others a guard that is dropped does not always give back: the lock waits for its lease.
         let dropped = (kind == Kind::Ours).then_some(Way::LockPerItemDropped(kind));
         [Way::OneLock(kind), Way::LockPerItem(kind)].into_iter().chain(dropped)
     });
-    let ways = [Way::Watch, Way::ArticleLock].into_iter().chain(locks);
-    let row = |way: Way| {
-        let servers = Servers::start(Place::Node, setting.server);
-        let market = open(&servers.nodes()[0], way, (sellers, buyers), setting.market);
-        Row::of(&way.to_string(), &[figures(market, setting.market)])
-    };
-    let others = setting.peers.iter().filter(|kind| kind.role() == Role::Lock && !of_this_program(kind));
-    let others = others.map(|kind| Row::dash(kind.name(), "the market is one program of this language, on one node"));
-    let table = Table {
-        group: "Market".to_owned(),
-        title: format!("Market, {sellers} sellers, {buyers} buyers, {} s", setting.market.as_secs()),
-        at: None,
-        better: Better::More,
-        columns: COLUMNS.iter().map(ToString::to_string).collect(),
-        rows: ways.map(row).chain(others).collect(),
-        notes: vec![PUBLISHED.to_owned()],
-    };
-    println!("{}{}", print::table(&table), print::notes(std::slice::from_ref(&table)));
-    table
+    [Way::Watch, Way::ArticleLock].into_iter().chain(locks)
+}
+
+fn is_of_this_program(kind: Kind) -> bool {
+    let Facts { role, program, place, .. } = kind.facts();
+    role == Role::Lock && program == Program::Own && place == Place::Node && kind != Kind::OursBlocking
+}
+
+fn turn(setting: &Setting, way: Way, people: (usize, usize)) -> Result<Figures, String> {
+    let servers = Servers::start(Place::Node, setting.server);
+    let market = open(&servers.nodes()[0], way, people, setting.market);
+    Ok((figures(market, setting.market), String::new()))
 }
 
 /// What was done while it was open.

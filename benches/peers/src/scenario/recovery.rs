@@ -9,17 +9,19 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis_rwlock::{Durability, RedisManager, Replicas, RwLockManager, Topology};
 
-use super::{About, Figures, Setting, runtime};
+use super::{About, Comparison, Figures, Setting, runtime};
 use crate::peer::{Kind, Role};
-use crate::table::{Better, Table};
+use crate::table::Better;
 
 const NAME: &str = "recovery";
 /// How long what is asked meanwhile may take.
 const TRY: Duration = Duration::from_millis(200);
+/// About how long a failover takes, with the start of its cluster.
+const LASTS: Duration = Duration::from_secs(10);
 /// By then a failover is over.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(super) fn run(setting: &Setting) -> Vec<Table> {
+pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
     let about = About {
         group: "Recovery",
         title: "A primary of three is killed and its replica takes over, node timeout 1 s".to_owned(),
@@ -29,7 +31,12 @@ pub(super) fn run(setting: &Setting) -> Vec<Table> {
         notes: &["The new primary's first answer is the first write that a client without any lock has had from it"],
     };
     let is_asked = |kind: Kind| is_able(kind) || (kind.role() == Role::Lock && !kind.is_ours());
-    vec![setting.compare(&about, is_asked, |kind| recover(setting, kind))]
+    let entrants = setting.entrants(is_asked, LASTS, refusal, |kind| recover(setting, kind));
+    vec![setting.compare(&about, entrants)]
+}
+
+fn refusal(kind: Kind) -> Option<String> {
+    (!is_able(kind)).then(|| "it is given one node, and no cluster, here".to_owned())
 }
 
 fn is_able(kind: Kind) -> bool {
@@ -74,9 +81,6 @@ impl Wants {
 }
 
 fn recover(setting: &Setting, kind: Kind) -> Result<Figures, String> {
-    if !is_able(kind) {
-        return Err("it is given one node, and no cluster, here".to_owned());
-    }
     // Who wants a replica's word needs one that is left when the other has taken over.
     let replicas = if kind == Kind::OursReplicated { 2 } else { 1 };
     let cluster = Cluster::builder(setting.server).replicas(replicas).start().expect("a cluster starts");

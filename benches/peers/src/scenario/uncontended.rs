@@ -1,38 +1,43 @@
 //! Each task has a lock of its own, which it takes and gives back.
 
-use super::{About, Setting};
+use super::{About, Comparison, Figures, Setting, no_reads};
 use crate::load::{ALL_WRITE, Load, Shape};
 use crate::peer::{Kind, Role};
-use crate::table::{Better, Table};
+use crate::table::Better;
 
-const NOTE: &str =
+pub(super) const NOTE: &str =
     "`client us` and `server us` are processor time for one pair of acquisition and release, of all servers together";
-const COLUMNS: [&str; 5] = ["pairs/s", "p50 us", "p99 us", "client us", "server us"];
+pub(super) const COLUMNS: [&str; 5] = ["pairs/s", "p50 us", "p99 us", "client us", "server us"];
 
-pub(super) fn run(setting: &Setting) -> Vec<Table> {
-    let mut tables = Vec::new();
-    for (group, writes) in [("Uncontended writes", ALL_WRITE), ("Uncontended reads", 0)] {
-        for tasks in [1, 16, 256] {
-            let about = About {
-                group,
-                title: format!("{group}, {tasks} tasks, a lock for each, one client"),
-                at: Some((tasks as f64, "tasks")),
-                better: Better::More,
-                columns: &COLUMNS,
-                notes: &[NOTE],
-            };
-            let load = Load { writes, ..setting.load(Shape::Own, 1, tasks) };
-            tables.push(setting.compare(&about, is_asked, |kind| pairs(setting, kind, &load)));
-        }
-    }
-    tables
+pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
+    let groups = [("Uncontended writes", ALL_WRITE), ("Uncontended reads", 0)];
+    let on = |(group, writes)| [1, 16, 256].map(|tasks| compare(setting, group, writes, tasks));
+    groups.into_iter().flat_map(on).collect()
+}
+
+fn compare<'a>(setting: &'a Setting, group: &str, writes: usize, tasks: usize) -> Comparison<'a> {
+    let about = About {
+        group,
+        title: format!("{group}, {tasks} tasks, a lock for each, one client"),
+        at: Some((tasks as f64, "tasks")),
+        better: Better::More,
+        columns: &COLUMNS,
+        notes: &[NOTE],
+    };
+    let load = Load { writes, ..setting.load(Shape::Own, 1, tasks) };
+    let refusal = |kind| no_reads(kind, &load);
+    let entrants = setting.entrants(is_asked, load.span(), refusal, {
+        let load = load.clone();
+        move |kind| pairs(setting, kind, &load)
+    });
+    setting.compare(&about, entrants)
 }
 
 fn is_asked(kind: Kind) -> bool {
-    kind.role() != Role::HandOver && kind != Kind::Tokio
+    matches!(kind.role(), Role::Lock | Role::LocalLock | Role::Floor) && kind != Kind::Tokio
 }
 
-fn pairs(setting: &Setting, kind: Kind, load: &Load) -> Result<super::Figures, String> {
+pub(super) fn pairs(setting: &Setting, kind: Kind, load: &Load) -> Result<Figures, String> {
     let turn = setting.turn(kind, load, 1)?;
     let figures = vec![turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
     Ok((figures, turn.versions))

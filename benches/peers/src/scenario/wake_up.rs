@@ -1,34 +1,42 @@
 //! Somebody waits, and is let in: how long after the other began to leave.
 
-use super::{About, Setting};
+use super::{About, Comparison, Figures, Setting};
 use crate::load::{Load, Shape};
 use crate::peer::{Kind, Role};
-use crate::table::{Better, Table};
+use crate::table::Better;
 
-pub(super) fn run(setting: &Setting) -> Vec<Table> {
-    let at = |pause_ms: u64| {
-        let about = About {
-            group: "Wake-up of one waiter of another client",
-            title: format!("Wake-up of one waiter of another client after {pause_ms} ms"),
-            at: Some((pause_ms as f64, "ms of pause")),
-            better: Better::Less,
-            columns: &["p50 us", "p99 us"],
-            notes: &["From the beginning of the release to the waiter's entry"],
-        };
-        let load = Load { pause_ms, ..setting.load(Shape::Wake, 2, 2) };
-        setting.compare(&about, is_asked, |kind| wake_ups(setting, kind, &load))
+/// A turn lasts at least so many pauses, or the median of long ones would be of a few.
+const PAUSES: usize = 40;
+
+pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
+    [1, 20, 150].map(|pause_ms| compare(setting, pause_ms)).into()
+}
+
+fn compare(setting: &Setting, pause_ms: u64) -> Comparison<'_> {
+    let about = About {
+        group: "Wake-up of one waiter of another client",
+        title: format!("Wake-up of one waiter of another client after {pause_ms} ms"),
+        at: Some((pause_ms as f64, "ms of pause")),
+        better: Better::Less,
+        columns: &["p50 us", "p99 us"],
+        notes: &["From the beginning of the release to the waiter's entry. A turn lasts at least 40 pauses"],
     };
-    [1, 20, 150].map(at).into()
+    let mut load = Load { pause_ms, ..setting.load(Shape::Wake, 2, 2) };
+    load.span_ms = load.span_ms.max(pause_ms * setting.count(PAUSES) as u64);
+    let entrants = setting.entrants(is_asked, load.span(), refusal, move |kind| wake_ups(setting, kind, &load));
+    setting.compare(&about, entrants)
 }
 
 fn is_asked(kind: Kind) -> bool {
     matches!(kind.role(), Role::Lock | Role::HandOver)
 }
 
-fn wake_ups(setting: &Setting, kind: Kind, load: &Load) -> Result<super::Figures, String> {
-    if kind == Kind::OursBlocking {
-        return Err("its waiter is woken as that of the hash, and then a thread".to_owned());
-    }
+fn refusal(kind: Kind) -> Option<String> {
+    let why = "its waiter is woken as that of the hash, and then a thread";
+    (kind == Kind::OursBlocking).then(|| why.to_owned())
+}
+
+fn wake_ups(setting: &Setting, kind: Kind, load: &Load) -> Result<Figures, String> {
     let turn = setting.turn(kind, load, 1)?;
     Ok((vec![turn.quantile_us(0.5), turn.quantile_us(0.99)], turn.versions))
 }

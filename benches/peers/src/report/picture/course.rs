@@ -46,10 +46,7 @@ impl<'a> Course<'a> {
         let first = tables.first().filter(|_| tables.len() >= POINTS)?;
         let (_, of) = first.at.as_ref()?;
         let way = |name: &'a str| {
-            let point = |table: &&'a Table| {
-                let row = table.rows.iter().find(|row| row.name == name)?;
-                Some((table.at.as_ref()?.0, row.figures.first()?.median))
-            };
+            let point = |table: &&'a Table| Some((table.at.as_ref()?.0, table.row(name)?.figure(0)?.median));
             Way { name, points: tables.iter().filter_map(point).filter(|(_, value)| *value > 0.0).collect() }
         };
         let mut ways: Vec<_> = first.rows.iter().map(|row| way(&row.name)).collect();

@@ -6,8 +6,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Pipeline, pipe};
 
 use super::goods::{PRICE, buyer_name, seller_name};
-use crate::setup::bare_connection;
 use crate::peer::{Held, Kind, LEASE, Mode, Peer};
+use crate::setup::bare_connection;
 
 /// How steps are kept apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +20,16 @@ pub(super) enum Way {
     LockPerItemDropped(Kind),
 }
 
+impl Way {
+    /// The lock, unless it is none of a peer.
+    pub(super) fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Watch | Self::ArticleLock => None,
+            Self::OneLock(kind) | Self::LockPerItem(kind) | Self::LockPerItemDropped(kind) => Some(kind),
+        }
+    }
+}
+
 /// One seller or buyer, with a connection of its own: WATCH is of a connection.
 pub(super) struct Steps {
     way: Way,
@@ -29,9 +39,9 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) async fn connect(url: &str, way: Way) -> Self {
-        let peer = match way {
-            Way::Watch | Way::ArticleLock => None,
-            Way::OneLock(kind) | Way::LockPerItem(kind) | Way::LockPerItemDropped(kind) => Some(kind.connect(&[url.to_owned()], LEASE).await),
+        let peer = match way.kind() {
+            Some(kind) => Some(kind.connect(&[url.to_owned()], LEASE).await),
+            None => None,
         };
         Self { way, connection: bare_connection(url).await, peer }
     }

@@ -11,7 +11,7 @@ import java.util.Map;
 import java.util.stream.Collectors;
 import org.redisson.api.RLock;
 
-/** A worker of the benchmark beside this folder, for Redisson's RReadWriteLock. README.md there describes the protocol. */
+/** A worker of the benchmark beside this folder, for Redisson's RReadWriteLock and its multi-lock. README.md there describes the protocol. */
 final class Main {
   private Main() {}
 
@@ -20,13 +20,11 @@ final class Main {
     for (int i = 0; i + 1 < arguments.length; i += 2) {
       values.put(arguments[i], arguments[i + 1]);
     }
-    if (!values.get("--lock").equals("redisson")) {
-      throw new IllegalArgumentException(values.get("--lock") + " is no lock of this program");
-    }
+    Client.Kind kind = Client.Kind.of(values.get("--lock"));
     Load load = Load.of(values);
     List<Client> clients = new ArrayList<>();
     for (int i = 0; i < load.clients(); i++) {
-      clients.add(new Client(values.get("--urls").split(",")[0], load.leaseMs()));
+      clients.add(new Client(values.get("--urls").split(",")[0], load.leaseMs(), kind));
     }
     Tasks tasks = new Tasks(clients);
     if (load.shape().equals("held")) {

@@ -1,0 +1,181 @@
+//! Files with what was seen, one for each scenario and server. They are written after each turn, so a run can be ended at any time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cluster_testenv::Server;
+
+use crate::scenario::Scenario;
+use crate::table::{Chapter, Table, Why};
+
+/// Beside what cargo builds, so that `cargo clean` takes it away.
+pub(crate) const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures");
+/// A short look must not begin anew what took hours.
+pub(crate) const LESSENED_FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures/lessened");
+
+/// The name of all that is written of a scenario on a server.
+pub(crate) fn name(scenario: &str, server: &str) -> String {
+    format!("{scenario}-{server}")
+}
+
+pub(crate) fn file(folder: &Path, scenario: Scenario, server: Server) -> PathBuf {
+    folder.join(name(&scenario.name(), &server.to_string()) + ".json")
+}
+
+/// Returns what an earlier run has kept there.
+pub(crate) fn read(file: &Path) -> Option<Chapter> {
+    let text = fs::read_to_string(file).ok()?;
+    Some(serde_json::from_str(&text).expect("figures of this version of the program; `--fresh` begins anew"))
+}
+
+pub(crate) fn write(file: &Path, chapter: &Chapter) {
+    fs::create_dir_all(file.parent().expect("a folder")).expect("a folder can be made");
+    // A run that is ended meanwhile leaves a whole file.
+    let beginning = file.with_extension("new");
+    fs::write(&beginning, serde_json::to_string_pretty(chapter).expect("it is text")).expect("it can be kept");
+    fs::rename(&beginning, file).expect("it takes the place of the one before");
+}
+
+/// Forgets what was kept there, if anything was.
+pub(crate) fn remove(file: &Path) {
+    if file.exists() {
+        fs::remove_file(file).expect("it can be removed");
+    }
+}
+
+/// What becomes of a row of which a turn failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FailedRows {
+    Stay,
+    GoOn,
+}
+
+/// What becomes of what an earlier run has kept.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Earlier {
+    /// This run goes on with it.
+    GoesOn,
+    /// This run begins anew, because it would mix what tables name only one of.
+    IsOver(String),
+    /// Other options were asked for: they would take hours away that somebody may still want.
+    IsOfOtherOptions(String),
+}
+
+impl Chapter {
+    /// Takes over the turns of an earlier run, if they belong together.
+    pub(crate) fn take_over(&mut self, earlier: &Self, failed: FailedRows) -> Earlier {
+        let (ours, theirs) = (&self.circumstances, &earlier.circumstances);
+        if (ours.span_ms, ours.is_lessened) != (theirs.span_ms, theirs.is_lessened) {
+            let lessened = if theirs.is_lessened { " and --lessened" } else { "" };
+            return Earlier::IsOfOtherOptions(format!("it was measured with turns of {} ms{lessened}", theirs.span_ms));
+        }
+        for (what, ours, theirs) in
+            [("commit", &ours.commit, &theirs.commit), ("machine", &ours.machine, &theirs.machine)]
+        {
+            if ours != theirs {
+                return Earlier::IsOver(format!("its {what} was {theirs}"));
+            }
+        }
+        // By their places, because two tables may have the same title.
+        for (table, earlier) in self.tables.iter_mut().zip(&earlier.tables) {
+            if table.title == earlier.title {
+                table.take_over(earlier, failed);
+            }
+        }
+        self.dates.0.clone_from(&earlier.dates.0);
+        Earlier::GoesOn
+    }
+}
+
+impl Table {
+    fn take_over(&mut self, earlier: &Self, failed: FailedRows) {
+        for row in &mut self.rows {
+            let Some(earlier) = earlier.row(&row.name) else { continue };
+            // What could not be done then may be possible now, but a turn that failed is a result.
+            let stays = failed == FailedRows::Stay && matches!(earlier.why, Some(Why::Failed(_)));
+            let why = if stays { earlier.why.clone() } else { row.why.take() };
+            *row = crate::table::Row { why, ..earlier.clone() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{Better, Circumstances, Row};
+
+    fn chapter(commit: &str, span_ms: u64, rows: Vec<Row>) -> Chapter {
+        let circumstances = Circumstances {
+            commit: commit.to_owned(),
+            machine: "one".to_owned(),
+            server: "redis-8.2".to_owned(),
+            span_ms,
+            is_lessened: false,
+        };
+        let table = Table {
+            group: "Group".to_owned(),
+            title: "Title".to_owned(),
+            at: None,
+            better: Better::More,
+            columns: vec!["pairs/s".to_owned()],
+            rows,
+            notes: Vec::new(),
+        };
+        Chapter {
+            scenario: "uncontended".to_owned(),
+            about: String::new(),
+            circumstances,
+            dates: ("today".to_owned(), "today".to_owned()),
+            rounds: 3,
+            tables: vec![table],
+        }
+    }
+
+    fn rows(turns: usize, why: Option<Why>) -> Vec<Row> {
+        vec![Row { turns: vec![vec![1.0]; turns], why, ..Row::of("rlock") }]
+    }
+
+    #[test]
+    fn turns_of_the_same_commit_count() {
+        let mut chapter_now = chapter("a", 2000, rows(0, None));
+        assert_eq!(chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay), Earlier::GoesOn);
+        assert_eq!((chapter_now.tables[0].rows[0].turns.len(), chapter_now.missing()), (2, 1));
+    }
+
+    #[test]
+    fn another_commit_begins_anew() {
+        let mut chapter_now = chapter("b", 2000, rows(0, None));
+        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay);
+        assert_eq!(earlier, Earlier::IsOver("its commit was a".to_owned()));
+        assert_eq!(chapter_now.missing(), 3);
+    }
+
+    #[test]
+    fn other_turns_are_not_mixed() {
+        let mut chapter_now = chapter("a", 300, rows(0, None));
+        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay);
+        assert!(matches!(earlier, Earlier::IsOfOtherOptions(_)), "{earlier:?}");
+    }
+
+    #[test]
+    fn failed_turn_is_not_tried_again() {
+        let mut chapter_now = chapter("a", 2000, rows(0, None));
+        chapter_now.take_over(&chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned())))), FailedRows::Stay);
+        assert_eq!(chapter_now.missing(), 0);
+    }
+
+    #[test]
+    fn failed_turn_is_tried_again_on_request() {
+        let mut chapter_now = chapter("a", 2000, rows(0, None));
+        let earlier = chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned()))));
+        chapter_now.take_over(&earlier, FailedRows::GoOn);
+        assert_eq!(chapter_now.missing(), 2);
+    }
+
+    #[test]
+    fn program_that_is_there_now_gets_its_turns() {
+        let mut chapter_now = chapter("a", 2000, rows(0, None));
+        chapter_now.take_over(&chapter("a", 2000, rows(0, Some(Why::Cannot("no `mvn`".to_owned())))), FailedRows::Stay);
+        assert_eq!(chapter_now.missing(), 3);
+    }
+}

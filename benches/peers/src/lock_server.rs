@@ -1,0 +1,37 @@
+//! Lock servers of dsync: processes of the program in Go, which keep locks in their memory.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::process::{PATIENCE, Worker};
+use crate::program::Program;
+
+pub(crate) struct LockServer {
+    process: Worker,
+}
+
+/// What a lock server has used since its start.
+#[derive(Deserialize)]
+struct Used {
+    calls: u64,
+    cpu_ns: u64,
+}
+
+impl LockServer {
+    pub(crate) fn start() -> Self {
+        let process = Worker::spawn(Program::Go.command().arg("serve")).expect("a lock server starts");
+        Self { process }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.process.ready
+    }
+
+    /// Its processor time, and how often it was called.
+    pub(crate) fn used(&self) -> (Duration, u64) {
+        let answer = self.process.begin().and_then(|()| self.process.line::<Used>(PATIENCE));
+        let Used { calls, cpu_ns } = answer.expect("an answer");
+        (Duration::from_nanos(cpu_ns), calls)
+    }
+}

@@ -1,0 +1,258 @@
+//! Takes turns, keeps what each showed, and goes on where an earlier run ended.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use cluster_testenv::Server;
+
+use crate::kept::{self, Earlier, FailedRows};
+use crate::peer::Kind;
+use crate::program::Program;
+use crate::scenario::{Comparison, Entrant, Lessened, Scenario, Setting};
+use crate::table::{Chapter, Circumstances, Row, Why};
+use crate::{machine, print};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to run; all of it if nothing is named.
+    #[arg(value_enum)]
+    scenarios: Vec<Scenario>,
+    /// Only rows whose names contain one of these.
+    #[arg(long)]
+    only: Vec<String>,
+    /// Servers of cluster-testenv. All is run on the first one; uncontended, hot-write, hot-read and wake-up on the others too.
+    #[arg(long, value_delimiter = ',', default_value = "redis-8.2")]
+    server: Vec<Server>,
+    /// How often each row's turn comes. The median counts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// How long a turn is, in milliseconds.
+    #[arg(long, default_value_t = 2000)]
+    span_ms: u64,
+    /// How long a market is open, in seconds.
+    #[arg(long, default_value_t = 20)]
+    market_s: u64,
+    /// Ends after the turn in which so many minutes are over. The same command goes on from there.
+    #[arg(long)]
+    at_most_minutes: Option<u64>,
+    /// Tries again where a turn failed in an earlier run. Its turns before that count.
+    #[arg(long)]
+    retry_failed: bool,
+    /// Forgets what earlier runs have kept of what is to be run.
+    #[arg(long)]
+    fresh: bool,
+    /// Where what was seen is kept for the report and for the next run: a file for each scenario and server. The default is
+    /// target/figures, and the folder lessened in it with --lessened.
+    #[arg(long)]
+    figures: Option<PathBuf>,
+    /// With 20 where there should be more tasks, clients or locks: to see that all of it runs.
+    #[arg(long)]
+    lessened: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) {
+    let until = arguments.at_most_minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
+    let absent = build(arguments);
+    for (program, why) in &absent {
+        eprintln!("{program:?} is left out: {why}");
+    }
+    let settings: Vec<_> = arguments.server.iter().map(|server| arguments.setting(*server, &absent)).collect();
+    let mut parts = arguments.parts(&settings);
+    print_left("To do", &parts);
+    for part in &mut parts {
+        if part.take_turns(until) == Time::IsOver {
+            break;
+        }
+    }
+    let missing: Vec<_> = parts.into_iter().filter(|part| part.left().0 > 0).collect();
+    if missing.is_empty() {
+        println!("\nNothing is missing.");
+    } else {
+        print_left("The same command goes on. Missing", &missing);
+    }
+}
+
+/// Builds what the peers are in, and tells what is not to be had and why.
+fn build(arguments: &Arguments) -> Vec<(Program, String)> {
+    let is_asked = |program: &Program| {
+        let mut kinds = Kind::all().iter().filter(|kind| kind.facts().program == *program);
+        kinds.any(|kind| arguments.is_asked(kind.name()))
+    };
+    let asked = Program::FOREIGN.into_iter().filter(is_asked);
+    asked.filter_map(|program| program.build().err().map(|why| (program, why))).collect()
+}
+
+impl Arguments {
+    fn setting(&self, server: Server, absent: &[(Program, String)]) -> Setting {
+        Setting {
+            server,
+            span: Duration::from_millis(self.span_ms),
+            market: Duration::from_secs(self.market_s),
+            lessened: if self.lessened { Lessened::Yes } else { Lessened::No },
+            absent: absent.to_vec(),
+        }
+    }
+
+    fn is_asked(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
+    }
+
+    fn folder(&self) -> &Path {
+        let default = if self.lessened { kept::LESSENED_FIGURES } else { kept::FIGURES };
+        self.figures.as_deref().unwrap_or(Path::new(default))
+    }
+
+    /// What is to be run, in its order: all on the first server, and then on the others what depends on them most.
+    fn parts<'a>(&'a self, settings: &'a [Setting]) -> Vec<Part<'a>> {
+        let named = &self.scenarios;
+        let asked = Scenario::value_variants().iter().filter(|scenario| named.is_empty() || named.contains(scenario));
+        let asked: Vec<_> = asked.copied().collect();
+        let on = |(number, setting): (usize, &'a Setting)| {
+            let of_server = asked.iter().filter(move |scenario| number == 0 || scenario.is_for_all_servers());
+            of_server.map(|scenario| Part::open(self, *scenario, setting)).collect::<Vec<_>>()
+        };
+        settings.iter().enumerate().flat_map(on).collect()
+    }
+}
+
+/// Whether there is time for one more turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Time {
+    IsLeft,
+    IsOver,
+}
+
+/// A scenario on one server.
+struct Part<'a> {
+    arguments: &'a Arguments,
+    file: PathBuf,
+    /// With a table for each comparison, and in it a row for each entrant.
+    chapter: Chapter,
+    comparisons: Vec<Comparison<'a>>,
+}
+
+impl<'a> Part<'a> {
+    fn open(arguments: &'a Arguments, scenario: Scenario, setting: &'a Setting) -> Self {
+        let file = kept::file(arguments.folder(), scenario, setting.server);
+        let comparisons = scenario.comparisons(setting);
+        let mut chapter = chapter(arguments, scenario, setting, &comparisons);
+        if arguments.fresh {
+            kept::remove(&file);
+        }
+        let failed = if arguments.retry_failed { FailedRows::GoOn } else { FailedRows::Stay };
+        let earlier = kept::read(&file).map(|earlier| chapter.take_over(&earlier, failed));
+        let title = chapter.title();
+        match earlier {
+            None | Some(Earlier::GoesOn) => {}
+            Some(Earlier::IsOver(why)) => eprintln!("{title} begins anew: {why}"),
+            Some(Earlier::IsOfOtherOptions(why)) => {
+                eprintln!("{}: {why}; --fresh begins anew, and --figures names another folder", file.display());
+                std::process::exit(2);
+            }
+        }
+        Self { arguments, file, chapter, comparisons }
+    }
+
+    /// Each row has its turn in each round. Who cannot do it, or fails, has a reason instead.
+    fn take_turns(&mut self, until: Option<Instant>) -> Time {
+        for number in 0..self.comparisons.len() {
+            let before = self.left_of(number).0;
+            for round in 1..=self.arguments.rounds {
+                if self.take_round(number, round, until) == Time::IsOver {
+                    return Time::IsOver;
+                }
+            }
+            if before > 0 {
+                let table = &self.chapter.tables[number];
+                println!("{}{}", print::table(table), print::notes(std::slice::from_ref(table)));
+            }
+        }
+        Time::IsLeft
+    }
+
+    fn take_round(&mut self, number: usize, round: usize, until: Option<Instant>) -> Time {
+        for (entrant, row) in self.comparisons[number].entrants.iter().zip(0..) {
+            let kept = &mut self.chapter.tables[number].rows[row];
+            if !self.arguments.is_asked(&entrant.name) || kept.missing(round) == 0 {
+                continue;
+            }
+            take_turn(entrant, kept);
+            self.chapter.dates.1 = machine::date();
+            kept::write(&self.file, &self.chapter);
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Time::IsOver;
+            }
+        }
+        Time::IsLeft
+    }
+
+    /// How many turns are left, and about how long they take.
+    fn left(&self) -> (usize, Duration) {
+        let all = (0..self.comparisons.len()).map(|number| self.left_of(number));
+        all.fold((0, Duration::ZERO), |(turns, lasts), (more, longer)| (turns + more, lasts + longer))
+    }
+
+    fn left_of(&self, number: usize) -> (usize, Duration) {
+        let rows = self.comparisons[number].entrants.iter().zip(&self.chapter.tables[number].rows);
+        let asked = rows.filter(|(entrant, _)| self.arguments.is_asked(&entrant.name));
+        let left = asked.map(|(entrant, row)| (row.missing(self.arguments.rounds), lasts(entrant, row)));
+        left.fold((0, Duration::ZERO), |(turns, all), (more, lasts)| {
+            (turns + more, all + lasts * u32::try_from(more).expect("few"))
+        })
+    }
+}
+
+fn take_turn(entrant: &Entrant<'_>, row: &mut Row) {
+    let began = Instant::now();
+    match (entrant.take)() {
+        Ok((figures, _)) if !figures.iter().all(|figure| figure.is_finite()) => {
+            row.why = Some(Why::Failed("one of its figures is no number".to_owned()));
+        }
+        Ok((figures, versions)) => {
+            row.turns.push(figures);
+            row.versions = versions;
+        }
+        Err(why) => row.why = Some(Why::Failed(why)),
+    }
+    row.took_ms += u64::try_from(began.elapsed().as_millis()).expect("short");
+}
+
+/// As long as its turns so far, or as long as such turns are.
+fn lasts(entrant: &Entrant<'_>, row: &Row) -> Duration {
+    match u64::try_from(row.turns.len()) {
+        Ok(turns @ 1..) => Duration::from_millis(row.took_ms / turns),
+        _ => entrant.lasts,
+    }
+}
+
+fn chapter(arguments: &Arguments, scenario: Scenario, setting: &Setting, comparisons: &[Comparison<'_>]) -> Chapter {
+    let Setting { server, span, market, lessened, .. } = setting;
+    let is_lessened = *lessened == Lessened::Yes;
+    // A page of such a run must not pass for one of a full run.
+    let about = scenario.about().trim_end_matches('.').to_owned();
+    let span = if scenario == Scenario::Market { market } else { span };
+    Chapter {
+        scenario: scenario.name(),
+        about: if is_lessened { about + " (lessened: with 20 at most)" } else { about },
+        circumstances: Circumstances {
+            commit: machine::commit(),
+            machine: machine::description(),
+            server: server.to_string(),
+            span_ms: u64::try_from(span.as_millis()).expect("short"),
+            is_lessened,
+        },
+        dates: (machine::date(), machine::date()),
+        rounds: arguments.rounds,
+        tables: comparisons.iter().map(|comparison| comparison.table.clone()).collect(),
+    }
+}
+
+fn print_left(what: &str, parts: &[Part<'_>]) {
+    let lefts: Vec<_> = parts.iter().map(Part::left).collect();
+    let turns: usize = lefts.iter().map(|(turns, _)| turns).sum();
+    println!("\n{what}: {turns} turns, about {}", print::time(lefts.iter().map(|(_, lasts)| *lasts).sum()));
+    for (part, (turns, lasts)) in parts.iter().zip(lefts) {
+        println!("  {}: {turns} turns, about {}", part.chapter.title(), print::time(lasts));
+    }
+}
