@@ -26,8 +26,10 @@ const AT_ONCE: usize = 32;
 /// Node in the graph of waits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum WaitNode {
-    /// Process, by the id of its manager.
+    /// Process, by the id of its manager. It waits for all that one of its acquisitions waits for.
     Process(String),
+    /// Acquisition that waits at a server, by its id. It waits at this lock only, whatever else its process waits for.
+    Waiter(String),
     /// Task of this process, by a number of its own.
     Task(usize),
 }
@@ -97,8 +99,7 @@ impl Engine {
             let ahead = ahead_of(&holders, &waiters, place).map(|blocker| (blocker, false));
             let inside =
                 holders.iter().filter(|holder| excludes(holder.mode, waiter.mode)).map(|holder| (holder, true));
-            waits
-                .extend(inside.chain(ahead).filter_map(|(blocker, is_held)| waiter.wait(key.name(), blocker, is_held)));
+            waits.extend(inside.chain(ahead).flat_map(|(blocker, is_held)| waiter.waits(key.name(), blocker, is_held)));
         }
         waits
     }
@@ -191,14 +192,21 @@ impl<'a> Client<'a> {
         (!manager.starts_with('@')).then_some(manager)
     }
 
-    /// Returns the wait for another process. Tasks of one process may wait for each other without a deadlock, and the
-    /// server does not know them.
-    fn wait(&self, lock: &str, blocker: &Self, is_held: bool) -> Option<Wait> {
-        let (waiter, other) = (self.manager()?, blocker.manager()?);
-        (waiter != other).then(|| Wait {
+    /// Returns the wait for a client of another process, once as that of the process and once as that of the
+    /// acquisition. Tasks of one process may wait for each other without a deadlock, and the server does not know them.
+    fn waits(&self, lock: &str, blocker: &Self, is_held: bool) -> Vec<Wait> {
+        let (Some(waiter), Some(other)) = (self.manager(), blocker.manager()) else { return Vec::new() };
+        if waiter == other {
+            return Vec::new();
+        }
+        let wait = Wait {
             ids: (lock.to_owned(), self.id.to_owned(), blocker.id.to_owned()),
             waiter: WaitNode::Process(waiter.to_owned()),
-            blocker: WaitNode::Process(other.to_owned()),
+            // A waiter that comes first does not hold this lock. It is in the way only until it has had its turn here.
+            blocker: match is_held {
+                true => WaitNode::Process(other.to_owned()),
+                false => WaitNode::Waiter(blocker.id.to_owned()),
+            },
             shown: CycleWait {
                 lock: lock.to_owned(),
                 waiter: AcquisitionId::label_of(self.id).to_owned(),
@@ -210,7 +218,8 @@ impl<'a> Client<'a> {
                 is_held,
                 is_local: false,
             },
-        })
+        };
+        vec![Wait { waiter: WaitNode::Waiter(self.id.to_owned()), ..wait.clone() }, wait]
     }
 }
 
@@ -239,12 +248,13 @@ fn cycles(waits: &[Wait]) -> Vec<Vec<usize>> {
     for (n, wait) in waits.iter().enumerate() {
         by_waiter.entry(&wait.waiter).or_default().push(n);
     }
-    let (mut found, mut covered) = (Vec::new(), BTreeSet::new());
+    let (mut found, mut covered) = (Vec::new(), BTreeSet::<WaitNode>::new());
     for start in by_waiter.keys() {
-        if !covered.contains(start)
+        if !covered.contains(*start)
             && let Some(cycle) = shortest_cycle(waits, &by_waiter, start)
         {
-            covered.extend(cycle.iter().map(|wait| &waits[*wait].waiter));
+            let (waits, acquisition) = (cycle.iter().map(|n| &waits[*n]), |wait: &Wait| wait.ids.1.clone());
+            covered.extend(waits.flat_map(|wait| [wait.waiter.clone(), WaitNode::Waiter(acquisition(wait))]));
             found.push(cycle);
         }
     }

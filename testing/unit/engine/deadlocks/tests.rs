@@ -37,7 +37,7 @@ fn found(waits: &[(usize, usize)]) -> Vec<Vec<usize>> {
     }
     let place = |wait: &usize| match waits[*wait].waiter {
         WaitNode::Task(place) => place,
-        WaitNode::Process(_) => unreachable!("only tasks here"),
+        WaitNode::Process(_) | WaitNode::Waiter(_) => unreachable!("only tasks here"),
     };
     cycles.iter().map(|cycle| cycle.iter().map(place).collect()).collect()
 }
@@ -78,8 +78,22 @@ fn waiters_wait_for_those_that_enter_before_them() {
 fn rests_and_clients_without_an_id_are_in_nobodys_way() {
     let client = |id| Client { id, mode: Mode::Write, since: Duration::ZERO };
     let waiter = client("m1.1.a");
-    assert!(waiter.wait("cfg", &client("m2.7.b"), true).is_some());
-    assert!(waiter.wait("cfg", &client("@m2.7.b"), true).is_none(), "its holder is done");
-    assert!(waiter.wait("cfg", &client("?"), true).is_none());
-    assert!(waiter.wait("cfg", &client("m1.2.a"), true).is_none(), "of its own process");
+    assert!(!waiter.waits("cfg", &client("m2.7.b"), true).is_empty());
+    assert!(waiter.waits("cfg", &client("@m2.7.b"), true).is_empty(), "its holder is done");
+    assert!(waiter.waits("cfg", &client("?"), true).is_empty());
+    assert!(waiter.waits("cfg", &client("m1.2.a"), true).is_empty(), "of its own process");
+}
+
+/// Two processes have a task at each of two locks. At one lock the first process comes first, at the other the second one.
+#[test]
+fn tasks_of_two_processes_behind_each_other_are_no_ring_unless_they_hold_the_locks() {
+    let client = |id| Client { id, mode: Mode::Write, since: Duration::ZERO };
+    let waits = |is_held| {
+        let first = client("m1.1.a").waits("one", &client("m2.1.b"), is_held);
+        let second = client("m2.2.b").waits("two", &client("m1.2.a"), is_held);
+        [first, second].concat()
+    };
+    assert_eq!(cycles(&waits(false)), [[0; 0]; 0], "the two waiters in front have their turn");
+    let rings = cycles(&waits(true));
+    assert!(rings.len() == 1 && rings[0].len() == 2, "{rings:?}");
 }
