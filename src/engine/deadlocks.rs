@@ -57,9 +57,10 @@ impl Engine {
         }
         self.clock.sleep_until(self.clock.now().after(BETWEEN_LOOKS)).await;
         let locks: BTreeSet<String> = suspects.into_iter().flatten().map(|wait| first[wait].ids.0.clone()).collect();
-        let seen: HashSet<_> = first.into_iter().map(|wait| wait.ids).collect();
+        // Who came first and holds the lock now has had its turn meanwhile.
+        let seen: HashSet<_> = first.into_iter().map(|wait| (wait.ids, wait.shown.is_held)).collect();
         let mut second = self.waits(locks.into_iter().collect()).await?;
-        second.retain(|wait| seen.contains(&wait.ids));
+        second.retain(|wait| seen.contains(&(wait.ids.clone(), wait.shown.is_held)));
         let shown = |cycle: Vec<usize>| Cycle { waits: cycle.into_iter().map(|n| second[n].shown.clone()).collect() };
         Ok(cycles(&second).into_iter().map(shown).collect())
     }
@@ -99,7 +100,9 @@ impl Engine {
             let ahead = ahead_of(&holders, &waiters, place).map(|blocker| (blocker, false));
             let inside =
                 holders.iter().filter(|holder| excludes(holder.mode, waiter.mode)).map(|holder| (holder, true));
-            waits.extend(inside.chain(ahead).flat_map(|(blocker, is_held)| waiter.waits(key.name(), blocker, is_held)));
+            waits.extend(
+                inside.chain(ahead).flat_map(|(blocker, is_held)| waiter.edges_to(blocker, key.name(), is_held)),
+            );
         }
         waits
     }
@@ -194,7 +197,7 @@ impl<'a> Client<'a> {
 
     /// Returns the wait for a client of another process, once as that of the process and once as that of the
     /// acquisition. Tasks of one process may wait for each other without a deadlock, and the server does not know them.
-    fn waits(&self, lock: &str, blocker: &Self, is_held: bool) -> Vec<Wait> {
+    fn edges_to(&self, blocker: &Self, lock: &str, is_held: bool) -> Vec<Wait> {
         let (Some(waiter), Some(other)) = (self.manager(), blocker.manager()) else { return Vec::new() };
         if waiter == other {
             return Vec::new();

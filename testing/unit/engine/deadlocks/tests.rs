@@ -78,10 +78,10 @@ fn waiters_wait_for_those_that_enter_before_them() {
 fn rests_and_clients_without_an_id_are_in_nobodys_way() {
     let client = |id| Client { id, mode: Mode::Write, since: Duration::ZERO };
     let waiter = client("m1.1.a");
-    assert!(!waiter.waits("cfg", &client("m2.7.b"), true).is_empty());
-    assert!(waiter.waits("cfg", &client("@m2.7.b"), true).is_empty(), "its holder is done");
-    assert!(waiter.waits("cfg", &client("?"), true).is_empty());
-    assert!(waiter.waits("cfg", &client("m1.2.a"), true).is_empty(), "of its own process");
+    assert!(!waiter.edges_to(&client("m2.7.b"), "cfg", true).is_empty());
+    assert!(waiter.edges_to(&client("@m2.7.b"), "cfg", true).is_empty(), "its holder is done");
+    assert!(waiter.edges_to(&client("?"), "cfg", true).is_empty());
+    assert!(waiter.edges_to(&client("m1.2.a"), "cfg", true).is_empty(), "of its own process");
 }
 
 /// Two processes have a task at each of two locks. At one lock the first process comes first, at the other the second one.
@@ -89,8 +89,8 @@ fn rests_and_clients_without_an_id_are_in_nobodys_way() {
 fn tasks_of_two_processes_behind_each_other_are_no_ring_unless_they_hold_the_locks() {
     let client = |id| Client { id, mode: Mode::Write, since: Duration::ZERO };
     let waits = |is_held| {
-        let first = client("m1.1.a").waits("one", &client("m2.1.b"), is_held);
-        let second = client("m2.2.b").waits("two", &client("m1.2.a"), is_held);
+        let first = client("m1.1.a").edges_to(&client("m2.1.b"), "one", is_held);
+        let second = client("m2.2.b").edges_to(&client("m1.2.a"), "two", is_held);
         [first, second].concat()
     };
     assert_eq!(cycles(&waits(false)), [[0; 0]; 0], "the two waiters in front have their turn");
