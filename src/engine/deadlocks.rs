@@ -57,7 +57,7 @@ impl Engine {
         }
         self.clock.sleep_until(self.clock.now().after(BETWEEN_LOOKS)).await;
         let locks: BTreeSet<String> = suspects.into_iter().flatten().map(|wait| first[wait].ids.0.clone()).collect();
-        // Who came first and holds the lock now has had its turn meanwhile.
+        // A waiter that came first and holds the lock now has had its turn.
         let seen: HashSet<_> = first.into_iter().map(|wait| (wait.ids, wait.shown.is_held)).collect();
         let mut second = self.waits(locks.into_iter().collect()).await?;
         second.retain(|wait| seen.contains(&(wait.ids.clone(), wait.shown.is_held)));
@@ -205,7 +205,7 @@ impl<'a> Client<'a> {
         let wait = Wait {
             ids: (lock.to_owned(), self.id.to_owned(), blocker.id.to_owned()),
             waiter: WaitNode::Process(waiter.to_owned()),
-            // A waiter that comes first does not hold this lock. It is in the way only until it has had its turn here.
+            // A waiter that comes first does not hold this lock, and blocks others only until its turn.
             blocker: match is_held {
                 true => WaitNode::Process(other.to_owned()),
                 false => WaitNode::Waiter(blocker.id.to_owned()),

@@ -110,7 +110,7 @@ impl Goal {
         table.title.starts_with(&format!("{},", self.table))
     }
 
-    /// What this table says of it, and how many turns that is of.
+    /// Returns the figure of this table, and the number of its turns.
     fn found(&self, table: &Table) -> Option<(Figure, usize)> {
         let column = table.columns.iter().position(|column| column == self.column)?;
         let values = |name: &str| -> Option<Vec<f64>> {

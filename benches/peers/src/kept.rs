@@ -43,21 +43,21 @@ pub(crate) fn remove(file: &Path) {
     }
 }
 
-/// What becomes of a row of which a turn failed.
+/// Treatment of a row with a failed turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FailedRows {
     Stay,
     GoOn,
 }
 
-/// What becomes of what an earlier run has kept.
+/// Treatment of the turns that an earlier run has kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Earlier {
     /// This run goes on with it.
     GoesOn,
     /// This run begins anew, because it would mix what tables name only one of.
     IsOver(String),
-    /// Other options were asked for: they would take hours away that somebody may still want.
+    /// The run has other options than the kept turns. To measure anew would delete hours of measurement.
     IsOfOtherOptions(String),
 }
 

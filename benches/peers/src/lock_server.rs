@@ -11,7 +11,7 @@ pub(crate) struct LockServer {
     process: Worker,
 }
 
-/// What a lock server has used since its start.
+/// Calls that a lock server has answered since its start, and the processor time for them.
 #[derive(Deserialize)]
 struct Used {
     calls: u64,

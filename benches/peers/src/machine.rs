@@ -15,7 +15,7 @@ pub(crate) fn date() -> String {
     said("date", &["-u", "+%F"])
 }
 
-/// Of this repository when the program began, and whether that is all. Other changes have another number.
+/// Returns the commit of this repository at the start of the program, with a number for uncommitted changes.
 pub(crate) fn commit() -> String {
     static COMMIT: LazyLock<String> = LazyLock::new(|| {
         let commit = said("git", &["rev-parse", "--short", "HEAD"]);

@@ -58,7 +58,7 @@ pub(crate) enum Kind {
     OursRedisson,
     /// Three locks in one step.
     OursThree,
-    /// The same three, each after the one before.
+    /// The same three locks, one after the other.
     OursThreeInTurn,
     Rlock,
     Rslock,

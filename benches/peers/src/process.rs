@@ -19,7 +19,7 @@ pub(crate) struct Worker {
     process: Child,
     orders: ChildStdin,
     lines: Receiver<String>,
-    /// What it said when it was ready: which versions it is made of, or its address.
+    /// First line of the worker: its versions, or its address.
     pub(crate) ready: String,
 }
 

@@ -15,7 +15,7 @@ use crate::{machine, print};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What to run; all of it if nothing is named.
+    /// Scenarios to run. Without a name, all of them.
     #[arg(value_enum)]
     scenarios: Vec<Scenario>,
     /// Only rows whose names contain one of these.
@@ -103,7 +103,7 @@ impl Arguments {
         self.figures.as_deref().unwrap_or(Path::new(default))
     }
 
-    /// What is to be run, in its order: all on the first server, and then on the others what depends on them most.
+    /// Scenarios to run, in order: all on the first server, then on the others those that depend most on the server.
     fn parts<'a>(&'a self, settings: &'a [Setting]) -> Vec<Part<'a>> {
         let named = &self.scenarios;
         let asked = Scenario::value_variants().iter().filter(|scenario| named.is_empty() || named.contains(scenario));
