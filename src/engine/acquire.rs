@@ -1,10 +1,11 @@
 //! Acquisitions, from the first attempt to the grant.
 //!
-//! A reader joins a hold that its process has, if it may. Everybody else waits for its turn in this process, then asks the
-//! server. Whoever cannot be granted there waits in the server's queue, repeats the question as a heartbeat, and starts as
-//! soon as a notification says that it was granted; a scheme without a queue is asked again with jittered pauses. An attempt
-//! without an answer is repeated under the same id, which counts once however many copies arrive. A future that is dropped
-//! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
+//! A reader joins a hold that its process has, if it may. Any other acquisition waits for its turn in this process, then
+//! sends a request to the server. If the server refuses, the acquisition waits in the server's queue, repeats its request as
+//! a heartbeat, and ends when a notification says that the server has granted the lock. Without a queue it repeats the
+//! request after jittered pauses. A request without an answer is repeated under the same id, which counts once however many
+//! copies arrive. If the future is dropped, the next waiter of the process continues its request. Without a next waiter,
+//! the background withdraws the request.
 
 mod arm;
 mod denial;
@@ -49,14 +50,14 @@ use self::patience::WaitEnds;
 use self::pending::Pursued;
 use self::withdraw::Withdrawn;
 
-/// A waiter in the server's queue is heard of at least so often.
+/// Longest time between two requests of a waiter in the server's queue.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How an acquisition treats a lock that others hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
     Wait,
-    /// One answer is enough.
+    /// The first answer ends it.
     AskOnce,
 }
 
@@ -64,7 +65,7 @@ pub(crate) enum Patience {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WaitEnd {
     Closed,
-    /// There was no answer to whoever wanted one.
+    /// The server did not answer in time.
     Silence,
     /// The caller's limit.
     Limit,
@@ -81,24 +82,24 @@ enum AcquireEnd {
 struct GivesUp {
     why: WaitEnd,
     at: Moment,
-    /// Present if the server did not answer for this side of the lock then.
+    /// Present if the server did not answer the requests of this side of the lock then.
     outage: Option<SideOutage>,
-    /// Latest moment at which the caller is told.
+    /// Latest moment at which the caller gets its error.
     answer_by: Moment,
 }
 
-/// Attempts of an acquisition with a limit, as its limit sees them. Before the first is over a limit cannot tell a denial from a
-/// silence, and one that is under way when the acquisition gives up is heard out.
+/// Attempts of an acquisition with a limit. Before the first attempt is over, the limit cannot tell a refusal from an outage.
+/// An acquisition that gives up waits for the end of an attempt that is under way.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// A share that was handed over may need a renewal while its acquisition counts as under way.
+    /// More than one, because a share that was handed over may need a renewal during an attempt.
     underway: AtomicUsize,
     is_first_over: AtomicBool,
     has_stopped: AtomicBool,
     over: Notify,
 }
 
-/// An attempt. Dropped, it is over.
+/// An attempt that is under way. Its drop ends it.
 struct UnderwayAttempt(Arc<Attempts>);
 
 impl Drop for UnderwayAttempt {
@@ -126,7 +127,7 @@ impl Attempts {
         }
     }
 
-    /// Lets no further attempt begin, and returns when none is under way.
+    /// Lets no further attempt begin, and resolves when none is under way.
     async fn stop(&self) {
         self.has_stopped.store(true, Ordering::Release);
         while self.is_underway() {
@@ -135,7 +136,7 @@ impl Attempts {
     }
 }
 
-/// A share of a hold that this process has, if it may be joined without a word to the server.
+/// Returns a share of a hold that this process has, if a guard may join it without a request to the server.
 #[inline]
 pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) -> Option<(Arc<Hold>, ShareId)> {
     if terms.reentry != Reentry::Off || engine.closing.is_closed() || engine.is_copied() {
@@ -153,7 +154,7 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
     }
 }
 
-/// Takes the lock. `None` only if the caller wants one answer and that was no.
+/// Acquires the lock. Returns `None` only if the caller wants one answer, and the server refused.
 #[cfg(test)]
 pub(crate) async fn acquire(
     engine: &Arc<Engine>,
@@ -165,7 +166,7 @@ pub(crate) async fn acquire(
     Ok(acquire_or_denied(engine, key, mode, terms, patience).await?.ok())
 }
 
-/// Takes the lock, or returns the refusal if the caller wants one answer and that was no.
+/// Acquires the lock, or returns the refusal if the caller wants one answer.
 pub(crate) async fn acquire_or_denied(
     engine: &Arc<Engine>,
     key: Arc<Key>,
@@ -212,12 +213,13 @@ pub(crate) async fn acquire_or_denied(
     acquisition.until_its_end(limit, patience).await
 }
 
-/// An asker whose future is polled is seen again within this time: it waits for one answer, or for its heartbeat.
+/// Longest time between two polls of a leader whose task runs. The leader waits for one answer, or for its heartbeat.
 fn grace(engine: &Engine) -> Duration {
     HEARTBEAT + engine.options().response_timeout * 2
 }
 
-/// Tries of an acquisition that begins now. A caller that wants one answer bears no silence for longer than two take.
+/// Returns the tries of an acquisition that begins now. A caller that wants one answer waits through an outage for at most
+/// twice the response timeout.
 fn tries(engine: &Engine, patience: Patience, began: Moment) -> Tries {
     let options = engine.options();
     let bears = match patience {
@@ -240,10 +242,10 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
     Ok(share_id.map(|share_id| Held::new(engine, hold, share_id)))
 }
 
-/// Returns when the wait is over: at the limit, but not before the first attempt has shown what there is to wait for, its own or
-/// that of whoever asks for this side of the lock before it. These may wait for room behind many others: then it is over when
-/// it takes longer than two answers, and it is no silence if the node answers others. Nobody is refused by a hold that nobody is
-/// inside of: whoever keeps the lock elsewhere has time to give it up.
+/// Resolves when the wait is over: at the limit, but not before the first attempt is over. This is the attempt of the
+/// acquisition itself, or that of the leader of its side. An attempt may wait for a permit behind many others. Then the wait
+/// is over twice the response timeout after the limit, and it is no outage if the node answers other requests. A cached hold
+/// must not refuse the acquisition, so the process that caches it gets its time to release it.
 async fn limit_of(engine: &Engine, key: &Key, listening: &FirstAnswer, limit: Moment, attempts: &Attempts) -> WaitEnd {
     at(engine, limit).await;
     let shown = async {
@@ -264,8 +266,8 @@ async fn limit_of(engine: &Engine, key: &Key, listening: &FirstAnswer, limit: Mo
     WaitEnd::Limit
 }
 
-/// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on, or since whoever was called had
-/// time to say a word.
+/// Resolves when the node has answered no request for twice the response timeout, counted from `began`, or from the end of
+/// the time that recalled holders have to reply.
 async fn silence_of(engine: &Engine, key: &Key, listening: &FirstAnswer, began: Moment) -> WaitEnd {
     let patience = engine.options().response_timeout * 2;
     let mut until = began.after(patience);
@@ -283,12 +285,13 @@ async fn silence_of(engine: &Engine, key: &Key, listening: &FirstAnswer, began: 
     }
 }
 
-/// Returns the longest time that a caller which gives up waits for its own place to be taken back.
+/// Returns the longest time that a caller which gives up waits until its request is withdrawn.
 fn withdrawal_span(engine: &Engine) -> Duration {
     engine.options().response_timeout * 2
 }
 
-/// Hears out the attempt that is under way, and returns its result if that ends the acquisition. No further attempt begins.
+/// Waits until the attempt that is under way is over, and returns its result if that ends the acquisition. No further
+/// attempt begins.
 async fn heard_out<T>(
     engine: &Engine,
     mut run: Pin<&mut impl Future<Output = T>>,
@@ -303,7 +306,7 @@ async fn heard_out<T>(
     }
 }
 
-/// Returns at this moment. Mostly that is never: then there is no room for a timer either.
+/// Resolves at this moment. For most callers it is `NEVER`, and then no timer is allocated.
 async fn at(engine: &Engine, moment: Moment) {
     if moment == Moment::NEVER {
         std::future::pending().await
@@ -311,7 +314,7 @@ async fn at(engine: &Engine, moment: Moment) {
     Box::pin(engine.clock.sleep_until(moment)).await;
 }
 
-/// A grant that crossed with `close` is given back: `close` has listed its holds already.
+/// Checks that the engine is still open. A grant that came after `close` has listed the holds is released here.
 fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Held>> {
     let checked = engine.check_open(key);
     if let (Err(_), Some(held)) = (&checked, &held)
@@ -322,8 +325,7 @@ fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Hel
     checked.map(|()| held)
 }
 
-/// One acquisition on its way: what the steps need, and what is to be taken back if it is dropped. What it has under way on the
-/// server is with its entry.
+/// One acquisition in progress. Its drop withdraws its request, which the cell keeps for its entry.
 struct Acquisition<'a> {
     engine: &'a Arc<Engine>,
     key: Arc<Key>,
@@ -332,35 +334,35 @@ struct Acquisition<'a> {
     reentry: Reentry,
     entry: Option<WaitEntry>,
     notices: Notifications,
-    /// The server's time in the last answer: what it granted before that, the answer would have told.
+    /// Time of the server in its last answer. A grant before that time would have been in the answer.
     answered_at: ServerTime,
     began: Moment,
-    /// Of waiting for itself.
+    /// True after the log line about an acquisition that waits for its own hold.
     warned: bool,
-    /// Without an answer: since the last one came, else since it began.
+    /// Requests without an answer, since the last answer or since the acquisition began.
     tries: Tries,
     last_failure: Option<(Moment, Source)>,
-    /// Begin of the time in which the server has answered only that requests were late.
+    /// Start of the time in which the server has only answered that requests were late.
     late_since: Option<Moment>,
-    /// Moment until which the server may have something of an earlier request, which the background takes back.
+    /// Moment until which the server may have a hold or a place of an earlier request, which the background withdraws.
     earlier_until: Option<Moment>,
-    /// Present where there is a limit.
+    /// Present if the acquisition has a limit.
     attempts: Option<Arc<Attempts>>,
-    /// Label of the holder when it had waited long, if that is to be told.
+    /// Label of the holder after a long wait, for the log line about the wait.
     holder: Option<Box<Option<String>>>,
-    /// Whether the hold may stay. Known when the server is asked.
+    /// True if the process may cache the hold. Known from the first request on.
     may_stay: Option<bool>,
-    /// What the last attempt has said of that.
+    /// Offer of the last request to cache the hold.
     keeping: Option<Box<CacheRequest>>,
-    /// It tries, and somebody has the lock who may not be inside: until then it waits for the word.
+    /// End of the time that recalled holders have to reply to a try.
     calls_until: Option<Moment>,
-    /// Until then, and asks for the last time.
+    /// True if that time has ended without a reply. The try then sends its last request.
     has_heard_nothing: bool,
-    /// Bounds the requests that notifications cause.
+    /// Limits the requests that notifications cause.
     told_to_ask: Throttle,
-    /// Present if the lock is to stay taken for a time at least.
+    /// Present for `at_least`.
     arming: Option<Box<Arming>>,
-    /// Its place among those of the manager that are under way.
+    /// Counts the acquisition among those of the manager that are in progress.
     _permit: WaiterPermit<'a>,
 }
 
@@ -401,13 +403,14 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Runs until it is granted, or it is no use to wait any longer. A caller that gives up is told so when nothing is left of it.
+    /// Runs until the lock is granted, or until the wait ends without a grant. A caller that gives up gets its error when its
+    /// request is withdrawn.
     async fn until_its_end(&mut self, limit: Option<Moment>, patience: Patience) -> Result<Result<Held, Box<Denied>>> {
         let engine = self.engine;
         let given_up = match self.run_within(limit, patience).await {
             AcquireEnd::Over(result) => {
                 let held = match &self.arming {
-                    // It was marked as handed out already.
+                    // The arming has checked that the engine is open.
                     Some(_) => result?,
                     None => hand_out(engine, &self.key, result?)?,
                 };
@@ -426,21 +429,21 @@ impl<'a> Acquisition<'a> {
             return Err(Error::Closed { lock });
         }
         let waited = given_up.at.since(self.began);
-        // What failed later was under way at the limit: then it is in doubt, and no silence.
+        // A later failure is that of an attempt under way at the limit. It leaves a request in doubt, and is no outage.
         let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at);
         if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.outage.is_some() {
-            // A waiter that has not asked itself names the failure of the asker.
+            // A waiter that has sent no request names the failure of its leader.
             let of_asker = given_up.outage.and_then(|outage| outage.source);
             return Err(Error::unreachable(lock, waited, failure.map(|(_, source)| source).or(of_asker)));
         }
         self.tell_of_wait(WaitEnds::InVain);
-        // Before the place here is given up, as the refusals are with it.
+        // Read before the entry is removed, because the cell keeps the refusals while a waiter is there.
         let denied = self.denied();
         let confirmed = Box::pin(self.withdraw(given_up.answer_by)).await == Withdrawn::Surely;
         Err(Error::WaitTimeout { lock, waited, confirmed, denied })
     }
 
-    /// The one answer was no. A place that it took, or may have taken, is taken back first.
+    /// Returns the refusal that ends a try. Withdraws a place in the queue first, if the try has one or may have one.
     async fn refused(&mut self) -> Result<Box<Denied>> {
         let denied = self.denied();
         if self.has_left_nothing() {
@@ -456,8 +459,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Runs until it is over, or the caller is not to wait any longer. An attempt that is under way at the limit is heard out:
-    /// what it brings counts, and as long as it may yet be carried out nothing can be taken back for good.
+    /// Runs until the acquisition is over, or until its limit. It waits for the end of an attempt that is under way at the limit:
+    /// a grant counts, and a request that the server may still carry out cannot be withdrawn for good.
     async fn run_within(&mut self, limit: Option<Moment>, patience: Patience) -> AcquireEnd {
         let (engine, began) = (self.engine, self.began);
         let Some(listening) = self.entry.as_ref().map(WaitEntry::awaited_first_answer) else {
@@ -467,7 +470,6 @@ impl<'a> Acquisition<'a> {
         let key = Arc::clone(&self.key);
         let impatience = async {
             match (&limited, patience) {
-                // As most do.
                 (None, Patience::Wait) => std::future::pending().await,
                 (None, Patience::AskOnce) => Box::pin(silence_of(engine, &key, &listening, began)).await,
                 (Some((limit, attempts)), Patience::Wait) => {
@@ -486,7 +488,7 @@ impl<'a> Acquisition<'a> {
             }
         };
         let mut run = std::pin::pin!(self.run(patience));
-        // Biased: a grant that is there counts, whatever else is due.
+        // Biased, so that a grant counts even if the limit has passed too.
         let why = tokio::select! {
             biased;
             result = &mut run => return AcquireEnd::Over(result),
@@ -551,7 +553,7 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// What it was called for came to nothing: it waits, as others do.
+    /// Waits again as other waiters do, after the hand-over or the right to ask came to nothing.
     fn wait_again(&mut self) {
         self.notices = Notifications::Unwanted;
         let (table, now) = (&self.engine.table, self.engine.clock.now());
@@ -563,21 +565,21 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Marks an attempt as under way, for a limit.
+    /// Counts an attempt as under way, if the acquisition has a limit.
     fn begin_underway(&self) -> Option<UnderwayAttempt> {
         self.attempts.clone().map(Attempts::begin)
     }
 
-    /// Never returns if this acquisition gives up: then it asks for nothing more.
+    /// Never resolves if this acquisition gives up, so that it sends no further request.
     async fn asks_on(&self) {
         if self.attempts.as_ref().is_some_and(|attempts| attempts.has_stopped.load(Ordering::Acquire)) {
             std::future::pending().await
         }
     }
 
-    /// Takes back what an acquisition may have left on the server, while nobody waits for that. Returns until when it may be there.
+    /// Withdraws a request in the background. Returns the moment until which the server may have a hold or a place of it.
     fn cancel(&self, mut pending: Pending) -> Option<Moment> {
-        // Declared first: what is taken back is counted before it is not counted here any more.
+        // Declared first, so that the release is counted before the request stops to count.
         let _unsettled = self.engine.releases.unsettled_of(&mut pending);
         if pending.is_unknown_to_server() {
             return None;
@@ -592,7 +594,7 @@ impl<'a> Acquisition<'a> {
 impl Drop for Acquisition<'_> {
     fn drop(&mut self) {
         if self.engine.is_copied() {
-            // Its place is the other process's.
+            // After a fork the entry belongs to the parent process.
             std::mem::forget(self.entry.take());
             return;
         }

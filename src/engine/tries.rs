@@ -1,4 +1,4 @@
-//! Try, fail, and try again after a pause, or end with an error: how every request is repeated.
+//! Tries of a request. A failed try is repeated after a pause, or ends with an error.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::store::Failure;
 /// The tries of one request.
 #[derive(Debug)]
 pub(super) struct Tries {
-    /// Silence counts from then.
+    /// Start of the time without an answer.
     pub(super) since: Moment,
-    /// For so long.
+    /// Longest time without an answer.
     patience: Duration,
     pub(super) backoff: Backoff,
 }
@@ -24,25 +24,25 @@ impl Tries {
         Self { since, patience, backoff: Backoff::new() }
     }
 
-    /// An answer has come.
+    /// Records an answer.
     pub(super) fn on_answer(&mut self, now: Moment) {
         self.since = now;
         self.backoff.reset();
     }
 
-    /// Length of the silence that a failed try ends.
+    /// Returns the time without an answer, up to this failed try.
     fn waited(&self, engine: &Engine, key: &Key, failure: &Failure) -> Duration {
         engine.clock.now().since(engine.unheard_since(key, failure, self.since))
     }
 
-    /// The error to end with after a try that failed, if it is time to end.
+    /// Returns the error that ends the tries after this failure, or `None` if another try follows.
     pub(super) fn verdict(&self, engine: &Engine, key: &Key, failure: Failure) -> Option<Error> {
         let (lock, waited) = (key.shared_name(), self.waited(engine, key, &failure));
         match failure {
             Failure::Refused { refusal, node, message } | Failure::Broken { refusal, node, message } => {
                 Some(Error::Refused { lock, refusal, node, message })
             }
-            // The replicas were waited for already, and each try keeps others from the lock.
+            // The server has waited for the replicas already, and each further try would keep others from the lock.
             Failure::Unreplicated { asked, acknowledged, node } => {
                 Some(Error::NotEnoughReplicas { lock, asked, acknowledged, node })
             }
@@ -52,15 +52,15 @@ impl Tries {
         }
     }
 
-    /// Returns when it is time for the next try.
+    /// Waits until it is time for the next try. Fails if the tries are over.
     pub(super) async fn on_failure(&mut self, engine: &Engine, key: &Key, failure: Failure) -> Result<()> {
         let left = self.patience.saturating_sub(self.waited(engine, key, &failure));
         match self.verdict(engine, key, failure) {
             Some(error) => Err(error),
             None => {
-                // The next try waits for the word of a node that is silent, with all others.
+                // While a node does not answer, the next try waits for the node's probe, as all other requests do.
                 if !engine.scheme.contact(key).is_silent {
-                    // No pause makes the caller wait for longer than it bears.
+                    // No pause lasts longer than the rest of `patience`.
                     tokio::time::sleep(self.backoff.pause(Jitter::draw()).min(left)).await;
                 }
                 Ok(())

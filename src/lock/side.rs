@@ -1,7 +1,7 @@
-//! One side of a lock within this process: who waits for it, and who asks the server.
+//! One side of a lock within this process: its waiters, and their *leader*.
 //!
-//! One at a time *asks*. What it has under way on the server is kept here, not in its future: if that is dropped, or stands
-//! still, the next waiter goes on with it and keeps the place in the server's queue.
+//! Only the leader sends requests to the server. The side keeps the leader's request. So if the leader's future is dropped, or
+//! is not polled, the next waiter continues the request and keeps the place in the server's queue.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -20,7 +20,7 @@ use crate::lock::effects::Signals;
 use crate::lock::local_waits::LocalWait;
 use crate::lock::shares::ShareRequest;
 
-/// Names a waiter of its cell, later ones by higher numbers.
+/// Number of a waiter in its cell. Later waiters have higher numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct WaiterId(pub(super) u64);
 
@@ -31,16 +31,16 @@ impl WaiterId {
     }
 }
 
-/// What an acquisition has under way on the server.
+/// Request of an acquisition, from its first copy on.
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct Pending {
     pub(crate) id: AcquisitionId,
     pub(crate) copies: InDoubt,
-    /// An answered copy has left a hold or a waiter, or may have.
+    /// True if an answered copy has left a hold or a waiter on the server, or may have.
     pub(crate) is_recorded: bool,
-    /// `close` waits for it, because something of it may be on the server or on its way there.
+    /// True if `close` waits for the request, because a copy is in doubt, or has left a record on the server.
     pub(crate) is_counted: bool,
-    /// Left by a leader for the next one.
+    /// Backoff that the leader before has left.
     pub(crate) backoff: Option<Backoff>,
 }
 
@@ -49,10 +49,10 @@ impl Pending {
         Self { id, copies: InDoubt::default(), is_recorded: false, is_counted: false, backoff: None }
     }
 
-    /// Notes the outcome of a copy, and what it has left on the server.
+    /// Notes the outcome of a copy, and whether it has left a record on the server.
     pub(crate) fn note_attempt(&mut self, attempt: &Attempt<Acquired>) {
         match attempt {
-            // Nothing was looked at: an earlier copy may have left a hold, or a place in the queue.
+            // The server has not looked at the request. An earlier copy may have left a hold or a waiter.
             Ok(Answered { value: Acquired::Late, .. }) => self.copies.on_late(),
             _ => self.copies.resolve(attempt),
         }
@@ -62,7 +62,7 @@ impl Pending {
                 Acquired::Contended { .. } | Acquired::Cached { .. } => self.is_recorded = false,
                 Acquired::Late => {}
             },
-            // An error names no request: it may have been another one's.
+            // An error names no request, so it may be the answer to another one.
             Err(Failure::Broken { .. } | Failure::Refused { .. } | Failure::Unreplicated { .. }) => {
                 self.is_recorded = true;
             }
@@ -70,7 +70,7 @@ impl Pending {
         }
     }
 
-    /// The server has nothing of it, and nothing of it is on its way.
+    /// Returns true if the server has no record of the request, and no copy is in doubt.
     pub(crate) fn is_unknown_to_server(&self) -> bool {
         self.copies.is_none() && !self.is_recorded
     }
@@ -158,31 +158,31 @@ impl Hash for LastRefusal {
 pub(super) struct Side {
     waiters: BTreeMap<WaiterId, Waiter>,
     leader: Option<Leader>,
-    /// Left by an leader, for the next one.
+    /// Request that a leader has left for the next one.
     pub(super) pending: Option<Pending>,
     /// Present while the server does not answer the leader.
     pub(super) outage: Option<SideOutage>,
     /// Present from the first refusal on.
     pub(super) refusal: Option<LastRefusal>,
-    /// Until when those who keep the lock, and may not be inside, have time to give it up.
+    /// End of the time that recalled processes have to release their cached holds.
     recall_until: Option<Moment>,
-    /// Whoever asks has had an answer, or none in time.
+    /// True if the leader has had an answer, or none in time.
     is_answered: bool,
-    /// Waiters wait for that.
+    /// True if waiters wait for the first answer to the leader.
     is_first_answer_awaited: bool,
 }
 
-/// Who comes next on a side.
+/// First acquisition of a side.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum First {
     Nobody,
-    /// It waits here, for this.
+    /// A waiter, with the share that it wants.
     Waits(ShareRequest),
-    /// It came before all that wait, and has its place at the server.
+    /// The leader, which came before all waiters and has a place at the server.
     Leader,
 }
 
-/// Start of a wait. It is only told, and makes no difference for what happens next.
+/// Start of a wait. Only reports use it, so it makes no difference for what happens next.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitStart(pub(super) Moment);
 
@@ -194,7 +194,7 @@ impl Hash for WaitStart {
 pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
     pub(super) since: WaitStart,
-    /// For so long it may not be seen when it asks.
+    /// Longest time between two polls while it is the leader.
     pub(super) poll_within: Duration,
 }
 
@@ -203,10 +203,10 @@ pub(super) struct Leader {
     pub(super) waiter_id: WaiterId,
     owner: OwnerId,
     since: WaitStart,
-    /// If it is not seen by then, its future is not polled.
+    /// A leader that has not been polled by then is stalled.
     pub(super) poll_deadline: Moment,
     pub(super) pending: Option<Pending>,
-    /// Last waiter that was here when its newest attempt was sent.
+    /// Last waiter that was here when the leader sent its newest attempt.
     pub(super) newest: WaiterId,
 }
 
@@ -215,12 +215,12 @@ impl Side {
         self.waiters.is_empty() && self.leader.is_none()
     }
 
-    /// How many wait here, and ask.
+    /// Returns the number of waiters, the leader included.
     pub(super) fn len(&self) -> usize {
         self.waiters.len() + usize::from(self.leader.is_some())
     }
 
-    /// Returns the acquisitions that wait here, and the one that asks.
+    /// Returns the leader and the waiters.
     pub(super) fn local_waits(&self, mode: Mode) -> impl Iterator<Item = LocalWait> {
         let leader = self.leader.iter().map(|leader| (leader.waiter_id, leader.owner, leader.since));
         let waiters = self.waiters.iter().map(|(waiter_id, waiter)| (*waiter_id, waiter.wants.owner, waiter.since));
@@ -240,7 +240,7 @@ impl Side {
         self.leader.is_some()
     }
 
-    /// Who comes next, of those who wait and whoever asks.
+    /// Returns the acquisition that came first, of the leader and the waiters.
     pub(super) fn first(&self) -> First {
         let waiter = self.waiters.first_key_value();
         let leader = self.leader.as_ref().map(|leader| leader.waiter_id);
@@ -263,7 +263,7 @@ impl Side {
         self.waiters.pop_first()
     }
 
-    /// Those who are not kept are called by whoever asks.
+    /// Removes the waiters for which `keeps` returns false. The caller wakes them.
     pub(super) fn retain_waiters(&mut self, mut keeps: impl FnMut(WaiterId, &Waiter) -> bool) {
         self.waiters.retain(|waiter_id, waiter| keeps(*waiter_id, waiter));
     }
@@ -274,14 +274,14 @@ impl Side {
         std::mem::replace(&mut self.waiters, later)
     }
 
-    /// Gives a waiter, or a newcomer, the right to ask the server. It has waited here since then.
+    /// Makes a waiter, or a new acquisition, the leader.
     pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, WaitStart), poll_deadline: Moment) {
         let pending = self.pending.take();
         self.leader = Some(Leader { waiter_id, owner, since, poll_deadline, pending, newest: waiter_id });
         self.is_answered = false;
     }
 
-    /// The one that asks, if this waiter does.
+    /// Returns the leader, if this waiter is the leader.
     pub(super) fn leader(&mut self, waiter_id: WaiterId) -> Option<&mut Leader> {
         self.leader.as_mut().filter(|leader| leader.waiter_id == waiter_id)
     }
@@ -290,7 +290,7 @@ impl Side {
         self.leader.take_if(|leader| leader.waiter_id == waiter_id)
     }
 
-    /// When the one that asks is overdue. Only of interest to those who wait behind it.
+    /// Returns the moment from which the leader is stalled. `None` if no waiter is behind it.
     pub(super) fn stalled_at(&self) -> Option<Moment> {
         self.leader.as_ref().filter(|_| self.has_waiters()).map(|leader| leader.poll_deadline)
     }
@@ -299,13 +299,13 @@ impl Side {
         if self.stalled_at().is_some_and(|at| at <= now) { self.leader.take() } else { None }
     }
 
-    /// Calls the first waiter to ask, if nobody does.
+    /// Makes the first waiter the leader, if there is none.
     pub(super) fn promote_next(&mut self, now: Moment, signals: &mut Signals) -> Option<WaiterId> {
         if self.leader.is_some() {
             return None;
         }
         let Some((first, waiter)) = self.waiters.pop_first() else {
-            // Nobody asks, so nothing is known of the server.
+            // Without a leader nothing is known of the server.
             self.outage = None;
             return None;
         };
@@ -314,18 +314,24 @@ impl Side {
         Some(first)
     }
 
-    /// The server does not answer, or does again. `is_word` if that is from whoever asks.
-    pub(super) fn on_outage(&mut self, mode: Mode, outage: Option<SideOutage>, is_word: bool, signals: &mut Signals) {
+    /// Records that the server does not answer, or answers again. `is_of_leader` tells whether the leader has seen that.
+    pub(super) fn on_outage(
+        &mut self,
+        mode: Mode,
+        outage: Option<SideOutage>,
+        is_of_leader: bool,
+        signals: &mut Signals,
+    ) {
         let earlier = self.outage.take();
         self.outage = outage.map(|outage| outage.after(earlier));
-        if is_word {
+        if is_of_leader {
             self.is_answered = true;
             self.wake_at_first_answer(mode, signals);
         }
     }
 
-    /// Those who keep the lock and may not be inside have been called, and have this time. To be said before the answer is
-    /// heard by those who wait.
+    /// Records until when recalled processes may release their cached holds. Comes before the event that tells the waiters of
+    /// the first answer.
     pub(super) fn note_recall(&mut self, until: Moment) {
         self.recall_until = self.recall_until.max(Some(until));
     }
@@ -340,8 +346,8 @@ impl Side {
         }
     }
 
-    /// Whether whoever asks may yet bring the first word from the server since it asks. `waiter_id` itself knows. If so, an
-    /// effect tells of it.
+    /// Returns true if the leader has had no answer yet, and is not `waiter_id` itself. Then an effect wakes the waiter at the
+    /// first answer.
     pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> bool {
         let other_asks = self.leader.as_ref().is_some_and(|leader| leader.waiter_id != waiter_id);
         let awaits = other_asks && !self.is_answered;

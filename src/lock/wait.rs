@@ -1,4 +1,4 @@
-//! A place among those who wait for one side of a lock here, or the right to ask the server for it.
+//! Handle of a waiter or leader of one side of a lock.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
@@ -20,19 +20,19 @@ use crate::lock::state;
 
 pub(crate) use crate::lock::cell::Notifications;
 
-/// What a waiter is called for.
+/// Reason for which a waiter is woken.
 pub(crate) type Wake = state::WakeReason<Hold>;
-/// What came of a grant.
+/// Outcome of a grant.
 pub(crate) type Installed = state::GrantOutcome<Hold>;
-/// What somebody finds that gives up its entry.
+/// Request and share that a waiter leaves when it gives up its entry.
 pub(crate) type Leaving = state::LeftEntry<Hold>;
 
-/// A lock that is kept, for whoever hears of those who call for it. Without the cell nobody keeps it.
+/// Receiver of the recalls of one lock. When the cell is gone, the process caches no hold of the lock.
 #[derive(Debug)]
 pub(crate) struct CachedCell(Weak<Cell<Hold>>);
 
 impl CachedCell {
-    /// Somebody calls. For which lock, and whether a guard is inside that it may want to know of.
+    /// Applies a recall. Returns the lock, and whether a guard uses the hold, which the waiter may want to know.
     pub(crate) fn on_recall(&self, call: &Recall) -> Option<(Arc<Key>, bool)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
@@ -40,7 +40,7 @@ impl CachedCell {
         Some((Arc::clone(cell.key()), is_used))
     }
 
-    /// Calls may have been missed.
+    /// Records that recalls may have been missed.
     pub(crate) fn on_break(&self) {
         if let Some(cell) = self.0.upgrade() {
             cell.event(cell.rules().clock.now(), |state, _, effects| state.on_subscription_lost(effects));
@@ -48,32 +48,32 @@ impl CachedCell {
     }
 }
 
-/// To be [left](WaitEntry::leave), unless it has become a guard.
+/// Entry of an acquisition in its cell. The acquisition must [leave](WaitEntry::leave) it, unless it has become a guard.
 #[derive(Debug)]
 pub(crate) struct WaitEntry {
     cell: Arc<Cell<Hold>>,
     mode: Mode,
     waiter_id: WaiterId,
-    /// False when it may ask at once, or was called.
+    /// False if it was the leader from the start, or was woken.
     waits: bool,
     wants: ShareRequest,
-    /// An leader is seen again within this time.
+    /// Longest time between two polls of a leader.
     grace: Duration,
 }
 
-/// One of the copies that are sent now.
+/// Copy of a request that the caller sends now.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) id: AcquisitionId,
-    /// Backoff that the one that asked before has left.
+    /// Backoff that the leader before has left.
     pub(crate) backoff: Option<Backoff>,
-    /// `close` waits for the request from now on.
+    /// True for the first copy, from which on `close` waits for the request.
     pub(crate) is_first: bool,
-    /// Somebody waits behind it.
+    /// True if other acquisitions wait behind it.
     pub(crate) is_waited_for: bool,
 }
 
-/// What whoever asks for one side of a lock hears, for those who wait behind it.
+/// Look at the first answer to the leader of a side, for the waiters behind it.
 #[derive(Clone, Debug)]
 pub(crate) struct FirstAnswer {
     cell: Arc<Cell<Hold>>,
@@ -82,8 +82,8 @@ pub(crate) struct FirstAnswer {
 }
 
 impl FirstAnswer {
-    /// Returns when it is known what there is to wait for: whoever asks the server for this side has had an answer since it
-    /// does, or none in time. At once if nobody else asks.
+    /// Resolves when the leader has had an answer, or none in time. Resolves at once if this waiter is the leader, or if there
+    /// is none.
     pub(crate) async fn first_answer(&self) {
         let awaits = || self.cell.first_answer(self.mode, |state| state.awaits_first_answer(self.mode, self.waiter_id));
         while let Some(signal) = awaits() {
@@ -93,18 +93,18 @@ impl FirstAnswer {
             match awaits() {
                 None => return,
                 Some(now) if Arc::ptr_eq(&now, &signal) => heard.await,
-                // Somebody else asks by now, and this one's word has been given.
+                // The former leader has had its answer, and there is another leader by now.
                 Some(_) => {}
             }
         }
     }
 
-    /// Present while the server does not answer for this side of the lock.
+    /// Returns the outage, while the server does not answer the leader of this side.
     pub(crate) fn outage(&self) -> Option<SideOutage> {
         self.cell.ask(|state| state.outage(self.mode))
     }
 
-    /// Until when those have time who keep the lock elsewhere and may not be inside, if any were called for this side of it.
+    /// Returns until when recalled processes may release their cached holds, if this side has recalled any.
     pub(crate) fn recall_until(&self) -> Option<Moment> {
         self.cell.ask(|state| state.recall_until(self.mode))
     }
@@ -127,7 +127,7 @@ impl WaitEntry {
         &self.cell
     }
 
-    /// Whether it may ask, as far as this waiter has looked.
+    /// Returns true if it was the leader when it last looked.
     pub(crate) fn is_leader(&self) -> bool {
         !self.waits
     }
@@ -136,7 +136,7 @@ impl WaitEntry {
         FirstAnswer { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
     }
 
-    /// Returns when this waiter is called. Dropping the future keeps the entry.
+    /// Resolves when this waiter is woken. The entry stays if the future is dropped.
     pub(crate) async fn signalled(&mut self) -> Wake {
         if !self.waits {
             return Wake::Ask;
@@ -156,12 +156,12 @@ impl WaitEntry {
         hold.accept(self.waiter_id, (share_id, share), since, now)
     }
 
-    /// Returns when the renewal for which this waiter waits was answered, or has gone unanswered.
+    /// Resolves when the renewal for which this waiter waits was answered, or has failed.
     pub(crate) async fn renewal_answered(&self, hold: &Hold) {
         hold.renewal_answered(self.waiter_id).await;
     }
 
-    /// Waits again, where it was in the queue. `false` if the lock was idle meanwhile: then it is to enter anew.
+    /// Takes its old place in the queue again. Returns false if the cell is gone, because the lock was idle meanwhile.
     pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
         let (mode, waiter_id, wants, grace) = (self.mode, self.waiter_id, self.wants, self.grace);
         let entered = self.cell.event(now, |state, inputs, effects| {
@@ -171,23 +171,23 @@ impl WaitEntry {
         entered.is_some()
     }
 
-    /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
+    /// Returns the receiver of the recalls of this lock. If the cell has none, `listen` creates it.
     pub(crate) fn recalls(&self, listen: impl FnOnce(CachedCell) -> Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
-        // It listens with no mutex held: it may be told at once that somebody calls.
+        // `listen` runs without the mutex, because a recall may arrive at once.
         self.cell.recalls(None).or_else(|| self.cell.recalls(listen(CachedCell(Arc::downgrade(&self.cell)))))
     }
 
-    /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
+    /// Joins a read hold of this process, if there is one that may be joined and no writer of the process waits.
     pub(crate) fn join(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         self.cell.ask_heard(|state, heard| state.join(self.wants, heard, now))
     }
 
-    /// Last token of the lock that this process is known to have had.
+    /// Returns the last token of the lock that this process has had.
     pub(crate) fn newest_token(&self) -> Option<FencingToken> {
         self.cell.ask(|state| state.newest_token())
     }
 
-    /// A read hold that may be joined if the server says so.
+    /// Returns a read hold that may be joined if the server confirms it.
     pub(crate) fn to_recheck(&self) -> Option<Arc<Hold>> {
         self.cell.ask(|state| state.to_recheck())
     }
@@ -197,18 +197,19 @@ impl WaitEntry {
         self.cell.quietly(|state, _, effects| state.end_cached(self.mode, effects))
     }
 
-    /// Whether it waits for a guard of its own owner.
+    /// Returns true if it waits for a guard of its own owner.
     pub(crate) fn waits_for_itself(&self, now: Moment) -> bool {
         self.cell.quietly(|state, _, effects| state.held_by(self.wants.owner, now, effects)).is_some()
     }
 
-    /// States that this waiter is polled, and will be again. `false` if it may not ask any more.
+    /// Records that this leader is polled. Returns false if it is not the leader any more.
     pub(crate) fn note_polled(&self, now: Moment) -> bool {
         let poll_deadline = now.after(self.grace);
         self.cell.ask(|state| state.note_polled(self.mode, self.waiter_id, poll_deadline))
     }
 
-    /// A copy of the request is sent: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
+    /// Begins a copy of the request in progress, or of the one that `begin` makes. Returns `None` if this waiter is not the
+    /// leader any more.
     pub(crate) fn begin_attempt(&self, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
         let poll_deadline = now.after(self.grace);
         self.cell.ask(|state| {
@@ -220,13 +221,12 @@ impl WaitEntry {
         })
     }
 
-    /// Returns the notifications that the one that asked before has left.
+    /// Returns the notifications that the leader before has left.
     pub(crate) fn take_left(&self) -> Option<Notifications> {
         self.cell.take_left(self.mode)
     }
 
-    /// What became of a copy is known. `over` answers what is to be dropped;
-    /// `None` if this one may not ask any more.
+    /// Applies the outcome of a copy. Returns the value of `over`, or `None` if this waiter is not the leader any more.
     pub(crate) fn end_attempt<T>(
         &self,
         attempt: &Attempt<Acquired>,
@@ -241,17 +241,17 @@ impl WaitEntry {
         })
     }
 
-    /// The server does not answer this one, or does again.
+    /// Records that the server does not answer this leader, or answers again.
     pub(crate) fn on_outage(&self, outage: Option<SideOutage>) {
         self.cell.quietly(|state, _, effects| state.on_outage(self.mode, self.waiter_id, outage, effects));
     }
 
-    /// Ends the wait of all that waited behind this one when its newest attempt was sent: it has failed for them as well.
+    /// Fails all waiters that waited behind this leader when it sent its newest attempt, because the attempt was for them too.
     pub(crate) fn fail_waiters(&self, failure: &Failure) {
         self.cell.quietly(|state, _, effects| state.fail_waiters(self.mode, self.waiter_id, failure, effects));
     }
 
-    /// Those who keep the lock elsewhere and may not be inside have been called, and have until then to give it up.
+    /// Records until when recalled processes may release their cached holds.
     pub(crate) fn note_recall(&self, until: Moment) {
         self.cell.ask(|state| state.note_recall(self.mode, until));
     }
@@ -266,7 +266,7 @@ impl WaitEntry {
         self.cell.ask(|state| state.note_in_use(self.mode));
     }
 
-    /// Whether the server may have something of what this one asked for.
+    /// Returns true if the server may have a record of the request of this waiter.
     pub(crate) fn has_traces(&self) -> bool {
         self.cell.ask(|state| match state.pending(self.mode, self.waiter_id) {
             Some(Some(pending)) => !pending.is_unknown_to_server(),
@@ -274,12 +274,12 @@ impl WaitEntry {
         })
     }
 
-    /// What is under way is to be taken back.
+    /// Takes the request out of the cell, for its withdrawal.
     pub(crate) fn give_up_pending(&self) -> Option<Pending> {
         self.cell.ask(|state| state.give_up_pending(self.mode, self.waiter_id))
     }
 
-    /// The server has granted what this one asked for. Answers also what was under way, to be dropped.
+    /// Turns a grant into a hold. Returns the request too, which the caller drops.
     pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>) {
         let can_be_cached = granted.cache.is_some();
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting, can_be_cached));
@@ -287,13 +287,13 @@ impl WaitEntry {
             .event(now, |state, inputs, effects| state.on_grant(make, self.waiter_id, granted, now, inputs, effects))
     }
 
-    /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
+    /// Records that this waiter has a share of an older hold. Returns its request, which the caller withdraws.
     pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> Option<Pending> {
         self.cell
             .event(now, |state, _, effects| state.on_seated(self.mode, self.waiter_id, hold.number(), now, effects))
     }
 
-    /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
+    /// Removes the entry. The next waiter continues the request, if there is one that may.
     pub(crate) fn leave(self, notifications: Notifications, backoff: Backoff, now: Moment) -> Leaving {
         let (leaving, needless) = self.cell.event_beside(now, |state, inputs, effects, beside| {
             let leaving = state.leave(self.mode, self.waiter_id, backoff, now, inputs, effects);

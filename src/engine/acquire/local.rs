@@ -1,4 +1,4 @@
-//! An acquisition waits in its process: to ask, or to be handed a share.
+//! An acquisition waits in its process, for the right to send requests or for a share that another task hands over.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::lock::side::SideOutage;
 use crate::lock::wait::Wake;
 use crate::store::{Failure, Mode};
 
-/// A waiter that holds the lock itself is told so after this time.
+/// Time after which the log names a waiter whose own task holds the lock.
 const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
 
 impl Acquisition<'_> {
-    /// Waits in this process until it is called: to ask, or with a share that it has. Ends early when the server is
-    /// silent to those before.
+    /// Waits in this process until it may send requests, or until it gets a share. Ends early if the server does not answer
+    /// the leader.
     pub(super) async fn signalled(&mut self, patience: Patience) -> Result<Option<Held>> {
         let mut next_look = self.next_look(self.outage().as_ref(), self.engine.clock.now());
         loop {
@@ -27,7 +27,7 @@ impl Acquisition<'_> {
             tokio::select! {
                 biased;
                 call = entry.signalled() => {
-                    // A server that was silent to those before is so to this one: its patience does not begin again.
+                    // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
                     let outage = entry.awaited_first_answer().outage();
                     let now = self.engine.clock.now();
                     self.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
@@ -55,8 +55,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// When there may be something to see. Many wait, so each looks as seldom as it can: the silence of a server that answers now
-    /// cannot have lasted too long before then.
+    /// Returns when this waiter has to look for an outage. There may be many waiters, so each looks as seldom as it can: if
+    /// the server answers now, an outage cannot last too long before then.
     fn next_look(&self, outage: Option<&SideOutage>, now: Moment) -> Moment {
         let patience = self.engine.options().unreachable_after;
         let silence = match outage {
@@ -67,13 +67,13 @@ impl Acquisition<'_> {
         if now < warning { silence.min(warning) } else { silence }
     }
 
-    /// Silence of the server to the asker, as far as this waiter is concerned.
+    /// Returns the outage that the leader sees, from the moment at which this waiter began to count.
     fn outage(&self) -> Option<SideOutage> {
         let outage = self.entry.as_ref().and_then(|entry| entry.awaited_first_answer().outage())?;
         Some(SideOutage { since: outage.since.max(self.tries.since), ..outage })
     }
 
-    /// A waiter that holds the lock itself would wait for ever: it is told so, once.
+    /// Logs once that the waiter's own task holds the lock, because such a waiter would wait for ever.
     pub(super) fn warn_of_self(&mut self, now: Moment) {
         let due = !self.warned && now.since(self.began) >= SELF_WAIT_WARNING;
         if due && self.entry.as_ref().is_some_and(|entry| entry.waits_for_itself(now)) {
@@ -82,7 +82,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Whether the server answers whoever of this process asks.
+    /// Fails if the server has not answered the leader for `unreachable_after`.
     fn check_heard(&self, outage: Option<&SideOutage>, now: Moment) -> Result<()> {
         match outage.map(|outage| (now.since(outage.since), &outage.source)) {
             Some((waited, source)) if waited >= self.engine.options().unreachable_after => {
@@ -92,8 +92,9 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Takes a share that it was handed or granted. With too little left of that to start with, it waits for the answer to a
-    /// renewal first. If it is over before, it waits as others do, and who only tries asks. Dropped, it gives the share back.
+    /// Takes a share that another task has handed over, or that the server has granted. If too little of the lease is left, it
+    /// waits for the answer to a renewal first. If the hold ends before, the acquisition waits again, and a try sends a
+    /// request. If the future is dropped, the share is released.
     pub(super) async fn accept(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
         let clock = self.engine.clock;
         let (since, mut underway, mut was_late) = (clock.now(), None, false);
@@ -112,7 +113,7 @@ impl Acquisition<'_> {
                     match patience {
                         Patience::Wait => self.wait_again(),
                         Patience::AskOnce => {
-                            // It is in its own way no more.
+                            // Its own share must not refuse the try.
                             drop(held);
                             self.try_again();
                         }
@@ -120,7 +121,7 @@ impl Acquisition<'_> {
                     return Ok(None);
                 }
                 Accepted::Short { until, is_late } => {
-                    // What a limit waits for, as for a question to the server.
+                    // The limit waits for this answer, as for the answer to an acquisition.
                     underway = underway.or_else(|| self.begin_underway());
                     if is_late {
                         was_late = true;
@@ -147,19 +148,18 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Nothing came of the share that it was handed. Who only tries does not wait until that is given back: it asks at once, unless
-    /// somebody here is before it.
+    /// Lets a try whose share came to nothing ask the server at once, unless a task of this process is before it.
     fn try_again(&mut self) {
         let (engine, now) = (self.engine, self.engine.clock.now());
         self.entry = engine.table.try_enter(&self.key, self.mode, self.wants, grace(engine), now);
     }
 
-    /// The renewal for which it waits goes unanswered.
+    /// Records that the renewal for which it waits has no answer. Fails after `unreachable_after`.
     pub(super) fn renewal_is_late(&self) -> Result<()> {
         if let Some(entry) = &self.entry {
             entry.on_outage(Some(SideOutage { since: self.tries.since, source: None }));
         }
-        // The renewal's own failure is with the task that renews.
+        // The cause is known to the background, which sends the renewal.
         let silence = Failure::NotDone { source: self.outage().and_then(|outage| outage.source) };
         self.tries.verdict(self.engine, &self.key, silence).map_or(Ok(()), Err)
     }

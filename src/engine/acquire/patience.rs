@@ -1,10 +1,10 @@
-//! An acquisition that waits long: the holder in its way is told when the wait is over.
+//! Log lines about long waits. Such a line names the holder, and comes when the wait is over.
 
 use super::Acquisition;
 use crate::base::events::{self, LONG_WAIT, Waited};
 use crate::base::lease::Moment;
 
-/// How a wait ends.
+/// End of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitEnds {
     Granted,
@@ -12,16 +12,16 @@ pub(super) enum WaitEnds {
 }
 
 impl Acquisition<'_> {
-    /// The server has said no, again.
+    /// Notes a further refusal of the server.
     pub(super) fn note_wait(&mut self, now: Moment) {
         self.warn_of_self(now);
         if self.is_long(now) && self.holder.is_none() {
-            // The refusal that it has just got names the holder.
+            // The newest refusal names the holder.
             self.holder = Some(Box::new(self.denied().label()));
         }
     }
 
-    /// It waited for a guard of this process, which handed its hold on.
+    /// Notes that the acquisition has waited for a guard of this process, which has handed its hold on.
     pub(super) fn note_kept_out(&mut self, now: Moment) {
         if self.is_long(now) {
             self.holder = Some(Box::new(Some(self.engine.label.clone())));
@@ -32,7 +32,7 @@ impl Acquisition<'_> {
         now.since(self.began) >= LONG_WAIT && events::long_waits_are_told()
     }
 
-    /// If it was long.
+    /// Logs the wait, if it was long.
     #[cold]
     pub(super) fn tell_of_wait(&mut self, ends: WaitEnds) {
         let Some(holder) = self.holder.take() else {

@@ -1,4 +1,4 @@
-//! An acquisition asks the server, until that grants the lock.
+//! An acquisition sends its request to the server, until the server grants the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,30 +17,30 @@ use crate::lock::side::{LastRefusal, NextStep, Pending, SideOutage};
 use crate::lock::wait::{Installed, Notifications, WaitEntry};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
 
-/// By so much longer than it waits for the word of those who keep the lock, whoever tries has a place in the queue: its claim is on
-/// its way.
+/// Time for which a try keeps its place in the queue after it has stopped to wait for replies to its recall. In this time its
+/// claim reaches the server.
 const CLAIM_OF_A_TRY: Duration = Duration::from_secs(1);
 
-/// What came of asking.
+/// Outcome of the requests of a leader.
 pub(super) enum Pursued {
     Granted(Held),
-    /// The one answer was no.
+    /// The server has refused a try.
     Refused,
-    /// It was not polled for so long that the next one asks by now.
+    /// The task was not polled for so long that the next waiter is the leader by now.
     PassedBy,
 }
 
-/// What came of a grant.
+/// Outcome of a grant.
 pub(super) enum Taken {
     Held(Held),
-    /// Nothing is left of it.
+    /// The grant is over already.
     Over,
-    /// The next one asks by now, and finds it.
+    /// The next waiter is the leader by now, and will get the hold from the server.
     PassedBy,
 }
 
 impl Acquisition<'_> {
-    /// Asks the server until it grants the lock. What it mostly does not come to has its room elsewhere: the future is moved.
+    /// Sends the request until the server grants the lock. The rare futures are boxed, because this future is moved.
     pub(super) async fn pursue(&mut self, patience: Patience) -> Result<Pursued> {
         let (mut pause, mut queued) = (Pause::new(), false);
         loop {
@@ -91,7 +91,7 @@ impl Acquisition<'_> {
                         RecallReply::Refused | RecallReply::Silence => return Ok(Pursued::Refused),
                     }
                 }
-                // The answer brought the server's time along: the next one has a better limit.
+                // The answer brought the server's time, so the next request has a better limit.
                 NextStep::AskSoon => {
                     self.check_late(answer.sent, patience, now)?;
                     Box::pin(self.tries.backoff.wait()).await;
@@ -110,7 +110,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// A try ends when all of its requests were late for as long as it takes to ask twice: the server answers, and nothing comes of it.
+    /// Fails a try if all of its requests were late for twice the response timeout, although the server answers.
     fn check_late(&mut self, sent: Moment, patience: Patience, now: Moment) -> Result<()> {
         let waited = now.since(*self.late_since.get_or_insert(sent));
         if patience == Patience::Wait || waited < self.engine.options().response_timeout * 2 {
@@ -119,14 +119,14 @@ impl Acquisition<'_> {
         Err(Error::unreachable(self.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
     }
 
-    /// A copy of the request is to be sent: of what the one before left, or of something new. `None` if this one may not ask any
-    /// more. Answers also whether somebody waits behind it.
+    /// Begins a copy of the request that the leader before has left, or of a new request. Returns `None` if this waiter is not
+    /// the leader any more. The second value is true if others wait behind it.
     pub(super) fn begin_attempt(&mut self, patience: Patience) -> Result<Option<(AcquireRequest, bool)>> {
         let engine = self.engine;
         let Some(entry) = &self.entry else {
             return Ok(None);
         };
-        // Counted before the look, so that `close` either is seen here or waits for this attempt.
+        // Counted before the check, so that the check sees `close`, or `close` waits for this attempt.
         let counted = engine.releases.begin_unsettled();
         engine.check_open(&self.key)?;
         let mut is_new = false;
@@ -144,7 +144,7 @@ impl Acquisition<'_> {
             self.tries.backoff = backoff;
             self.notices = entry.take_left().unwrap_or_default();
         }
-        // A process that keeps holds knows that others may, too. It asks and calls at once.
+        // A process that caches holds expects that others do, too. So a try subscribes and recalls at once.
         let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
         if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
             let scheme = engine.scheme.notifications();
@@ -161,7 +161,7 @@ impl Acquisition<'_> {
             id: begun.id,
             mode: self.mode,
             lease: self.wants.lease.min(self.wants.max_hold),
-            // Who keeps a hold passes it on for as long as nobody calls.
+            // A cached hold is handed on for as long as no waiter recalls it.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().max_handoffs },
             if_taken: match patience {
                 Patience::AskOnce if tries => {
@@ -177,8 +177,8 @@ impl Acquisition<'_> {
         Ok(Some((request, begun.is_waited_for)))
     }
 
-    /// It is queued, and is told what there is to be told. Who tries, and hears nothing in time, asks once more: the word may have
-    /// been lost.
+    /// Waits in the queue for a notification. A try without a reply in time sends its request once more, because the reply may
+    /// have been lost.
     async fn recall_reply(
         &mut self,
         request: &AcquireRequest,
@@ -200,18 +200,19 @@ impl Acquisition<'_> {
         }
     }
 
-    /// It tries, and those who keep the lock have been called, or are to be: until then they have time to say a word.
+    /// Returns the end of the time that recalled holders have to reply to a try. The time starts at the first call.
     fn recalls_from(&mut self, now: Moment) -> Moment {
         *self.calls_until.get_or_insert(now.after(self.engine.options().recall_timeout))
     }
 
-    /// A waiter with a short lease is granted for no longer than that, and has to learn of it in time.
+    /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
+    /// of the grant sooner.
     pub(super) fn heartbeat(&self) -> Duration {
         HEARTBEAT.min(self.wants.lease.min(self.wants.max_hold) / 3)
     }
 
-    /// One attempt, which a time limit hears out, and when it was over. `None` if this one may not ask any more.
-    /// If its future dies meanwhile, a copy is under way.
+    /// Makes one attempt, and returns it with the time at which it was over. A limit waits for its end. Returns `None` if this
+    /// waiter is not the leader any more. If the future is dropped meanwhile, a copy is in doubt.
     async fn attempt(&mut self, request: &AcquireRequest, is_waited_for: bool) -> Option<(Attempt<Acquired>, Moment)> {
         let engine = self.engine;
         let underway = self.begin_underway();
@@ -222,7 +223,7 @@ impl Acquisition<'_> {
         };
         drop(underway);
         let now = engine.clock.now();
-        // A grant that is there becomes a hold in one step.
+        // A grant becomes a hold in one step, so no other waiter can see the request between the two.
         if let Ok(answer) = &attempt
             && matches!(answer.value, Acquired::Granted(_))
         {
@@ -253,7 +254,7 @@ impl Acquisition<'_> {
         Some((attempt, now))
     }
 
-    /// The same while others wait behind it: it states again and again that it is polled, however long the answer takes.
+    /// Makes one attempt while others wait. Records from time to time that the task is polled, however long the answer takes.
     async fn attempt_in_sight(&self, request: &AcquireRequest) -> Attempt<Acquired> {
         let clock = self.engine.clock;
         let attempt = self.engine.scheme.acquire(&self.key, request);
@@ -272,7 +273,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// The server answers.
+    /// Records that the server answers.
     pub(super) fn on_first_answer(&mut self, now: Moment) {
         self.tries.on_answer(now);
         if let Some(entry) = &self.entry {
@@ -280,7 +281,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// A grant that is over when it comes is as good as silence; one that is not becomes a hold.
+    /// Returns true if the answer is a grant that is still valid. A grant that is over counts as no answer.
     fn is_worth_having(&self, answer: &Answered<Acquired>, now: Moment) -> bool {
         let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
             return false;
@@ -288,7 +289,7 @@ impl Acquisition<'_> {
         lease::valid_until(answer.sent, remaining, self.engine.options().max_clock_skew) > now
     }
 
-    /// Makes a grant a hold, if there is enough left of it.
+    /// Turns a grant into a hold, if it is still valid.
     fn on_grant<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
         let sent = answer.sent;
         self.note_clock(answer);
@@ -313,14 +314,15 @@ impl Acquisition<'_> {
         taken
     }
 
-    /// The same for a grant that came by a notification. It is to be claimed by a renewal, and asked about before it is shared.
+    /// Turns a grant of a notification into a hold. A renewal has to claim it, and a request has to confirm it before readers
+    /// join.
     pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
         self.note_clock(&answer);
         let Answered { sent, value: granted, .. } = answer;
         let now = self.engine.clock.now();
-        // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.
+        // Counted from an earlier answer. If the server's clock has jumped since, a claim from now on is the maximum.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
-        // It answers no request: what answers the claim says whether it may stay.
+        // A notification answers no request. The answer to the claim tells whether the process may cache the hold.
         let keep = self.keeping.take().map(|keeping| (keeping.to_state(), None));
         let granted = hold::NewHold {
             cache: keep,
@@ -357,11 +359,11 @@ impl Acquisition<'_> {
                 if may_stay {
                     engine.bound_cached(now);
                 }
-                // With too little to start with it keeps its place.
+                // With too little of the lease left, the waiter stays until a renewal is answered.
                 if has_enough {
                     self.entry = None;
                 }
-                // The cell has it: `close` finds it there.
+                // The hold is in the cell, where `close` finds it.
                 drop(pending.as_mut().map(|pending| engine.releases.unsettled_of(pending)));
                 Taken::Held(Held::new(engine, hold, share_id))
             }
@@ -370,7 +372,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Where an attempt that was not granted is given back, the next one has an id of its own.
+    /// Withdraws a refused request of a quorum. The next attempt has an id of its own.
     fn begin_anew(&self) {
         if self.engine.scheme.quorum().is_some()
             && let Some(pending) = self.entry.as_ref().and_then(WaitEntry::give_up_pending)
@@ -379,7 +381,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// The answer was too long on its way. The old id is given back, and a new one asks again.
+    /// Handles a grant whose answer came when it was over. Releases the old id, so that the next request has a new one.
     fn too_late(&mut self) -> Failure {
         if let Some(entry) = &self.entry {
             entry.on_outage(None);
@@ -405,7 +407,7 @@ impl Acquisition<'_> {
         if let Some(source) = source {
             self.last_failure = Some((now, source));
         }
-        // Each would wait for the replicas anew, one after the other.
+        // Otherwise each waiter would wait for the replicas again, one after the other.
         if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.entry) {
             entry.fail_waiters(&failure);
         }
@@ -414,13 +416,13 @@ impl Acquisition<'_> {
     }
 }
 
-/// The round trip took longer than the grant was worth.
+/// The round trip took longer than the grant was valid.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer came when its lease was over")]
 struct TooLate;
 
-/// The server's clock runs ahead faster than requests come, or the server says so. Or masters of a quorum still have an
-/// earlier acquisition of this manager.
+/// The server found each request late, because its clock runs too fast. Or masters of a quorum still have an earlier request
+/// of this manager.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "each request came too late for the server's clock, or met an earlier request whose release is still under way: \
@@ -428,7 +430,7 @@ struct TooLate;
 )]
 struct AlwaysLate;
 
-/// Nothing came back.
+/// No answer came.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer within the response timeout")]
 struct Silence;

@@ -12,10 +12,10 @@ use crate::engine::{Engine, Held};
 use crate::lock::hold::{CacheAnswer, Grant, Hold};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
 
-/// What an attempt at a hold that the process has already came to.
+/// Outcome of a repeated acquisition of a hold that the process has.
 enum RecheckOutcome {
     Joined(Held),
-    /// Not to be joined: the server is to be asked for another.
+    /// No reader may join the hold. The acquisition has to ask for another hold.
     Closed,
     /// No answer yet.
     Again,
@@ -49,18 +49,18 @@ impl Acquisition<'_> {
         }
     }
 
-    /// It has a share of a hold that was granted before: whoever waits here to read may have one too.
+    /// Ends the acquisition with a share of an older hold. The other waiting readers of the process may join it too.
     pub(super) fn on_joined(&mut self, held: Held) -> Held {
         self.on_seated(&held);
         self.entry = None;
         held
     }
 
-    /// The same for one that keeps its place until it knows that it has enough.
+    /// Lets the waiting readers join as well, and withdraws the own request. The entry stays until the share is long enough.
     pub(super) fn on_seated(&mut self, held: &Held) {
         if let Some(entry) = &self.entry {
             let now = self.engine.clock.now();
-            // It needs nothing of its own.
+            // The acquisition needs no hold of its own any more.
             if let Some(pending) = entry.on_seated(held.hold(), now) {
                 self.earlier_until = self.earlier_until.max(self.cancel(pending));
             }
@@ -106,24 +106,24 @@ impl Acquisition<'_> {
                 if claims {
                     events::log_claim(hold.key().name(), hold.mode(), hold.token());
                 }
-                // A writer waits: this one must not be let in, though it has extended the hold of the others.
+                // A writer waits, so this reader must not join, although its request has extended the hold of the others.
                 Ok(if is_held && !is_waited_for { RecheckOutcome::Joined(held) } else { RecheckOutcome::Closed })
             }
             Acquired::Granted(_) => {
-                // It was lost, and this has begun another one under its id.
+                // The hold was lost, and this request has begun another one under its id.
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);
                 }
                 Ok(RecheckOutcome::Closed)
             }
             Acquired::Late => {
-                // The answer brought the server's time along. Meanwhile it has no share.
+                // The answer brought the server's time. The reader has no share during the pause.
                 drop(held);
                 self.tries.backoff.wait().await;
                 Ok(RecheckOutcome::Again)
             }
             Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {
-                // The server does not know it: others may be inside.
+                // The server does not have the hold, so other processes may hold the lock.
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);
                 }
@@ -133,11 +133,12 @@ impl Acquisition<'_> {
     }
 }
 
-/// A repeat of the acquisition of a hold, on its way. One that comes late would bring a hold back that is over.
+/// A repeat of the acquisition of a hold, without an answer yet. A late copy would begin the hold again after its end, so a
+/// dropped repeat is in doubt.
 struct Repeat<'a> {
     engine: &'a Engine,
     hold: &'a Hold,
-    /// What becomes of it is known.
+    /// True when the answer is known.
     is_known: bool,
 }
 

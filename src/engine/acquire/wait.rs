@@ -1,4 +1,4 @@
-//! An acquisition waits between two attempts: for a notification of the server, or for a while.
+//! An acquisition waits between two attempts, for a notification of the server or for a pause.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::base::lease::Moment;
 use crate::lock::wait::Notifications;
 use crate::store::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
 
-/// First and longest pause between two attempts at a lock that others hold, where there is no queue.
+/// First and longest pause between two attempts without a queue.
 const RETRY_FIRST: Duration = Duration::from_millis(4);
 const MAX_RETRY: Duration = Duration::from_millis(128);
-/// The same where releases are published: the pause is only the safety net.
+/// Longest pause if the server also notifies of releases. The pause then only covers a lost notification.
 const MAX_RETRY_WOKEN: Duration = Duration::from_secs(1);
 
-/// The pauses of one acquisition where there is no queue.
+/// Pauses of one acquisition without a queue.
 pub(super) struct Pause(Duration);
 
 impl Pause {
@@ -27,36 +27,36 @@ impl Pause {
 
     fn next(&mut self, longest: Duration) -> Duration {
         let jittered = self.0.mul_f64(0.5 + fastrand::f64());
-        // Half as long again with the most jitter, which is then the longest.
+        // The largest jitter adds half, so two thirds of the longest pause is the limit here.
         self.0 = (self.0 * 2).min(longest * 2 / 3);
         jittered
     }
 }
 
-/// What those say who have a lock and may not be inside.
+/// Outcome of a wait in the queue.
 pub(super) enum RecallReply {
     Granted(Answered<Granted>),
-    /// It may have been granted meanwhile.
+    /// The lock may have been granted meanwhile.
     AskAgain,
-    /// One of them is inside.
+    /// A guard uses the recalled hold.
     Refused,
-    /// None has said anything that was heard.
+    /// No reply came in time.
     Silence,
 }
 
-/// Sum of the notices that lie there when a waiter looks.
+/// Sum of the notifications that have arrived when a waiter looks.
 enum HeardNotification {
     Granted(Answered<Granted>),
-    /// Something may have changed.
+    /// The lock may have become free.
     AskAgain,
-    /// The lock is used by a holder that this try has called.
+    /// A guard uses the hold that this try has recalled.
     Refused,
-    /// All of it is for others.
+    /// All notifications were for other waiters.
     Nothing,
 }
 
-/// Looks through `first` and what lies behind it: however many messages came, they are one reason to ask. It stops at the length of the
-/// queue, so that a flood which is faster than this loop cannot hold the waiter in it.
+/// Sums up `first` and the notifications behind it, because all of them together are one reason to ask. It stops at the length
+/// of the channel, so that a faster flood of notifications cannot keep the waiter here.
 fn hear(
     first: Notification,
     notices: &mut mpsc::Receiver<Notification>,
@@ -72,12 +72,12 @@ fn hear(
             {
                 return HeardNotification::Granted(answer);
             }
-            // Another one's of this process.
+            // The grant of another waiter of this process.
             Notification::Granted { id: granted, .. } if *granted != *id.as_str() => {}
             Notification::Used { id: refused } if *refused == *id.as_str() => heard = HeardNotification::Refused,
-            // Of others, who try.
+            // For the tries of other tasks.
             Notification::Used { .. } | Notification::Called { .. } => {}
-            // Granted before it was queued again, it is over; or it is not what the server would say.
+            // This grant is older than the place in the queue, or no server would send it.
             Notification::Granted { .. } | Notification::AskAgain => heard = heard.or_ask_again(),
         }
         looked_at += 1;
@@ -85,7 +85,7 @@ fn hear(
             next = notices.try_recv().ok();
         }
     }
-    // More came than there was room for.
+    // The channel was full, so notifications may be missing.
     if looked_at >= MAX_NOTIFICATIONS { heard.or_ask_again() } else { heard }
 }
 
@@ -99,9 +99,9 @@ impl HeardNotification {
 }
 
 impl Acquisition<'_> {
-    /// Waits in the server's queue until it is time to ask again, or until a notification says that there is no need to.
+    /// Waits in the server's queue until a notification brings the grant, or until it is time to ask again.
     pub(super) async fn notice(&mut self, request: &AcquireRequest, retry_in: Duration) -> Option<Answered<Granted>> {
-        // A little after the deadline that may free it, or the attempt would come just too early.
+        // A little after the deadline that may free the lock, so that the attempt does not come too early.
         let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
         let clock = self.engine.clock;
         let mut asks_again = clock.now().after(nap);
@@ -124,7 +124,7 @@ impl Acquisition<'_> {
                             return Some(answer);
                         }
                         HeardNotification::Granted(_) => return None,
-                        // Whoever floods the channel makes it ask as often as that is allowed, and no more.
+                        // A flood of notifications causes no more requests than the throttle allows.
                         HeardNotification::AskAgain => {
                             is_told = true;
                             asks_again = asks_again.min(self.told_to_ask.next_at());
@@ -134,7 +134,7 @@ impl Acquisition<'_> {
                 }
                 () = clock.sleep_until(asks_again) => {}
             }
-            // Compared after each notice as well: a flood of them would leave the timer no turn.
+            // Compared after each notification as well, because a flood would keep the timer from its turn.
             if asks_again <= clock.now() {
                 if is_told {
                     self.told_to_ask.take(clock.now());
@@ -142,13 +142,13 @@ impl Acquisition<'_> {
                 return None;
             }
         }
-        // Whoever brought them has ended: the runtime of the one that waited before.
+        // The runtime that received the notifications has ended. It was that of the leader before.
         self.notices = Notifications::Unwanted;
         clock.sleep_until(asks_again).await;
         None
     }
 
-    /// Waits for the word of those who have the lock and may not be inside.
+    /// Waits for the replies to the recall of a try.
     pub(super) async fn word(&mut self, request: &AcquireRequest, until: Moment) -> RecallReply {
         self.subscribe();
         let bounds = self.bounds(request);
@@ -168,7 +168,7 @@ impl Acquisition<'_> {
                             return if counts { RecallReply::Granted(answer) } else { RecallReply::AskAgain };
                         }
                         HeardNotification::Refused => return RecallReply::Refused,
-                        // What was said before the subscription stood has woken nobody.
+                        // A notification from before the subscription was live has reached no waiter.
                         HeardNotification::AskAgain => asks_again = asks_again.min(self.told_to_ask.next_at()),
                         HeardNotification::Nothing => {}
                     }
@@ -176,9 +176,9 @@ impl Acquisition<'_> {
                 () = clock.sleep_until(asks_again.min(until)) => {}
                 () = clock.timer(restates) => {}
             }
-            // Compared after each notice as well: a flood of them would leave the timers no turn.
+            // Compared after each notification as well, because a flood would keep the timers from their turns.
             let now = clock.now();
-            // First, or a flood of notices would keep a try from its end.
+            // Checked first, because a flood of notifications must not keep a try from its end.
             if until <= now {
                 return RecallReply::Silence;
             }
@@ -195,7 +195,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Waits where there is no queue.
+    /// Waits for a pause, because the server has no queue.
     pub(super) async fn pause(&mut self, pause: &mut Pause, retry_in: Duration) {
         self.subscribe();
         let longest = match self.notices {
@@ -220,14 +220,14 @@ impl Acquisition<'_> {
                     clock.sleep_until(until.min(asks_again)).await;
                 }
                 self.told_to_ask.take(clock.now());
-                // All that is there says the same.
+                // All notifications that have arrived are one reason to ask.
                 while subscription.notices.try_recv().is_ok() {}
             }
             Notifications::Unwanted | Notifications::Never => tokio::time::sleep(nap).await,
         }
     }
 
-    /// Whoever waits wants notifications, if there are any.
+    /// Subscribes to the notifications, if the scheme has any.
     fn subscribe(&mut self) {
         if matches!(self.notices, Notifications::Unwanted) {
             let scheme = self.engine.scheme.notifications();

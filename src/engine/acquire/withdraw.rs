@@ -1,9 +1,9 @@
-//! An acquisition is given up: its caller is told so when nothing of it can be granted any more.
+//! Withdrawal of an acquisition that is given up. Its caller gets the error when the server can grant nothing of it any more.
 //!
-//! A request that was sent may be carried out behind the `leave` that takes it back: that was answered `none`, and then the
-//! request brings a place, or a hold. So the caller hears of its limit when each copy of the request was answered before the
-//! `leave` was sent, or can surely not be carried out behind it any more; for a copy without an answer the `leave` is repeated
-//! until then. Without an answer in time the caller is told that, and the background goes on.
+//! The server may carry out a request after the `leave` that withdraws it. The `leave` is then answered `none`, and the
+//! request later brings a place or a hold. So the caller gets its error when each copy of the request was answered before
+//! the `leave` was sent, or is too late for the server. While a copy has no answer, the `leave` is repeated. Without an
+//! answer in time the error says so, and the background continues.
 
 use std::sync::Arc;
 
@@ -18,29 +18,29 @@ use crate::lock::shares::ShareId;
 use crate::lock::side::Pending;
 use crate::store::Failure;
 
-/// Whether anything of an acquisition that was given up may yet be granted.
+/// Tells whether the server may still grant an acquisition that was given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Withdrawn {
-    /// The server has nothing of it, and nothing is on its way there.
+    /// The server has no hold and no place of it, and no request is in doubt.
     Surely,
-    /// Something may yet be granted, until its lease is over.
+    /// The server may still grant it, until the lease is over.
     Perhaps,
 }
 
-/// Place or share that an acquisition gives back when it ends without a guard.
+/// Request and share that an acquisition leaves when it ends without a guard.
 pub(super) struct Left {
     pending: Option<Pending>,
     handed: Option<(Arc<Hold>, ShareId)>,
 }
 
 impl Acquisition<'_> {
-    /// Whether there is nothing to take back, as far as the server is concerned.
+    /// Returns true if the server can have no hold and no place of this acquisition.
     pub(super) fn has_left_nothing(&self) -> bool {
         self.entry.as_ref().is_none_or(|entry| !entry.has_traces())
     }
 
-    /// Gives the place in this process up. What is under way goes to the next waiter here, if there is one that may go on with it:
-    /// then nothing of it is to be taken back.
+    /// Removes the entry. The next waiter of this process continues the request, if there is one that may. Then nothing is
+    /// left to withdraw.
     pub(super) fn leave(&mut self) -> Option<Left> {
         let entry = self.entry.take()?;
         let now = self.engine.clock.now();
@@ -55,7 +55,7 @@ impl Acquisition<'_> {
         (pending.is_some() || leaving.handed.is_some()).then_some(Left { pending, handed: leaving.handed })
     }
 
-    /// Gives back in the background what was left.
+    /// Withdraws the request and releases the share in the background.
     pub(super) fn give_back(&self, left: Left) {
         if let Some(pending) = left.pending {
             self.cancel(pending);
@@ -65,8 +65,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Gives the place up and waits until the server has nothing of it, until `answer_by` at most. Dropped, or without an answer by
-    /// then, the background goes on.
+    /// Removes the entry and waits until the request is withdrawn, until `answer_by` at most. Without an answer by then, or if
+    /// the future is dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
         let engine = self.engine;
         let unarmed = self.take_unarmed();
@@ -104,7 +104,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Returns the release that takes back a request which comes to nothing.
+    /// Returns the release that withdraws a request.
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
         let now = self.engine.clock.now();
         let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
@@ -120,17 +120,17 @@ impl Acquisition<'_> {
     }
 }
 
-/// A request that is being taken back where its caller waits. Dropped before that was answered, the background goes on.
+/// Withdrawal that the caller waits for. If it is dropped before the answer, the background continues.
 struct Withdrawing<'a> {
     engine: &'a Engine,
-    /// Present until the server has nothing of it.
+    /// Present until the withdrawal is answered.
     release: Option<Release>,
-    /// Given up after what goes on has been counted.
+    /// Dropped after the release that continues is counted.
     _unsettled: Option<Unsettled>,
 }
 
 impl Withdrawing<'_> {
-    /// Tells the server until no copy of the request can be carried out behind an answered `leave`.
+    /// Sends the `leave` until it is answered and no copy of the request can come after it.
     async fn tell(&mut self) -> Withdrawn {
         let (engine, mut backoff) = (self.engine, Backoff::new());
         while let Some(release) = &self.release {
@@ -140,7 +140,7 @@ impl Withdrawing<'_> {
                     None => self.release = None,
                 },
                 Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => backoff.wait().await,
-                // Repeated at once it would be refused again.
+                // The server would refuse a repeat, too.
                 Err(Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. }) => {
                     return Withdrawn::Perhaps;
                 }

@@ -1,4 +1,4 @@
-//! Those who wait for a lock in this process, and ask the server for it.
+//! Waiters and leaders of one lock in this process.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -15,20 +15,20 @@ use crate::lock::side::{Pending, Side, WaiterId};
 pub(super) struct WaitQueue<H> {
     pub(super) reads: Side,
     pub(super) writes: Side,
-    /// What waiters were handed and have not taken yet.
+    /// Shares that were handed to waiters and have not been taken yet.
     pub(super) handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
     /// Failures of attempts that waiters share and have not taken yet.
     pub(super) failed: BTreeMap<WaiterId, Failure>,
-    /// Who asks without the right to, or has lost it. The table keeps the lock for them.
+    /// Requests of tries beside the leader, and former leaders. The table keeps the cell while there are any.
     pub(super) extra_requests: BTreeMap<WaiterId, ExtraRequest>,
-    /// Last token of the holds that ended while somebody waited.
+    /// Last token of the holds that ended while the queue had waiters.
     pub(super) newest: Option<FencingToken>,
 }
 
 #[derive(Clone, Hash, Debug)]
 pub(super) struct ExtraRequest {
     pub(super) pending: Option<Pending>,
-    /// It has to wait again.
+    /// True if the acquisition has to wait again before it sends a request.
     pub(super) has_lost_right: bool,
 }
 
@@ -78,12 +78,12 @@ impl<H> WaitQueue<H> {
         self.reads.len() + self.writes.len() + self.extra_requests.len()
     }
 
-    /// Nobody waits or asks.
+    /// Returns true if there is no waiter, leader or extra request.
     pub(super) fn is_idle(&self) -> bool {
         self.reads.is_idle() && self.writes.is_idle() && self.extra_requests.is_empty()
     }
 
-    /// Nor has anybody something to take.
+    /// Returns true if it is idle, and no waiter has a share or a failure to take.
     pub(super) fn is_empty(&self) -> bool {
         self.is_idle() && self.handed.is_empty() && self.failed.is_empty()
     }

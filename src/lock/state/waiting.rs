@@ -1,4 +1,4 @@
-//! Who waits for the lock here, and who asks the server for it.
+//! Waiters of the lock in this process, and the leaders of its two sides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,8 @@ impl<H: InRenewalQueue> State<H> {
         WaiterId(self.last_waiter)
     }
 
-    /// Waits for one side, or asks at once. Answers also whether it has to wait until it is woken.
+    /// Adds an acquisition to a side, as its leader or as a waiter. The second value is true if it has to wait until it is
+    /// woken.
     pub(in crate::lock) fn enter(
         &mut self,
         mode: Mode,
@@ -49,8 +50,8 @@ impl<H: InRenewalQueue> State<H> {
         (waiter_id, true)
     }
 
-    /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
-    /// is in nobody's way: then both do, this one as a guest.
+    /// Adds a try, unless a task of this process holds the lock or waits for it. If the side has a leader without waiters, the
+    /// try sends an extra request beside it.
     pub(in crate::lock) fn try_enter(
         &mut self,
         mode: Mode,
@@ -81,7 +82,7 @@ impl<H: InRenewalQueue> State<H> {
         Some((waiter_id, false))
     }
 
-    /// What a waiter is called for, if it is.
+    /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
         let crowd = self.wait_queue();
         if let Some((hold, share_id)) = crowd.handed.remove(&waiter_id) {
@@ -97,17 +98,17 @@ impl<H: InRenewalQueue> State<H> {
             return Some(WakeReason::Failed(failure));
         }
         let was_called = crowd.side(mode).leader(waiter_id).is_some();
-        // Called, and too late: it finds out when it asks.
+        // It was woken as the leader, and has lost the right since. It learns that when it sends its request.
         let was_passed_by = crowd.extra_requests.contains_key(&waiter_id);
         (was_called || was_passed_by).then_some(WakeReason::Ask)
     }
 
-    /// Whether nobody else may be asked by now.
+    /// Returns the extra request of this try, if it may still send it.
     fn extra_request(&mut self, waiter_id: WaiterId) -> Option<&mut ExtraRequest> {
         self.wait_queue().extra_requests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
     }
 
-    /// What this waiter has under way; `None` if it may not ask.
+    /// Returns the request of this waiter. The outer `Option` is `None` if the waiter may send none.
     pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
         if self.wait_queue().side(mode).leader(waiter_id).is_some() {
             return self.wait_queue().side(mode).leader(waiter_id).map(|leader| &mut leader.pending);
@@ -115,7 +116,7 @@ impl<H: InRenewalQueue> State<H> {
         self.extra_request(waiter_id).map(|guest| &mut guest.pending)
     }
 
-    /// An leader states until when it will be seen again. `false` if it may not ask any more.
+    /// Records until when this leader will be polled again. Returns false if it may not send requests any more.
     pub(in crate::lock) fn note_polled(&mut self, mode: Mode, waiter_id: WaiterId, poll_deadline: Moment) -> bool {
         if let Some(leader) = self.wait_queue().side(mode).leader(waiter_id) {
             leader.poll_deadline = poll_deadline;
@@ -124,7 +125,8 @@ impl<H: InRenewalQueue> State<H> {
         self.extra_request(waiter_id).is_some()
     }
 
-    /// An attempt begins: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
+    /// Begins an attempt of the request in progress, or of the one that `begin` makes. Returns `None` if the waiter may not
+    /// send requests any more.
     pub(in crate::lock) fn begin_attempt(
         &mut self,
         mode: Mode,
@@ -144,7 +146,7 @@ impl<H: InRenewalQueue> State<H> {
         Some(pending)
     }
 
-    /// What one that asks has under way, for the answer to an attempt.
+    /// Returns the request of this waiter, for the answer to an attempt.
     pub(in crate::lock) fn end_attempt(
         &mut self,
         mode: Mode,
@@ -157,12 +159,12 @@ impl<H: InRenewalQueue> State<H> {
         self.pending(mode, waiter_id)?.as_mut()
     }
 
-    /// Gives back what is under way: it is to be taken back.
+    /// Takes the request out of the state, for its withdrawal.
     pub(in crate::lock) fn give_up_pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Pending> {
         self.pending(mode, waiter_id)?.take()
     }
 
-    /// The server does not answer, or does again.
+    /// Records that the server does not answer, or answers again.
     pub(in crate::lock) fn on_outage(
         &mut self,
         mode: Mode,
@@ -175,7 +177,7 @@ impl<H: InRenewalQueue> State<H> {
         side.on_outage(mode, outage, asks, &mut effects.signals);
     }
 
-    /// The newest attempt of one that asks has failed for good: so it has for all that waited behind it when it was sent.
+    /// Fails all waiters that were here when the leader sent its newest attempt, because the attempt was for them too.
     pub(in crate::lock) fn fail_waiters(
         &mut self,
         mode: Mode,
@@ -241,16 +243,16 @@ impl<H: InRenewalQueue> State<H> {
         self.wait_queue().side(mode).awaits_first_answer(waiter_id)
     }
 
-    /// Whether somebody waits behind whoever asks.
+    /// Returns true if others wait behind the leader.
     pub(in crate::lock) fn is_waited_for(&mut self, mode: Mode) -> bool {
         self.wait_queue().side(mode).has_waiters()
     }
 
-    /// An leader that was not seen in time loses the right to ask to the next waiter, and what it has under way. When it is
-    /// polled again it waits as others do.
+    /// Replaces each leader that was not polled in time by the next waiter, which continues the request. When the former
+    /// leader is polled again, it waits as others do.
     pub(in crate::lock) fn on_stalled_leader(&mut self, now: Moment, rules: &Rules) {
         if self.looks_at.is_some_and(|at| at > now) {
-            return; // a later look is planned, which finds the rest
+            return; // a later check is planned
         }
         self.looks_at = None;
         for mode in [Mode::Read, Mode::Write] {
@@ -270,7 +272,7 @@ impl<H: InRenewalQueue> State<H> {
         }
     }
 
-    /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
+    /// Removes a waiter. The next waiter continues the request, if there is one that may.
     pub(in crate::lock) fn leave(
         &mut self,
         mode: Mode,
@@ -296,7 +298,7 @@ impl<H: InRenewalQueue> State<H> {
         let mut pending = asked.flatten();
         if let Some(pending) = &mut pending {
             pending.copies.abandon_all(now.after(rules.max_delay));
-            // What the one before has left is still there, if this one never looked.
+            // A leader that has sent no copy leaves the backoff of the leader before.
             pending.backoff.get_or_insert(backoff);
         }
         let goes_on = goes_on && pending.is_some();
