@@ -3,6 +3,7 @@
 mod bare;
 mod deadpool;
 mod distkit;
+mod fair_queue;
 mod hand_over;
 mod local;
 mod ours;
@@ -88,6 +89,8 @@ pub(crate) enum Kind {
     BarePush,
     /// The same with a script that does the commands of our release.
     BareRelease,
+    /// Two queues at the server and a message for each waiter, and no leases.
+    FairQueue,
 }
 
 /// What it is good for.
@@ -103,6 +106,8 @@ pub(crate) enum Role {
     Floor,
     /// Passes a turn on from client to client, of which all but the first wait.
     HandOver,
+    /// Keeps others out as long as no client and no message is lost.
+    FairQueue,
 }
 
 pub(crate) struct Facts {
@@ -180,6 +185,7 @@ impl Kind {
             Self::Floor0 => Facts::new("floor: no-op scripts, bare", Role::Floor),
             Self::BarePush => Facts::new("floor: a bare push", Role::HandOver),
             Self::BareRelease => Facts::new("floor: a bare client, commands of the release", Role::HandOver),
+            Self::FairQueue => Facts::new("floor: a fair queue without leases", Role::FairQueue),
         }
     }
 
@@ -227,6 +233,7 @@ impl Kind {
             Self::Floor0 => bare::connect(url, bare::Pair::NoOp).await,
             Self::BarePush => hand_over::connect(url, hand_over::Script::Push).await,
             Self::BareRelease => hand_over::connect(url, hand_over::Script::Release).await,
+            Self::FairQueue => fair_queue::connect(url).await,
             Self::OursBlocking
             | Self::Redisson
             | Self::RedissonThree

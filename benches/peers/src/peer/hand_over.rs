@@ -58,16 +58,16 @@ pub(super) async fn connect(url: &str, script: Script) -> Box<dyn Peer> {
         redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(&mut connection).await.expect("a script loads");
     }
     let number = CLIENTS.fetch_add(1, Ordering::Relaxed);
-    let pushed = Arc::new(Mutex::new(subscribe(url, number).await));
+    let pushed = Arc::new(Mutex::new(subscribe(url, &format!("{KEY}{number}")).await));
     let [digest, sets] = [text, SETS].map(digest);
     Box::new(HandOver { connection, number, script, digest, sets, pushed })
 }
 
-async fn subscribe(url: &str, number: usize) -> TcpStream {
+pub(super) async fn subscribe(url: &str, channel: &str) -> TcpStream {
     let address = url.trim_start_matches("redis://").trim_end_matches('/');
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     stream.set_nodelay(true).expect("a live socket");
-    stream.write_all(format!("SSUBSCRIBE {KEY}{number}\r\n").as_bytes()).await.expect("sent");
+    stream.write_all(format!("SSUBSCRIBE {channel}\r\n").as_bytes()).await.expect("sent");
     // The confirmation: one push, which fits.
     assert!(stream.read(&mut [0; 256]).await.expect("confirmed") > 0);
     stream

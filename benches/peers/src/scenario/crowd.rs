@@ -76,12 +76,13 @@ fn compare<'a>(setting: &'a Setting, group: &str, crowd: Crowd, writes: usize) -
     };
     let mut load = Load { writes, ..setting.load(Shape::Hot, crowd.clients, crowd.tasks) };
     load.span_ms = load.span_ms.max(TASK_MS * crowd.tasks as u64);
-    let is_ring = crowd.processes == 1 && crowd.clients == crowd.tasks && crowd.tasks > 1 && writes == ALL_WRITE;
+    let is_independent = crowd.processes == 1 && crowd.clients == crowd.tasks && crowd.tasks > 1;
     let is_asked = |kind: Kind| match kind.role() {
         Role::Lock => true,
         Role::LocalLock => kind == Kind::OursInMemory,
         // Who has turns in a ring waits for them alone.
-        Role::HandOver => is_ring,
+        Role::HandOver => is_independent && writes == ALL_WRITE,
+        Role::FairQueue => is_independent,
         Role::Floor | Role::ThreeLocks => false,
     };
     let refusal = |kind| refusal(kind, crowd).or_else(|| no_reads(kind, &load));
