@@ -245,7 +245,7 @@ fn assert_noticed<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
 }
 
 #[test]
-#[ignore = "takes minutes: see `.ci/all`"]
+#[ignore = "runs in `.ci/all`"]
 fn broken_stamps_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
@@ -296,7 +296,7 @@ fn broken_stamps_are_noticed() {
 }
 
 #[test]
-#[ignore = "takes minutes: see `.ci/all`"]
+#[ignore = "runs in `.ci/all`"]
 fn broken_notes_and_refusals_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
@@ -331,6 +331,7 @@ fn broken_notes_and_refusals_are_noticed() {
 }
 
 #[test]
+#[ignore = "runs in `.ci/all`"]
 fn broken_marks_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
@@ -386,6 +387,7 @@ fn broken_marks_are_noticed() {
 }
 
 #[test]
+#[ignore = "runs in `.ci/all`"]
 fn broken_rests_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
@@ -434,7 +436,7 @@ fn broken_passes_to_the_same_side_are_noticed() {
 }
 
 #[test]
-#[ignore = "takes minutes: see `.ci/all`"]
+#[ignore = "runs in `.ci/all`"]
 fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
