@@ -12,7 +12,7 @@ if read_until_ms then
   -- `write` is dead by now. It must be absent beside our readers: `renew` and `leave` take it for that of an intruder.
   if write then
     to_delete[#to_delete + 1] = 'write'
-    -- Beside recorded readers it was: readers that came before now were overrun, and learn that when they ask.
+    -- It was beside recorded readers. Readers that came before now were overrun. They learn that at their next request.
     if live_reader_ms then birth, overrun_ms, last = last + 1, now_ms, max(server_us, last + 1) end
     write = nil
   end
