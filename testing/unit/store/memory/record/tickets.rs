@@ -63,7 +63,7 @@ const FAULTS: [Fault; 9] = [
     Fault::NoLimit,
 ];
 
-/// What may happen.
+/// Scene: the mode, and the faults that may happen.
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     mode: Mode,
