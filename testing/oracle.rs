@@ -320,7 +320,7 @@ fn broken_notes_and_refusals_are_noticed() {
         // The sign of a note is lost.
         ("'3 w %d %s %04d %s'", "'3 w %d %d %04d %s'"),
         ("format('%d %s', sole_ms, sole_since), n + 6", "format('%d %d', sole_ms, sole_since), n + 6"),
-        // A refusal names a wrong number of holders, or nobody.
+        // A refusal names a wrong number of holders, or no holder.
         ("live_reader .. ' ', end_slot", "live_reader .. ' ', '1'"),
         ("elseif live_reader then", "elseif false then"),
     ];

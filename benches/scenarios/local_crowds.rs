@@ -16,7 +16,7 @@ use crate::setup::{Bare, CommandStats, Effort, LONG_LEASE, bare_connection, medi
 
 /// A count for comparison is the full one divided by this.
 const FEWER: usize = 4;
-/// At a lower count each may be so much cheaper.
+/// Largest ratio between the cost of each at the full count and at the lower count.
 const LINEAR: f64 = 1.5;
 
 /// Returns a manager that renews nothing.

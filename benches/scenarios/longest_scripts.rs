@@ -13,7 +13,7 @@ use crate::setup::scripts::{hash, two_key};
 use crate::setup::{Effort, TIMESTAMP_CLIENTS, load, median, send, server_cpu_us, start_node, tell};
 
 const WAITING_WRITERS: usize = 50;
-/// Requests that are under way while a crowd gathers.
+/// Requests that are under way while many waiters arrive.
 const BATCH: usize = 500;
 
 type Command = Vec<String>;

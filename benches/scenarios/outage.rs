@@ -25,7 +25,7 @@ const BOUND: Duration = Duration::from_secs(30);
 /// Kind of outage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outage {
-    /// The host answers that nobody listens.
+    /// The host answers that no process listens.
     Refused,
     /// Nothing comes back at all.
     Silent,

@@ -1,5 +1,5 @@
 //! Server time for the release of a read hold when 1, 100 and 1,000 other managers read the same lock. The server does
-//! one thing at a time, so a cost that grows with the readers would be everybody's.
+//! one thing at a time, so a cost that grows with the readers would delay all clients.
 
 use cluster_testenv::Node;
 use redis_rwlock::{ReadGuard, RedisManager, RwLockManager, Topology};

@@ -20,7 +20,8 @@ use tokio::task::JoinSet;
 
 use crate::setup::{Effort, connect, server, start_node, start_pair};
 
-/// With so many tasks a replica's answer may take its time on a machine with two cores.
+/// Time limit for the acknowledgement of a replica. It is long, because with this many tasks the acknowledgement may be
+/// late on a machine with two cores.
 const REPLICATED_WITHIN: Duration = Duration::from_secs(2);
 const STARTS: &str = "servers start; cluster-testenv/install brings them";
 

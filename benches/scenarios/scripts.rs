@@ -30,9 +30,9 @@ enum Case {
     Heartbeat,
     /// The repeat of a reader beside four.
     Repeat,
-    /// A reader beside so many readers.
+    /// A reader beside this number of readers.
     Join(usize),
-    /// From a writer to a writer that has come meanwhile.
+    /// A writer releases to a writer that has come meanwhile.
     HandOver,
     /// Like the load of a service.
     Mixed,

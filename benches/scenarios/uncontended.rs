@@ -1,5 +1,5 @@
-//! A task acquires and releases a lock that nobody else wants: time that the crate adds to round trips and scripts. The
-//! rows take turns operation by operation, so whatever else the machine does hits all of them alike.
+//! A task acquires and releases a lock that no other task wants: time that the crate adds to round trips and scripts.
+//! The rows take turns operation by operation, so any other load of the machine affects all of them alike.
 
 use std::time::{Duration, Instant};
 

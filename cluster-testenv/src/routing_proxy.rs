@@ -61,7 +61,7 @@ impl RoutingProxy {
 impl Drop for RoutingProxy {
     fn drop(&mut self) {
         self.has_ended.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts clients. If it has gone already, nobody needs to be woken.
+        // Wakes the thread that accepts clients. If it has ended already, no thread needs to be woken.
         drop(TcpStream::connect(self.addr));
     }
 }

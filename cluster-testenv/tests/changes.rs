@@ -63,7 +63,7 @@ fn primary_that_is_paused_or_dead_is_replaced_by_force_and_by_takeover() {
     }
 }
 
-/// Fails over and back faster than the nodes forget their votes, while the replaced primary cannot hear of it.
+/// Fails over and back faster than the nodes forget their votes, while the replaced primary cannot learn of it.
 #[test]
 fn replica_that_was_elected_a_moment_ago_is_believed_by_all() {
     for server in SUPPORTED {

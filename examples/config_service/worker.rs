@@ -118,7 +118,7 @@ impl Worker {
             Look::Corrupt => return Err(Fault("inconsistent", "values that do not belong together".into())),
         };
         let version = stored + 1;
-        // Before the first step: from here on, the update may be stored even if no more is heard of its writer.
+        // Before the first step, because from here on the update may be stored even if its writer reports nothing more.
         (self.tell)(format!("began {version} {token}"));
         for (taken, (field, value)) in steps(version).into_iter().enumerate() {
             // Draft and version are new, all else is old.

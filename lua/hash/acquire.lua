@@ -54,7 +54,8 @@ if not (holder or queue or write or read) then
   return 'granted ' .. id .. ' ' .. seconds .. ' ' .. micros .. ' ' .. token .. ' ' .. tokens .. ' ' .. lease_ms .. ' 0'
 end
 
--- Fast path: readers are inside, and no client waits. The new one takes a random slot, whose reader moves to the end.
+-- Fast path: readers are inside, and no client waits. The new reader takes a random slot, and the reader of that slot
+-- moves to the end.
 if mode == 'r' and read and not (write or queue or fields[7]) then
   local slots, stamp = match(holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
   if stamp == read and stamp + 0 > now_ms and slots ~= '7' then -- the eighth makes the hash a table
@@ -94,7 +95,7 @@ local is_reader = own_ms and kind ~= 'x' and own_ms + 0 > now_ms
 if not is_reader then
   own_ms, own_is_dead = nil, own_ms ~= nil
 elseif mode == 'r' and (write or own_since + 0 < overrun_ms) then
-  -- An intruder was beside it, so this is a new acquisition. It never gets the old token, even beside other readers.
+  -- An intruder was beside the hold, so this is a new acquisition. It gets no old token, even beside other readers.
   if write then
     birth = last + 1
     last = max(server_us, birth)
@@ -108,7 +109,7 @@ elseif mode == 'r' then
   own_ms, asked_mode = own_ms + 0, nil
 end
 if mode == 'w' and writer == id and write ~= writer_stamp then
-  -- Its stamp is gone, so an intruder may have been inside: this is a new acquisition.
+  -- The stamp of the hold is gone, so an intruder may have been inside: this is a new acquisition.
   if sub(since_ms, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. id end
   birth, writer, writer_gone, holder_changed = last + 1, nil, true, true
 end
@@ -147,21 +148,21 @@ end
 local flag, flag_token, recalled_ms, can_recall = fields[6], nil, nil, false
 if flag then flag_token, recalled_ms = match(flag, '^(%d+) ?(%d*)$') end
 local is_recallable = flag_token and tonumber(flag_token) == last
--- A reader that only a waiting writer keeps out does not recall: that writer does.
+-- A reader that only a waiting writer keeps out does not recall, because that writer recalls.
 can_recall = is_recallable and (mode == 'w' or writer)
 -- An id that reads does not wait to write.
 local is_queued = not is_granted and waiter_ttl_ms > 0 and writer ~= id and not is_reader
 local own_until_ms, came_ms
 if waiter_record then own_until_ms, came_ms = match(waiter_record, '^(%d+) %d+ (%d+)') end
 local is_alive = own_until_ms and own_until_ms + 0 > now_ms
--- No process would reply to this try. A place that it has stays.
+-- No process would reply to this try. A live place of the try stays.
 if is_try and not (can_recall or is_alive) then is_queued = false end
 if is_queued then
   local until_ms = now_ms + waiter_ttl_ms
   if is_alive then
     until_ms = max(until_ms, own_until_ms + 0)
   else
-    if own_until_ms then -- it was dead, and begins anew
+    if own_until_ms then -- the waiter was dead, and begins anew
       place, next_writer, previous_writer = unpack(call('HMGET', key, 'Q' .. id, 'N' .. id, 'P' .. id))
       --@dequeue
     end
@@ -187,7 +188,7 @@ if is_queued then
     'U' .. id, format('%d %d %d %s', until_ms, math.min(lease_ms + 0, waiter_ttl_ms), came_ms, wanted_tokens)
   alive_until_ms, queue_changed = max(alive_until_ms, until_ms), true
 end
--- If a waiter exists, a flag that is there stays, with the time of the last recall.
+-- If a waiter exists, an earlier recallable flag stays as it is, with the time of the last recall.
 if is_granted and may_cache and not (is_recallable and waited_for == 1) then
   to_set[#to_set + 1], to_set[#to_set + 2] = 'k', format('%d', last)
 end
@@ -219,7 +220,7 @@ elseif can_recall and is_queued then
   local passed_ms = now_ms - (tonumber(recalled_ms) or 0)
   if is_try or passed_ms < 0 or passed_ms >= RECALL_INTERVAL_MS then
     --@channel
-    -- A try recalls always, and gives its id. A user without the right to publish has not recalled, so others do.
+    -- A try always recalls, and gives its id. If the user may not publish, this waiter has not recalled, so others do.
     local published = redis.pcall('SPUBLISH', channel .. ':call', is_try and flag_token .. ' ' .. id or flag_token)
     if type(published) == 'table' then
       unpublished = ' unpublished'

@@ -1,7 +1,7 @@
 #!lua
 -- Converts a hold into a hold of the other side, in one step. A writer gets a read hold, and all waiting readers enter
 -- beside it. The only reader gets a write hold, unless a writer waits or readers of the phase have not entered. A hold of
--- the same side passes to the new id, and nobody enters. A repeat with the new id extends the new hold.
+-- the same side passes to the new id, and no client enters. A repeat with the new id extends the new hold.
 -- KEYS: the lock
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, tokens (how many a writer wants at most), limits of
 --   timestamp clients ('<read_limit_ms> <write_limit_ms>'), 'k' if the new hold may be cached (may be missing)
@@ -42,7 +42,7 @@ own_ms, own_since = held_until(stored)
 local old_ms = held_until(old_record)
 --@admit
 --@again
-if writes then is_granted, deadline_ms = false, now_ms + ARGV[5] end -- it begins anew
+if writes then is_granted, deadline_ms = false, now_ms + ARGV[5] end -- the hold begins anew
 for n = 1, new_readers and #new_readers or 0, 2 do
   if new_readers[n] == old then old_ms = new_readers[n + 1] end
 end
@@ -55,7 +55,7 @@ writes = writes or mode == 'w' and writer == old and write == writer_stamp and i
 local passes = not is_granted and (writes or mode == 'r' and old_ms ~= nil and not stored)
 local has_note = sub((is_downgrade or writes) and since_ms or old_record or '', -14, -14) == '0'
 if is_downgrade or is_upgrade or passes then
-  -- All is written before records are removed: `read` of readers that have just entered, and the links of the queue.
+  -- Pending fields are written before records are removed: `read` of new readers, and the links of the queue.
   --@write
   live_reader_ms, new_readers, read_until_ms = read_until_ms or live_reader_ms, nil, nil
   is_granted = is_downgrade or passes or in_phase == 0 and head == '-' and foreign_read_until_ms <= now_ms
@@ -105,7 +105,7 @@ if is_granted and (is_downgrade or is_upgrade or passes) then
     --@readers
   end
   --@writer
-  if has_note then -- it goes with the hold. Another process may count its notes anew
+  if has_note then -- the note goes with the hold. Another process may count its notes anew
     local n, note = #to_set, call('HGET', key, 'n' .. old)
     if passes then note = '0' .. match(note, ' .*$') end
     to_set[n + 1], to_set[n + 2], to_delete[#to_delete + 1] = 'n' .. id, note, 'n' .. old
@@ -133,7 +133,7 @@ elseif not is_upgrade then
   return format('lost %s %s %s %s%s', id, seconds, micros, forced or 0, unpublished)
 end
 if tonumber(flag_token) ~= last then return 'refused ' .. id .. ' ' .. seconds .. ' ' .. micros .. unpublished end
--- Perhaps no guard uses the hold that is in the way: it is recalled, as by a try.
+-- Perhaps no guard uses the hold that is in the way. So the script recalls it, as for a try.
 --@channel
 local published = redis.pcall('SPUBLISH', channel .. ':call', flag_token .. ' ' .. id)
 if type(published) == 'table' then unpublished = ' unpublished' end

@@ -59,7 +59,7 @@ if count > 0 then
   end_slot = format('%d', slots)
 end
 
--- Stamps have no token: one that differs from the one that was seen has come since, and stays.
+-- Stamps have no token. A stamp that differs from that in the view is newer, and stays.
 if write and foreign_write == seen_write then to_delete[#to_delete + 1], write, foreign_write_until_ms = 'write', nil, 0 end
 if foreign_read and foreign_read == seen_read then to_delete[#to_delete + 1], read, foreign_read = 'read', nil, nil end
 if covered == seen_read then covered = 0 end

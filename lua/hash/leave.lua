@@ -105,9 +105,9 @@ else
     unpack(call('HMGET', key, 't', 'F', 'b', 'R' .. id, 's' .. id, 'r' .. end_slot))
 end
 last = tonumber(last or 0)
-local code, was_live = 'none', writer == id -- live and yet `none`: an intruder was beside it
+local code, was_live = 'none', writer == id -- live and yet `none`: an intruder was beside the hold
 if writer == id and until_ms and until_ms + 0 > now_ms and write == writer_stamp then
-  -- It rests. No id begins with an `@`, so nothing that is late finds it. No process is there to recall.
+  -- The hold rests. No id begins with an `@`, so no late request finds the hold. No process could answer a recall.
   code, writer, writer_ms, holder_changed = 'held', '@' .. id, until_ms + 0, true
   to_set[1], to_set[2], to_delete[1] = 'write', until_ms, 'k'
   if sub(since_ms, 1, 1) == '0' then to_delete[2], since_ms = 'n' .. id, sub(since_ms, 2) end -- its note ends with the hold
@@ -126,7 +126,7 @@ elseif own_record or sole == id then
   if was_live and write then birth = last + 1 end
   if was_live and not write and own_since + 0 >= overrun_ms then code = 'held' end
   --@remove
-  -- Not beside a foreign stamp: its client has given the key a ttl of its own, which may be shorter.
+  -- Only without a foreign stamp: its client has given the key a ttl of its own, which may be shorter.
   ttl_stays = code == 'held' and slots == 0 and not queue and read == read_stamp and covered + overrun_ms == 0
     and stamp_ms - now_ms <= MAX_UNUSED_MS
 elseif waiter_record then

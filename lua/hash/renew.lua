@@ -48,8 +48,8 @@ elseif own_ms and kind ~= 'x' and own_ms + 0 > now_ms and not write and own_sinc
   if sole then sole_ms = deadline_ms else to_set[1], to_set[2] = 'R' .. id, format('%d %s', deadline_ms, own_since) end
   --@readers
 elseif writer == id or own_ms then
-  -- It is dead, or an intruder is or was beside it: dead from now on, and removed like any dead holder. No token up to now
-  -- is known any more. Else a release whose first reply was lost would take the end of the hold for its own doing.
+  -- The hold is dead, or an intruder is or was beside it. It is dead from now on, and removed like any dead hold. No
+  -- token up to now is known any more. Otherwise a release whose first reply was lost would take the end for its own effect.
   local was_live = writer and writer_ms > now_ms or not writer and kind ~= 'x' and own_ms + 0 > now_ms
   local is_overwritten = write and true or false
   if writer then is_overwritten = write ~= writer_stamp end
@@ -64,7 +64,7 @@ elseif writer == id or own_ms then
   end
 end
 local is_waited_for = alive_until_ms > now_ms and (writer or waiting_writers > 0)
-if is_granted and may_cache then -- if a waiter exists, a flag that is there stays, with the time of the last recall
+if is_granted and may_cache then -- if a waiter exists, an earlier flag stays, with the time of the last recall
   local flag_token, recalled_ms = match(flag or '', '^(%d+)(.*)$')
   local token = new_tokens > 0 and to_set[4] or last
   if not (is_waited_for and flag_token == last) then recalled_ms = '' end

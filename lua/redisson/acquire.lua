@@ -62,7 +62,7 @@ if token == 0 then
   record = {string.format('%.0f', -token), '#token'}
   if mode == 'r' then record[3], record[4] = record[1], '#phase' end
 end
--- The record begins anew where a hold has ended that it does not know the end of.
+-- The record begins anew if it does not know the end of a hold that has ended.
 if #stale > 0 or not scores[3] then
   record[#record + 1], record[#record + 2] = string.format('%.0f', #stale > 0 and -(last + 1) or -token), '#born'
 end

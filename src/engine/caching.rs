@@ -1,5 +1,5 @@
-//! Holds that stay when their last guard has left: which names are worth it, who hears of those who call for them, and what is
-//! given up when they become too many.
+//! Cached holds: the offers of requests to cache their holds, the handlers of recalls, and the limit on the number of
+//! cached holds.
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/engine/caching/tests.rs"]
@@ -23,48 +23,49 @@ use crate::lock::hold::{CacheAnswer, CacheState, Hold};
 use crate::lock::wait::{CachedCell, WaitEntry};
 use crate::store::{Answered, Scheme};
 
-/// What a request says of the hold that it wants.
+/// Offer of a request to cache the hold that it wants.
 #[derive(Clone, Debug)]
 pub(super) struct CacheRequest {
     recalls: Arc<Recalls>,
     cache_for: Duration,
-    /// It says that the hold may stay, and this is the subscription that stands.
+    /// Confirmed subscription to recalls. If it is present, the request tells the server that the hold may be cached.
     subscription: Option<SubscriptionId>,
 }
 
 impl CacheRequest {
-    /// What is said now.
+    /// Notes the subscription that is confirmed now.
     pub(super) fn note_subscription(&mut self) {
         self.subscription = self.recalls.subscription();
     }
 
-    /// Whether the request says that the hold may stay.
+    /// Returns true if the request tells the server that the hold may be cached.
     pub(super) fn offers_caching(&self) -> bool {
         self.subscription.is_some()
     }
 
-    /// For the hold that was granted. A notification answers no request: its claim does.
+    /// Returns the cache state of the hold that was granted. Its subscription is not live yet: only an answer makes it
+    /// live. A notification is no answer, but the claim after it gets one.
     pub(super) fn to_state(&self) -> Box<CacheState> {
         Box::new(CacheState::new(self.cache_for))
     }
 
-    /// What the answer to the request says of it.
+    /// Returns the parts of the answer that concern caching.
     pub(super) fn answer<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> CacheAnswer {
         CacheAnswer { offered_on: self.subscription, sent: answer.sent, node: answer.node, is_waited_for }
     }
 }
 
-/// What hears of all locks of a manager have in common.
+/// Data that the recall handlers of all locks of a manager share.
 pub(super) struct RecallContext {
     scheme: Weak<dyn Scheme>,
     home: BackgroundRuntime,
     clock: Clock,
-    /// Bounds the answers to tries that are on their way, of all locks.
+    /// Limits the recall replies in flight, for all locks.
     answers: Arc<Semaphore>,
 }
 
-/// Limit of the answers to tries that are on their way at once. A try that hears nothing is refused after [`Options::recall_timeout`] twice, so one
-/// that is left out only learns later what it would have been told.
+/// Largest number of recall replies in flight. A try without a recall reply is refused after twice the
+/// `recall_timeout`. So a try that gets no reply because of this limit has the same result, only later.
 const MAX_RECALL_REPLIES: usize = 256;
 
 impl RecallContext {
@@ -75,16 +76,16 @@ impl RecallContext {
     }
 }
 
-/// Hears who calls for one lock.
+/// Handler of the recalls of one lock.
 struct RecallHandler {
     cell: CachedCell,
     common: Arc<RecallContext>,
-    /// Bounds the answers to those who try: a call is a message that anybody may have sent.
+    /// Limits the recall replies for this lock, because each client that may publish can send any number of recalls.
     answers: Mutex<Throttle>,
 }
 
 impl RecallHandler {
-    /// Whether one more try is answered, and what counts it until it is.
+    /// Returns a permit for one more recall reply, or `None` if a limit is reached.
     fn may_answer(&self) -> Option<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.common.answers).try_acquire_owned().ok()?;
         self.answers.lock().try_take(self.common.clock.now()).then_some(permit)
@@ -101,7 +102,7 @@ impl OnRecall for RecallHandler {
         if let (true, Some(id), Some(scheme)) = (is_used, call.tries.clone(), common.scheme.upgrade())
             && let Some(permit) = self.may_answer()
         {
-            // Whoever tries waits for no longer than it can: lost, it is not told.
+            // The reply is sent once and may be lost. The try waits for it no longer than its own limit.
             common.home.spawn(async move {
                 if let Some(recalls) = scheme.recalls() {
                     drop(recalls.reply_in_use(&key, &id).await);
@@ -117,30 +118,33 @@ impl OnRecall for RecallHandler {
 }
 
 impl Engine {
-    /// Whether any may.
+    /// Returns true if the options allow cached holds.
     pub(super) fn can_cache(&self) -> bool {
         self.uses.is_some()
     }
 
-    /// The server is to be asked for a lock: whether its hold may stay.
+    /// Returns true if the hold may be cached that the next request for this lock acquires. Notes a use of the name.
     pub(super) fn may_cache(&self, key: &Key, cache_for: Duration, now: Moment) -> bool {
         !cache_for.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.may_cache(key.name_hash(), now))
     }
 
-    /// What an attempt says of keeping its hold.
+    /// Returns the offer of an attempt to cache its hold, or `None` if the scheme does not listen for recalls of the
+    /// lock.
     pub(super) fn cache_request(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<CacheRequest> {
         let calls = entry.recalls(|cell| self.listen(key, cell))?;
         let standing = calls.subscription();
         Some(CacheRequest { recalls: calls, cache_for, subscription: standing })
     }
 
-    /// What a conversion says of keeping its hold: the same as of the one before.
+    /// Returns the offer of a conversion to cache the new hold, with the terms of the old one. Returns `None` if the
+    /// old hold may not be cached.
     pub(super) fn cache_request_on(&self, hold: &Hold) -> Option<CacheRequest> {
         let (recalls, cache_for) = hold.cache_terms()?;
         Some(CacheRequest { recalls, cache_for, subscription: None })
     }
 
-    /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.
+    /// Applies the limit on the number of cached holds, after the grant of one more hold that may be cached. If there
+    /// are too many, the background releases the cached holds that were used longest ago.
     pub(super) fn bound_cached(&self, now: Moment) {
         let Some(excess) = self.uses.as_ref().map_or(0, |uses| uses.excess(self.table.cached_count())).checked_sub(1)
         else {
@@ -148,13 +152,13 @@ impl Engine {
         };
         let mut idle = self.table.cached_holds();
         idle.sort_unstable_by_key(|(until, _)| *until);
-        // Some more at once: each look takes as long as there are holds.
+        // Releases some more at once, because each call looks at all holds.
         for (_, hold) in idle.iter().take(excess + idle.len() / 16 + 1) {
             hold.note_wanted(now);
         }
     }
 
-    /// The last guard of a hold has gone.
+    /// Passes the outcome of a hold that is over to the policy.
     pub(super) fn note_cache_outcome(&self, hold: &Hold) {
         if let Some(uses) = &self.uses
             && let Some(stay) = hold.cache_outcome()

@@ -1,12 +1,15 @@
-//! From a write hold to a read hold and back, in one step of the server: nobody is let in between.
+//! Conversions: from a write hold to a read hold and back, in one step of the server. So no other holder enters between
+//! the two holds.
 //!
-//! The new hold is an acquisition of its own, so that nothing that was sent for the old one can touch it. While the answer
-//! is out, the hold is closed to everybody else of this process. It is renewed all the same, for it stands if the conversion is
-//! refused; that the server does not know it is no loss then, but may be the conversion.
+//! The new hold is an acquisition of its own, so that no request for the old hold can change it. While the server has
+//! not answered, no other guard of this process may share the old hold. The background renews the old hold
+//! nevertheless, because it stays valid if the server refuses the conversion. If a renewal then does not find the old
+//! hold, the hold is not lost yet: the server may have converted it.
 //!
-//! An answer that never comes leaves it open which of the two the server has. A guard that reads goes on in doubt, since both let
-//! nobody write: the answer to a renewal tells whether the old hold stands, or a further conversion asks under the same id. A
-//! guard that writes is over: readers may be in.
+//! If no answer comes, it is unknown which of the two holds the server has. A guard that reads goes on in doubt,
+//! because both holds exclude writers of other processes. The answer to a renewal then shows whether the old hold is
+//! still valid, or a further conversion asks the server under the same id. A guard that writes loses its hold, because
+//! readers may have entered.
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/engine/convert/tests.rs"]
@@ -45,7 +48,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
         let error = Error::InvalidOption { option: "at_least", reason: reason.to_owned() };
         return Err(NotConverted { held, error });
     }
-    // Nested in another guard's hold it only counts, as a nested read does.
+    // Other guards share the hold, for example nested ones. The guard then keeps its share, as a nested read does.
     if !held.hold().begin_conversion(held.engine().clock.now()) {
         return match lost(&held) {
             Some(error) => Err(NotConverted { held, error }),
@@ -55,13 +58,13 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
     Converting::new(&held, Mode::Read).run(held).await.inspect(|held| held.hold().begin_span())
 }
 
-/// Makes a read hold a write hold, if nobody else reads and no writer waits.
+/// Makes a read hold a write hold, if there is no other reader and no writer waits.
 pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
     if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
         return Err(NotConverted { held, error });
     }
     if held.hold().mode() == Mode::Write {
-        // A nested read of a writer: it only counts.
+        // A read that is nested in a write. The guard shares the write hold.
         return Ok(held);
     }
     let writer_waits = held.engine().table.writer_waits(held.hold().key());
@@ -81,12 +84,13 @@ pub(super) fn lost(held: &Held) -> Option<Error> {
     }
 }
 
-/// One conversion on its way. Dropped before it knows better, it loses the hold and gives both back.
+/// Conversion in progress. If it is dropped before its result is known, the old hold is lost, and the background
+/// releases both holds.
 pub(super) struct Converting {
     engine: Arc<Engine>,
     old: Arc<Hold>,
     request: AcquireRequest,
-    /// Whether the new hold may stay, as the old one may.
+    /// Offer to cache the new hold. Present if the old hold may be cached.
     keeping: Option<CacheRequest>,
     word: ConversionNews,
     copies: InDoubt,
@@ -100,16 +104,16 @@ pub(super) enum ConversionOutcome {
         answer: Answered<()>,
         granted: Granted,
     },
-    /// The old hold stands, and no copy is on its way that might end it.
+    /// The server has the old hold, and no copy is in doubt that could end it.
     Stays(Error),
-    /// Nobody knows which of the two the server has.
+    /// The server has one of the two holds, and it is unknown which one.
     Open(Error),
-    /// The server has the new hold, and too few replicas.
+    /// The server has the new hold, but too few replicas have acknowledged it.
     Unreplicated(Error),
     Lost(LossReason),
 }
 
-/// How long an upgrade waits for those to give their holds up who may not be inside.
+/// Wait of an upgrade until other processes have released their cached holds.
 #[derive(Default)]
 struct ConversionNews {
     until: Option<Moment>,
@@ -121,7 +125,7 @@ impl ConversionNews {
         now < *self.until.get_or_insert(now.after(engine.options().recall_timeout))
     }
 
-    /// Waits a little longer each time.
+    /// Waits for a pause. Each pause is twice as long as the one before.
     async fn pause(&mut self, engine: &Engine, now: Moment) {
         self.pause = (self.pause * 2).max(Duration::from_millis(2));
         engine.clock.sleep_until(now.after(self.pause)).await;
@@ -132,7 +136,7 @@ impl Converting {
     fn new(held: &Held, mode: Mode) -> Self {
         let engine = held.engine();
         let share = held.hold().share(held.share_id());
-        // A later copy of the same conversion finds what an earlier one did.
+        // Continues an open conversion under its id, so that the server finds what an earlier copy has done.
         let earlier = held.hold().take_open_conversion();
         let copies =
             earlier.as_ref().map(|open| InDoubt::of_earlier(open.arrives_until, open.lease)).unwrap_or_default();
@@ -206,11 +210,11 @@ impl Converting {
 
     pub(super) fn lost(&self, held: &Held, reason: LossReason) -> Error {
         self.old.lose(reason);
-        // It may have ended before, in another way.
+        // The hold may have ended before, for another reason.
         lost(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
     }
 
-    /// The new hold is left to the old one, unless that is over.
+    /// Leaves the conversion open with the old hold, unless the old hold is over.
     fn left_open(&mut self, held: &Held, error: Error, now: Moment) -> Error {
         let open = self.open(self.copies.arrives_until().unwrap_or(now));
         match self.old.leave_conversion_open(open, now) {
@@ -227,14 +231,14 @@ impl Converting {
         OpenConversion { id: self.request.id.clone(), lease: self.request.lease, arrives_until }
     }
 
-    /// Asks until there is an answer, or the old hold is over.
+    /// Sends the request until the server answers, until the tries are used up, or until the old hold is over.
     pub(super) async fn ask(&mut self) -> ConversionOutcome {
         let engine = Arc::clone(&self.engine);
         let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
         loop {
             let now = engine.clock.now();
             self.note_subscription();
-            // Should this future die at the next await, a copy is under way.
+            // If this future is dropped at the next await, a copy is under way.
             self.copies.begin();
             self.old.send_conversion(now, self.request.lease);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
@@ -259,7 +263,8 @@ impl Converting {
                         continue;
                     }
                     Converted::Refused | Converted::Cached => match self.copies.arrives_until() {
-                        // An earlier copy may yet find the others gone: then the old hold would be gone too.
+                        // An earlier copy may still arrive after the other readers have left. The server would then
+                        // convert the hold, and the old hold would be gone.
                         Some(until) => {
                             engine.clock.sleep_until(until).await;
                             self.begin_anew();
@@ -282,19 +287,21 @@ impl Converting {
             if self.copies.is_none() && !is_broken && !is_unreplicated {
                 self.old.cancel_conversion();
             } else {
-                // Each answer that knows the old hold shows that it was not converted yet.
+                // If the answer to this renewal finds the old hold, the server has not converted it before.
                 self.old.renew_now(now);
             }
             let is_over = now >= self.old.deadline();
             match tries.verdict(&engine, self.old.key(), failure) {
-                // The old hold may be what a replica has, the new one is what the primary has: neither is to be relied on.
+                // The primary has the new hold, and a replica may still have the old one. So the guard can rely on
+                // neither.
                 Some(error) if is_unreplicated => return ConversionOutcome::Unreplicated(error),
-                // The script broke off half way: it is not known which of the two the server has, nor for how long.
+                // The server executed a part of the script. So it is unknown which of the two holds it has, and for how
+                // long.
                 Some(error) if is_broken => {
                     events::conversion_broke_off(self.old.key().name(), &error);
                     return ConversionOutcome::Lost(LossReason::Gone);
                 }
-                // Whether an earlier copy was carried out is not known.
+                // The server may have executed an earlier copy.
                 Some(error) if !self.copies.is_none() => return ConversionOutcome::Open(error),
                 Some(error) => return ConversionOutcome::Stays(error),
                 None if is_over => return ConversionOutcome::Lost(LossReason::Expired),
@@ -303,7 +310,8 @@ impl Converting {
         }
     }
 
-    /// Notes the outcome of a copy. A server that answers that it came too late has not looked for what earlier copies did.
+    /// Notes the outcome of a copy. The answer that a copy came too late says nothing of earlier copies, because the
+    /// server has not looked for what they did.
     fn note_attempt(&mut self, attempt: &Attempt<Converted>) {
         match attempt {
             Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
@@ -321,7 +329,8 @@ impl Converting {
         }
     }
 
-    /// Each copy says what is true when it is sent.
+    /// Sets the offer of the next copy to cache the new hold, because each copy must name the subscription that is
+    /// confirmed when it is sent.
     fn note_subscription(&mut self) {
         if let Some(keeping) = &mut self.keeping {
             keeping.note_subscription();
@@ -331,8 +340,8 @@ impl Converting {
         }
     }
 
-    /// Where what was refused has been given back, whatever is asked next has an id of its own: a release of the one before may
-    /// yet be on its way.
+    /// Takes a new id for the next request to a quorum of masters. The scheme has undone the refused conversion there,
+    /// and a release of its id may still be on its way.
     fn begin_anew(&mut self) {
         if self.engine.scheme.quorum().is_some() {
             self.request.id = self.engine.next_id();
@@ -364,7 +373,7 @@ impl Converting {
             jitter: Jitter::draw(),
         };
         let (hold, share_id) = self.old.convert_into(granted, now)?;
-        // `close` has listed its holds already, or finds this one in its cell.
+        // If `close` listed the holds before this one was in its cell, this check finds the engine closed.
         if engine.closing.is_closed() {
             hold.lose(LossReason::Closed);
             engine.release_in_background(&hold);
@@ -389,7 +398,7 @@ impl Drop for Converting {
         if self.settled || self.engine.is_copied() {
             return;
         }
-        // Which of the two the server has is not known: neither is to be relied on, both are given back.
+        // It is unknown which of the two holds the server has. The guard can rely on neither, so both are released.
         self.old.lose(LossReason::Gone);
         let now = self.engine.clock.now();
         self.copies.abandon_all(now.after(self.engine.max_delay()));

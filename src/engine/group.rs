@@ -9,7 +9,7 @@
 //! Places in several queues at once would lead to deadlocks. For example, two groups could each be the first in one of
 //! two queues, and each hold that it is granted would then wait for the other one.
 //!
-//! A hold of a waiting group ends soon unless the future of the group is polled. Otherwise a future that nobody polls
+//! A hold of a waiting group ends soon unless the future of the group is polled. Otherwise a future that no task polls
 //! would keep its locks for ever.
 //!
 //! Source: the ordered allocation of resources in J. W. Havender, "Avoiding deadlock in multitasking systems", 1968.
@@ -55,7 +55,7 @@ pub(crate) struct Wanted {
     pub(crate) mode: Mode,
 }
 
-/// GroupMember of a group that the process holds.
+/// Member of a group that the process holds.
 struct GroupMember {
     held: Held,
     /// Share that the guard will have. Until then, the share in the hold ends earlier.
@@ -90,7 +90,7 @@ enum Beside<T> {
     Lost(usize),
 }
 
-/// GroupStep step of the acquisition.
+/// Next step of the acquisition.
 enum GroupStep {
     /// Try all missing members.
     TryAll,
@@ -275,7 +275,8 @@ impl<'a> Group<'a> {
                         self.add(index, held);
                         continue;
                     }
-                    // The place that a try took is given back in the background, if nobody has confirmed that yet.
+                    // If the server has not confirmed yet that the place of a try is withdrawn, the background goes on
+                    // with that.
                     Ok(Err(denied)) | Err(Error::WaitTimeout { denied, .. }) => Missing::Refused(denied),
                     Err(error @ Error::Unreachable { .. }) => Missing::Silent(error),
                     Err(error) => return Err(error.into()),

@@ -72,7 +72,7 @@ impl Held {
             reason = self.lost() => Err(lost(reason)),
             noted = engine.send_note(hold, text) => match noted? {
                 Noted::Noted => Ok(()),
-                // The next renewal tells why.
+                // The answer to the next renewal shows the reason.
                 Noted::None => Err(lost(LossReason::Gone)),
             },
         }

@@ -1,7 +1,7 @@
-//! Releases that the next primary may not know of: one that a primary carried out is lost if it fails before a replica
-//! has it, and the lock would stay taken until its lease ends. So they are remembered for that long, and told again to
-//! whoever owns the lock after a change. A minute later at most nobody need remember them: a replica that lags by more
-//! has lost other things, too.
+//! Release replay: releases that the next primary may lack. A release is lost if its primary fails before a replica has
+//! it. The lock would then stay taken until the lease ends. So the process remembers each release until the lease ends,
+//! and repeats it if another node owns the lock by then. It remembers a release for at most a minute, because a replica
+//! that lags by more has lost other data too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,15 +12,16 @@ use crate::base::attempt::Route;
 use crate::base::lease::Moment;
 use crate::lock::release::Release;
 
-/// How many are remembered for one node, the latest. A replica lags by milliseconds, and a node that failed carries out no
-/// more, so what others carry out meanwhile does not push these out.
+/// Largest number of releases that are remembered for one node. The latest ones are remembered, because a replica lags
+/// by milliseconds. A failed node executes no further releases, and the releases of other nodes do not replace those of
+/// this node.
 const MAX_RECENT: usize = 1024;
-/// And for how long: until a failover is over, and known.
+/// Longest time for which a release is remembered. By then a failover is over and known.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Between two looks at what is over.
+/// Shortest time between two checks for releases that need not be remembered any more.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What each node has carried out of late.
+/// Releases that each node has executed recently.
 #[derive(Debug, Default)]
 pub(crate) struct ReleaseReplay {
     memory: Mutex<ReplayMemory>,
@@ -29,7 +30,7 @@ pub(crate) struct ReleaseReplay {
 #[derive(Debug)]
 struct ReplayMemory {
     releases: BTreeMap<Route, VecDeque<ReplayedRelease>>,
-    /// Nothing is over before.
+    /// Moment of the next check for releases to forget.
     look_at: Moment,
 }
 
@@ -46,7 +47,7 @@ struct ReplayedRelease {
 }
 
 impl ReleaseReplay {
-    /// Forgets what is over. Answers when to look again.
+    /// Forgets the releases whose time is over. Returns the moment of the next check.
     pub(crate) fn forget(&self, now: Moment) -> Moment {
         let ReplayMemory { releases, look_at } = &mut *self.memory.lock();
         if now < *look_at {
@@ -59,13 +60,13 @@ impl ReleaseReplay {
             !recent.is_empty()
         });
         let next = releases.values().filter_map(|recent| recent.front()).map(|first| first.until).min();
-        // Not for each one.
+        // One check removes several releases, so that not each of them costs a check.
         *look_at = next.map_or(Moment::NEVER, |next| next.max(now.after(LOOK)));
         *look_at
     }
 
-    /// Whoever the route led to has carried this out. It may have been somebody else by then, which does no harm: to tell it
-    /// once more changes nothing.
+    /// Remembers a release that the node of this route has executed. If another node has executed it, that does no
+    /// harm, because a repeated release changes nothing.
     pub(crate) fn remember(&self, route: Route, release: &Release, now: Moment) {
         let ReplayMemory { releases, look_at } = &mut *self.memory.lock();
         let recent = releases.entry(route).or_default();
@@ -77,7 +78,8 @@ impl ReleaseReplay {
         recent.push_back(ReplayedRelease { release: release.clone(), until });
     }
 
-    /// Takes those whose lock another node than then owns now, as far as is known, and which it may yet hold.
+    /// Takes the releases whose lock another node owns now, as far as is known, and whose hold that node may still
+    /// have.
     pub(crate) fn take_moved(&self, route: impl Fn(&Release) -> Route, now: Moment) -> Vec<Release> {
         let mut moved = Vec::new();
         self.memory.lock().releases.retain(|then, recent| {
@@ -160,7 +162,7 @@ mod tests {
             recent.remember(route(&n.to_string()), &release(n, end), START);
         }
         assert_eq!(recent.forget(START), end);
-        // What a look would find.
+        // With no release left, a check before `end` would return `NEVER`.
         recent.memory.lock().releases.clear();
         assert_eq!(recent.forget(START.after(LOOK)), end, "nobody has looked");
         assert_eq!(recent.forget(end), Moment::NEVER);

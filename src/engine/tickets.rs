@@ -1,14 +1,14 @@
 //! Detached holds: a guard becomes a ticket, and another guard, in this process or in another one, takes the hold over.
 //!
-//! Each step passes the hold to a new id, as a conversion to the same side. So nothing that was sent for an earlier guard
-//! can end or extend the hold of a later one, and a second adopter finds no hold under the ticket's id.
+//! Each step passes the hold to a new id, as a conversion to the same side. So no request for an earlier guard can end
+//! or extend the hold of a later one, and a second adopter finds no hold under the ticket's id.
 //!
-//! `detach` first waits until no copy of the acquisition can arrive any more, which is nearly always at once. Otherwise a
-//! late copy could acquire the lock again under the old id, a late copy of the detachment could pass that hold to the
+//! `detach` first waits until no copy of the acquisition can arrive any more. Nearly always this is at once. Otherwise
+//! a late copy could acquire the lock again under the old id, a late copy of the detachment could pass that hold to the
 //! ticket's id, and a used ticket would be valid again.
 //!
-//! While the result of a step is unknown, nobody is inside. If the caller gives up, the process releases both ids, and
-//! again when no copy can arrive any more.
+//! While the result of a step is unknown, no guard is inside. If the caller gives up, the process releases both ids,
+//! and again when no copy can arrive any more.
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/engine/tickets/tests.rs"]
@@ -37,7 +37,7 @@ use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
 use crate::store::{Ability, AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, loss_reason};
 
-/// Passes the hold of a guard to a ticket. Nobody is inside then.
+/// Passes the hold of a guard to a ticket. No guard is inside then.
 pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, NotConverted> {
     let closed = match close(&held, valid_for) {
         Ok(closed) => closed,
@@ -72,7 +72,8 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
             held.hold().refuse_conversion(held.engine().clock.now());
             error
         }
-        // Which of the two the server has is not known. Dropped, the detachment loses the hold and releases both.
+        // It is unknown which of the two holds the server has. The drop of `detaching` ends the hold as lost, and
+        // releases both.
         ConversionOutcome::Open(error) | ConversionOutcome::Unreplicated(error) => error,
         ConversionOutcome::Lost(reason) => detaching.lost(&held, reason),
     };
@@ -80,7 +81,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
     Err(NotConverted { held, error })
 }
 
-/// Hold that is closed to all but the guard that detaches it. Dropped, it is open again.
+/// Hold that is closed to all guards but the one that detaches it. Its drop opens the hold again.
 struct ClosedHold(Option<Arc<Hold>>);
 
 impl ClosedHold {
@@ -173,7 +174,7 @@ pub(crate) async fn adopt(engine: &Arc<Engine>, ticket: &Ticket, mode: Mode, ter
     adopting.run(wants).await
 }
 
-/// Adoption on its way. Dropped before its result is known, it releases the ticket's hold and its own.
+/// Adoption in progress. If it is dropped before its result is known, it releases the ticket's hold and its own.
 struct Adopting {
     engine: Arc<Engine>,
     key: Arc<Key>,
@@ -248,7 +249,7 @@ impl Adopting {
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
-        // `close` has listed its holds already, or finds this one in its cell.
+        // If `close` listed the holds before this one was in its cell, this check finds the engine closed.
         if let Err(closed) = engine.check_open(&self.key) {
             if held.hold().lose(LossReason::Closed) {
                 engine.release_in_background(held.hold());

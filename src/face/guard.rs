@@ -212,8 +212,8 @@ macro_rules! guard {
             }
 
             /// Turns the guard into a [`Ticket`], with which one guard, in this process or another one, takes the hold
-            /// over. Nobody is inside until then, and the lock stays taken. No process renews the hold: without another
-            /// guard, it ends after `valid_for`, which has the limits of a [`lease`](crate::Acquire::lease).
+            /// over. No guard is inside until then, and the lock stays taken. No process renews the hold: without
+            /// another guard, it ends after `valid_for`, which has the limits of a [`lease`](crate::Acquire::lease).
             ///
             /// The hold passes to the next guard in one step: no other holder is inside in between. A waiting writer
             /// does not keep a ticket of a reader out. The guard's token is not valid any more.
@@ -237,7 +237,8 @@ macro_rules! guard {
             /// # Cancel safety
             ///
             /// If the future was polled and is then dropped, the manager releases the hold in the background. A ticket
-            /// that nobody got stays on the server only if no release reaches the server, and ends after `valid_for`.
+            /// that no caller got stays on the server only if no release reaches the server, and ends after
+            /// `valid_for`.
             ///
             /// # Examples
             ///

@@ -64,7 +64,7 @@ impl<H: InRenewalQueue> Contents<H> {
         recalls.map_or(Reception::NONE, |recalls| recalls.reception())
     }
 
-    /// Takes the tasks that the event wakes, and what nobody needs any more.
+    /// Takes the tasks that the event wakes, and the subscriptions that no request needs any more.
     #[inline]
     fn take_woken(&mut self, effects: &Effects<H>) -> Woken {
         let Some(beside) = &mut self.beside else {
@@ -160,7 +160,7 @@ impl<H: InRenewalQueue> Cell<H> {
         event(&mut contents.state, &reception)
     }
 
-    /// Does the same, or returns `None` if another task has the mutex.
+    /// Applies an event as [`ask_heard`](Self::ask_heard) does, or returns `None` if another task has the mutex.
     #[inline]
     pub(super) fn try_ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> Option<T> {
         let contents = &mut *self.contents.try_lock()?;

@@ -1,4 +1,5 @@
-//! One hold, for those who have to do with it: guards, renewals, releases. What is known of it is in its [cell](super::cell).
+//! Handle of one hold, for the guards, the renewals and the releases. The state of the hold is in its
+//! [cell](super::cell).
 
 use std::fmt;
 use std::future::poll_fn;
@@ -31,20 +32,20 @@ pub(crate) use crate::lock::record::{
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
-/// A hold of its cell.
+/// Handle of one hold. Its cell has the state of the hold.
 pub(crate) struct Hold {
     cell: Arc<Cell<Self>>,
     number: u64,
     granting: GrantIdentity,
-    /// Place of this hold in the [deadline queue](super::deadlines). Both fields are written under the mutex of the queue
-    /// only. Zero and never: it is not in the queue.
+    /// Place of this hold in the [deadline queue](super::deadlines). Both fields are written under the mutex of the
+    /// queue only. They are zero and [`Moment::NEVER`] while the hold is not in the queue.
     pub(crate) queue_slot: AtomicU64,
     pub(crate) queue_moment: AtomicU64,
-    /// Nothing is due for it any more: it was given back, or its loss was told.
+    /// True if nothing is due for the hold any more, because it was released or its loss was reported.
     retired: AtomicBool,
     /// True if the hold may have a note on the server.
     noted: AtomicBool,
-    /// It counts among the holds that may be cached.
+    /// True if the manager counts the hold among those that may be cached.
     can_be_cached: bool,
     span: HoldSpan,
     counted: Counted,
@@ -85,8 +86,8 @@ impl Hold {
         self.cell.key()
     }
 
-    /// Whether another process holds this, and this one has a copy of what that knew. The cell is not asked then: its mutex may have
-    /// been copied locked.
+    /// Returns true if this process is a copy, made by `fork`, of the process that has the hold. The caller must not
+    /// use the cell then, because `fork` may have copied its mutex in the locked state.
     pub(super) fn is_copied(&self) -> bool {
         !self.rules().process.is_current()
     }
@@ -99,12 +100,12 @@ impl Hold {
         self.granting.mode
     }
 
-    /// The first of its tokens.
+    /// Returns the first token of the hold.
     pub(crate) fn token(&self) -> FencingToken {
         self.granting.token
     }
 
-    /// The first and the last of them.
+    /// Returns the first and the last of the tokens that the server granted with the hold.
     pub(crate) fn tokens(&self) -> (FencingToken, FencingToken) {
         let first = self.granting.token;
         (first, first.plus(self.granting.tokens.saturating_sub(1)))
@@ -128,7 +129,7 @@ impl Hold {
         self.cell.quietly(|state, _, effects| event(state.record(self.number), &mut effects.signals))
     }
 
-    // What guards ask.
+    // Questions and steps of guards.
 
     pub(crate) fn state_of(&self, share_id: ShareId) -> HoldState {
         if self.is_copied() {
@@ -152,7 +153,7 @@ impl Hold {
         })
     }
 
-    /// How long the hold may be trusted without hearing from the server.
+    /// Returns the time for which the guard may rely on the hold without a further answer of the server.
     pub(crate) fn remaining(&self, share_id: ShareId) -> Duration {
         if self.is_copied() {
             return Duration::ZERO;
@@ -168,7 +169,7 @@ impl Hold {
         })
     }
 
-    /// For a watch that outlives its guard.
+    /// Returns the share and its end, for a watcher. The watcher may live longer than the guard.
     pub(super) fn watch(&self, share_id: ShareId) -> (Share, Arc<End>) {
         if self.is_copied() {
             let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::from_nanos(0) };
@@ -177,18 +178,19 @@ impl Hold {
         self.event(|record, _, _| record.watch(share_id))
     }
 
-    /// What this guard wants.
+    /// Returns the share of this guard.
     pub(crate) fn share(&self, share_id: ShareId) -> Share {
         self.ask(|record| record.share(share_id))
     }
 
-    /// One more guard of an owner that has one, with a lease and an end of its own.
+    /// Adds a guard for an owner that has a guard of this hold already. The new guard has a lease and an end of its
+    /// own.
     pub(crate) fn join_own(&self, share: Share, now: Moment) -> Option<ShareId> {
         self.event(|record, _, signals| record.join_own(share, now, signals))
     }
 
-    /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
-    /// renewal that is sent from `since` on, when it looked first.
+    /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
+    /// that is sent at `since` or later. `since` is the time of the waiter's first attempt.
     pub(crate) fn accept(&self, waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment) -> Accepted {
         self.event(|record, rules, signals| record.accept(waiter_id, taken, since, now, rules, signals))
     }
@@ -209,7 +211,7 @@ impl Hold {
         self.cell.ask(|state| state.waiter_id())
     }
 
-    /// Returns when the renewal for which this waiter waits was answered, or has gone unanswered.
+    /// Resolves when the renewal for which this waiter waits was answered, or has failed.
     pub(crate) async fn renewal_answered(&self, waiter_id: WaiterId) {
         let _registered = Registered { hold: self, waiter_id };
         let is_answered =
@@ -232,22 +234,22 @@ impl Hold {
         self.cell.leave(|state, heard| state.cache(self.number, share_id, heard, now))
     }
 
-    /// A guard lets go, and the next writer of this process has the hold then, if it may.
+    /// Removes the share of a guard. After the last guard, the next writer of this process takes the hold, if it may.
     pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> ShareRemoved {
         self.cell.event(now, |state, inputs, effects| state.remove_share(self.number, share_id, now, inputs, effects))
     }
 
-    /// Sends the claim now, if the server has yet to answer for the hold. A guard waits for that.
+    /// Makes a renewal due now if a notification granted the hold, because a guard waits for the answer of the server.
     pub(super) fn claim_now(&self, now: Moment) {
         self.event(|record, _, _| record.claim_now(now));
     }
 
-    /// Whether the server has yet to answer for a hold that it granted by a notification.
+    /// Returns true if a notification granted the hold and no answer of the server has confirmed it yet.
     pub(crate) fn is_claim(&self) -> bool {
         self.ask(|record| record.is_claim())
     }
 
-    /// Ends the hold as lost; `false` if it has ended before.
+    /// Ends the hold as lost. Returns false if it ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let now = self.clock().now();
         self.quietly(|record, signals| record.lose(reason, now, signals))
@@ -263,7 +265,8 @@ impl Hold {
         self.noted.store(is_noted, Ordering::Relaxed);
     }
 
-    /// How many guards share it, with those that are on their way to a waiter, and whether its renewal is late.
+    /// Returns the number of guards of the hold, with the unclaimed shares of waiters, and true if the hold is
+    /// unconfirmed.
     pub(crate) fn usage(&self) -> (usize, bool) {
         self.ask(|record| (record.guards(), record.is_unconfirmed()))
     }
@@ -278,23 +281,24 @@ impl Hold {
         self.ask(|record| record.is_live() && now < record.deadline())
     }
 
-    /// When it was granted.
+    /// Returns the time of the grant.
     pub(crate) fn began(&self) -> Moment {
         self.ask(|record| record.began())
     }
 
-    /// The moment of the local deadline.
+    /// Returns the local deadline.
     pub(crate) fn deadline(&self) -> Moment {
         self.ask(|record| record.deadline())
     }
 
-    /// When the server's hold is over, whatever arrives, what may arrive, and until when it rests.
+    /// Returns the end of the hold on the server, as a release of the hold needs it.
     pub(crate) fn until(&self, now: Moment) -> ServerEnd {
         let rules = self.rules();
         self.ask(|record| ServerEnd::of(record, now, rules))
     }
 
-    /// The same, and the conversion that is to be given back as well: once.
+    /// Returns the end of the hold on the server, and takes its open conversion. The caller has to release the new hold
+    /// of the conversion too. A later call finds no conversion.
     pub(super) fn gives_back(&self, now: Moment) -> (ServerEnd, Option<OpenConversion>) {
         let rules = self.rules();
         self.quietly(|record, _| (ServerEnd::of(record, now, rules), record.take_open_conversion()))
@@ -370,29 +374,33 @@ impl Hold {
     }
 }
 
-/// What the renewal asks and tells.
+/// Steps of the renewals, and of caching.
 impl Hold {
-    /// When something is due for this hold by what is known. Has no effects: for the deadline queue, under its mutex.
+    /// Returns the next event of the hold, as its state is now. Has no effects, because the deadline queue calls it
+    /// under its mutex.
     pub(crate) fn due(&self) -> Next {
         self.ask(|record| record.due())
     }
 
-    /// When something is due for this hold: a renewal, or its local deadline.
+    /// Ends the hold, or its shares, if they are over by the clock. Returns the next event of the hold, for example a
+    /// renewal or the local deadline.
     pub(crate) fn next(&self, now: Moment) -> Next {
         self.quietly(|record, signals| record.next(now, signals))
     }
 
-    /// If a renewal is due by `by`, it waits in a line from now on.
+    /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
+    /// is due by then.
     pub(crate) fn join_batch(&self, by: Moment) -> bool {
         self.event(|record, _, _| record.enter_line(by))
     }
 
-    /// The line that it waited in, or was sent from, is not its own any more. It enters another one then.
+    /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
+    /// queue of the former route, or was under way there.
     pub(crate) fn leave_batch(&self, then: Moment) {
         self.event(|record, _, _| record.leave_line(then));
     }
 
-    /// Nothing is due for it from now on.
+    /// Retires the hold: nothing is due for it from now on. Ends its tracing span and its count in the metrics.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         self.counted.end();
@@ -405,12 +413,12 @@ impl Hold {
         }
     }
 
-    /// It counts until it is retired.
+    /// Counts the hold in the metrics until it is retired.
     pub(crate) fn count(&self) {
         self.counted.begin(&self.rules().metrics, self.mode(), self.clock());
     }
 
-    /// Those who trace see it from now on, below what is going on here.
+    /// Begins the tracing span of the hold. Its parent is the current span of the calling task.
     pub(crate) fn begin_span(&self) {
         self.span.begin(self.key().name(), self.mode(), self.token());
     }
@@ -419,26 +427,26 @@ impl Hold {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// The lease to ask for, if a renewal is due by `by` or waits in a line. Then it counts as sent, and no other is due until
-    /// it is answered. Without a guard that wants more, the hold is over instead.
+    /// Begins a renewal that is due at `by` or that waits in a queue, and returns the lease to request. No other
+    /// renewal becomes due before the answer. If no share has time left, the hold ends instead.
     pub(crate) fn begin_renewal(&self, now: Moment, by: Moment) -> Option<Duration> {
         self.event(|record, rules, signals| record.begin_renewal(now, by, rules, signals))
     }
 
-    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
+    /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
     pub(crate) fn on_renewed(&self, grant: Grant, now: Moment) -> RenewalConfirmed {
         self.event(|record, rules, signals| record.on_renewed(grant, now, rules, signals))
     }
 
-    // What lets it stay.
+    // Caching.
 
-    /// The subscription that is confirmed now, for a request that says that the hold may stay.
+    /// Returns the subscription that is confirmed now, for a request that offers to cache the hold.
     pub(crate) fn offered_subscription(&self) -> Option<SubscriptionId> {
         self.cell.ask_heard(|state, heard| heard.subscription.filter(|_| state.record(self.number).can_be_cached()))
     }
 
-    /// The subscription that stands now, for a renewal that says that the hold may stay; or the time until which the renewal
-    /// lets the hold last at least.
+    /// Returns the subscription that is confirmed now, for a renewal that offers to cache the hold. For a hold that is
+    /// to rest, returns the time until which the renewal lets the hold last at least instead.
     pub(crate) fn renewal_terms(&self, now: Moment) -> (Option<SubscriptionId>, Option<ServerTime>) {
         let rules = self.rules();
         self.cell.ask_heard(|state, heard| {
@@ -450,18 +458,19 @@ impl Hold {
         })
     }
 
-    /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
+    /// Returns the receiver of recalls, and the time for which the hold may stay cached. The hold that replaces this
+    /// one after a conversion needs both.
     pub(crate) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
         let cache_for = self.ask(|record| record.cache_for())?;
         Some((self.cell.recalls(None)?, cache_for))
     }
 
-    /// How many tokens to ask for.
+    /// Returns the number of tokens that the next renewal requests.
     pub(crate) fn missing_tokens(&self) -> u64 {
         self.ask(|record| record.missing_tokens())
     }
 
-    /// What an answer says to those who keep the hold, and the tokens that it brought.
+    /// Applies an answer about the hold to its cache state, and adds the tokens that the answer brought.
     pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) {
         self.event(|record, inputs, _| {
             record.on_cache_answer(word, inputs.heard, now);
@@ -469,81 +478,87 @@ impl Hold {
         });
     }
 
-    /// Whether no guard is inside.
+    /// Returns true if the hold is cached and no guard is inside.
     pub(crate) fn is_cached(&self) -> bool {
         self.ask(|record| record.is_cached())
     }
 
-    /// It is to be given up, if it is idle, or behind its last guard.
+    /// Notes that the hold is not to be cached any longer. If it is cached, the background releases it. If a guard uses
+    /// it, the release comes after the last guard.
     pub(crate) fn note_wanted(&self, now: Moment) {
         self.event(|record, _, _| record.note_wanted(now));
     }
 
-    /// What has come of letting it stay. `None` if it was not to.
+    /// Returns the result of caching the hold, or `None` if the hold may not be cached.
     pub(crate) fn cache_outcome(&self) -> Option<CacheOutcome> {
         self.ask(|record| record.cache_outcome())
     }
 
-    /// A renewal was not answered; it is tried again after a pause.
+    /// Notes that a renewal was not answered. The next try is due after a pause.
     pub(crate) fn on_no_answer(&self, now: Moment) {
         self.event(|record, _, signals| record.on_no_answer(now, signals));
     }
 
-    /// A renewal was answered: the server does not know the hold. While it is being converted, that may be the conversion, and the
-    /// answer to that will tell; a force has ended both.
+    /// Applies an answer to a renewal that says that the server does not know the hold. If a conversion is under way,
+    /// it may have replaced the hold, and the answer to the conversion decides. A force has ended both the old hold and
+    /// the new one.
     pub(crate) fn on_unknown(&self, reason: LossReason) {
         let now = self.clock().now();
         self.event(|record, _, signals| record.on_unknown(reason, now, signals));
     }
 }
 
-/// What whoever asks the server for more readers does.
+/// Steps of a recheck: a reader asks the server whether it may join, by a repeat of the acquisition of the hold.
 impl Hold {
-    /// A reader joins for the time being, to ask the server whether it may; with the lease to ask for. A repeat of the acquisition
-    /// is on its way from then on.
+    /// Adds the share of a reader that asks the server whether it may join. Returns the share and the lease to request.
+    /// From now on, the repeated request counts as in flight.
     pub(crate) fn begin_recheck(&self, share: Share, now: Moment) -> Option<(ShareId, Duration)> {
         self.event(|record, rules, signals| record.begin_recheck(share, now, rules, signals))
     }
 
-    /// What became of the repeat is known, as far as it ever will be.
+    /// Notes the outcome of the repeated request.
     pub(crate) fn end_recheck<T>(&self, attempt: &Attempt<T>) {
         self.event(|record, _, _| record.copies_mut().resolve(attempt));
     }
 
-    /// Nobody waits for the repeat any more.
+    /// Notes that no task waits for the answer to the repeated request any more.
     pub(crate) fn abandon_recheck(&self, now: Moment) {
         self.event(|record, rules, _| record.copies_mut().abandon(now.after(rules.max_delay)));
     }
 
-    /// The server knows the hold and has extended it. Answers whether it is held here still, and whether this was its claim.
+    /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether this
+    /// was the first answer for a hold that a notification granted.
     pub(crate) fn on_rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> (bool, bool) {
         self.event(|record, rules, signals| record.on_rechecked(grant, share_until, now, rules, signals))
     }
 
-    /// The server did not know it: the next renewal, which is due now, tells why.
+    /// Makes a renewal due now, and closes the join window. The answer shows whether the server still has the hold.
     pub(crate) fn renew_now(&self, now: Moment) {
         self.event(|record, _, _| record.renew_now(now));
     }
 }
 
-/// What a conversion does.
+/// Steps of a conversion.
 impl Hold {
-    /// Closes the hold for all but its one guard; `false` if it has others, or is not what it was.
+    /// Begins a conversion, during which no further guard may share the hold. Returns false if the hold has several
+    /// guards, is over, or is being converted already.
     pub(crate) fn begin_conversion(&self, now: Moment) -> bool {
         self.event(|record, _, signals| record.begin_conversion(now, signals))
     }
 
-    /// A request to convert it is sent now: from its being carried out on the server keeps only the new hold, for `lease`.
+    /// Notes that a request to convert the hold is sent now. Once the server has executed it, the server has only the
+    /// new hold, for `lease`.
     pub(crate) fn send_conversion(&self, now: Moment, lease: Duration) {
         self.event(|record, rules, signals| record.conversion_begins(now, lease, rules, signals));
     }
 
-    /// The server knew the old hold when it answered what was sent then: it had not been converted before.
+    /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
+    /// converted the hold before `sent`.
     pub(crate) fn stood_at(&self, sent: Moment) {
         self.event(|record, rules, _| record.stood_at(sent, rules));
     }
 
-    /// No request to convert it was carried out so far, nor can one be that was sent.
+    /// Notes that the server has executed no request to convert the hold, and cannot execute one any more.
     pub(crate) fn cancel_conversion(&self) {
         self.event(|record, _, _| record.conversion_was_not_done());
     }
@@ -553,17 +568,17 @@ impl Hold {
         self.ask(HoldRecord::has_open_conversion)
     }
 
-    /// An earlier conversion that nobody was answered, for whoever goes on with it.
+    /// Takes the conversion that an earlier task left open. The caller continues it, or releases its new hold.
     pub(crate) fn take_open_conversion(&self) -> Option<OpenConversion> {
         self.event(|record, _, _| record.take_open_conversion())
     }
 
-    /// The server has converted it into a hold that was over when the answer came.
+    /// Ends the hold now, because the server has converted it into a hold that was over when the answer came.
     pub(crate) fn end_with_conversion(&self, now: Moment) {
         self.event(|record, _, signals| record.end_with_conversion(now, signals));
     }
 
-    /// Nobody has answered, and nobody asks any more.
+    /// Leaves a conversion open that the server did not answer and that no task repeats any more.
     pub(crate) fn leave_conversion_open(&self, open: OpenConversion, now: Moment) -> LeftOpen {
         self.event(|record, _, signals| record.conversion_left_open(open, now, signals))
     }
@@ -575,25 +590,26 @@ impl Hold {
         }
     }
 
-    /// The server has not converted it: it is what it was, confirmed or not.
+    /// Applies a refusal of the conversion. The hold is as it was before the conversion, confirmed or not.
     pub(crate) fn refuse_conversion(&self, now: Moment) {
         self.event(|record, _, _| record.conversion_refused(now));
     }
 
-    /// The server has converted it into another hold, which takes its place. `None` if that one is over already.
+    /// Replaces the hold by the one into which the server has converted it. Returns `None` if the new hold is over
+    /// already.
     pub(crate) fn convert_into(&self, granted: NewHold, now: Moment) -> Option<(Arc<Self>, ShareId)> {
         let cell = &self.cell;
         let can_be_cached = granted.cache.is_some();
         let make = |number, granting| {
             let new = Self::new(cell, number, granting, can_be_cached);
-            // The note goes with the hold.
+            // The server has moved the note to the new hold.
             new.set_noted(self.is_noted());
             Arc::new(new)
         };
         cell.event(now, |state, inputs, effects| state.on_converted(make, self.number, granted, now, inputs, effects))
     }
 
-    /// The guard has the new hold: there is nothing to give back.
+    /// Removes the share of the guard, because the server has converted the hold. The old hold needs no release.
     pub(crate) fn note_share_converted(&self, share_id: ShareId) {
         self.cell.quietly(|state, _, effects| state.note_share_converted(self.number, share_id, effects));
     }

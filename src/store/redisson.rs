@@ -71,7 +71,7 @@ impl RedissonScheme {
     }
 }
 
-/// Returns the answer to a waiter. It is queued as far as the engine is concerned: it hears of releases by messages.
+/// Returns the answer to a waiter. For the engine, the waiter is queued, because it gets messages about releases.
 fn to_waiter(answer: Acquired, request: &AcquireRequest) -> Acquired {
     match (answer, request.if_taken) {
         (Acquired::Contended { retry_in, holder }, IfTaken::Queue { .. }) => {

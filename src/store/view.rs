@@ -92,11 +92,11 @@ pub struct HolderView {
     /// hold of another manager, `true` means that one of the lock's holds may be cached. The server does not know which
     /// of them.
     pub cached: bool,
-    /// True if the holder is done and its lock *rests*: nobody is inside, and the lock stays taken for
+    /// True if the holder is done and its lock *rests*: no guard is inside, and the lock stays taken for
     /// [`remaining`](HolderView::remaining), as [`at_least`](crate::Acquire::at_least) asked for.
     pub resting: bool,
-    /// True if the hold is *detached*: nobody is inside, and the lock stays taken for [`remaining`](HolderView::remaining),
-    /// or until a guard takes the hold over with its [`Ticket`](crate::Ticket).
+    /// True if the hold is *detached*: no guard is inside, and the lock stays taken for
+    /// [`remaining`](HolderView::remaining), or until a guard takes the hold over with its [`Ticket`](crate::Ticket).
     pub detached: bool,
     /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::age"))]

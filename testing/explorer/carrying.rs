@@ -62,7 +62,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// Tells a process something, and carries out what it asks the server for.
+    /// Takes a step of a process, and carries out the requests that it sends.
     pub(super) fn tell(&mut self, world: &mut World, process: u8, told: Told) -> Judged {
         let free = self.free(world, process);
         let at = usize::from(process);
@@ -92,7 +92,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Nobody waits for the answer to a copy any more.
+    /// Notes that no task waits for the answer to a copy any more.
     fn orphan(world: &mut World, process: u8, number: u8) {
         world.mail.retain(|mail| {
             mail.process != process || !matches!(mail.letter, Letter::Answer { copy, .. } if copy == number)
@@ -185,7 +185,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Tells a process the answer to a copy.
+    /// Passes the answer to a copy to its process.
     fn hear(&mut self, world: &mut World, process: u8, (copy, slot): (u8, Slot), reply: Reply) -> Judged {
         if matches!(reply, Reply::Queued { .. }) && !self.processes.takes_older_grants() {
             // The engine knows by the server's time that a grant is older than the answer.
@@ -208,7 +208,7 @@ impl Explorer<'_> {
         self.grow(world, moved.grown)?;
         count_from_the_highest(&mut outcome, moved);
         self.send_recalls(world, &outcome);
-        // A hold that is granted now is one that nobody has ended.
+        // No operator has ended a hold that is granted now.
         let told = outcome.news.iter().filter(|(_, grant)| grant.is_some()).map(|(id, _)| *id);
         let granted = matches!(outcome.reply, Reply::Granted(_)).then_some(request.id);
         told.chain(granted).for_each(|id| world.forced &= !(1 << id));
@@ -230,7 +230,7 @@ impl Explorer<'_> {
         Ok(outcome.reply)
     }
 
-    /// Marks the grants that an acquisition has not heard of, because it is in the queue again.
+    /// Marks the grants that an acquisition has not received yet as outdated, because it is in the queue again.
     fn outdate_grants(&self, world: &mut World, id: Id) {
         let (process, slot) = self.scene.owner(id);
         for mail in world.mail.as_mut_slice().iter_mut().filter(|mail| mail.process == process) {
@@ -248,7 +248,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Each process that is subscribed and has a hold to give up hears a recall.
+    /// Sends a recall to each process that is subscribed and has a hold to give up.
     fn send_recalls(&self, world: &mut World, outcome: &Outcome) {
         let Some(ServerRecall { token, tries }) = outcome.call.filter(|_| !self.scene.is_mute) else { return };
         for process in world.alive(self.scene) {
@@ -285,7 +285,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The highest token has grown: all others are farther back.
+    /// Applies the growth of the highest token. All other tokens are then farther below it.
     fn grow(&mut self, world: &mut World, grown: i8) -> Judged {
         if grown == 0 {
             return Ok(());
@@ -345,7 +345,7 @@ impl Explorer<'_> {
         let in_order = (0..processes).map(|nth| (nth + order) % processes);
         for process in in_order.filter(|process| !world.dead[usize::from(*process)]).collect::<Vec<_>>() {
             let lapses = lapses & (1 << process) != 0;
-            // No subscription is silent for longer than a tick, unless nobody looks.
+            // A process notices within a tick that its subscription is broken, unless it is not scheduled.
             if !lapses && world.lines[usize::from(process)] == RecallLine::Broken {
                 self.turn(world, process, RecallLine::Down)?;
             }
@@ -354,7 +354,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Forgets what makes no difference any more.
+    /// Removes messages and marks that make no difference any more.
     pub(super) fn tidy(&self, world: &mut World) {
         let all = *world;
         let number = |mail: &Mail| all.processes[usize::from(mail.process)];

@@ -72,11 +72,11 @@ enum RecallLine {
     #[default]
     Down,
     Stands,
-    /// Its process does not know it yet.
+    /// The subscription is broken, and its process does not know it yet.
     Broken,
 }
 
-/// How often the world may go wrong.
+/// Numbers of faults that may still happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 struct Faults {
     /// Messages that are lost: requests, answers and notifications.
@@ -112,7 +112,7 @@ const FATES: [Fate; 6] = [Fate::Lost, Fate::Late, Fate::Twice, Fate::AnswerLost,
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 enum Letter {
-    /// `copy` is absent if nobody waits for the answer.
+    /// `copy` is absent if no task waits for the answer.
     Request {
         slot: Slot,
         copy: Option<u8>,
@@ -220,7 +220,7 @@ struct Step {
     draw: u8,
 }
 
-/// What an exploration needs beside the states.
+/// Data of an exploration beside the states.
 struct Explorer<'a> {
     scene: &'a Scene,
     server: Server,
@@ -298,7 +298,8 @@ impl World {
         scene.names().filter(move |process| !dead[usize::from(*process)])
     }
 
-    /// Processes are alike: the same world but for their names is the same. Returns the former name of each process.
+    /// Sorts the processes. They are alike, so worlds that differ only in the names of the processes are equal. Returns
+    /// the former name of each process.
     fn sort(&mut self, scene: &Scene) -> [u8; PROCESSES] {
         let mut former = [0, 1, 2, 3];
         let key = |process: &u8| {

@@ -51,9 +51,9 @@ impl Explorer<'_> {
         LEASE + PATIENCE + 2 + if self.scene.records.is_some() { 2 * PATIENCE } else { 0 }
     }
 
-    /// While nothing is under way: when all guards leave, some waiter enters, or a try learns that a guard is inside. If a
-    /// recall was lost, or may have been, that takes a tick and a heartbeat. If nobody may send a recall, it takes a
-    /// renewal.
+    /// Judges a world in which nothing is under way: when all guards leave, some waiter enters, or a try learns that a
+    /// guard is inside. If a recall was lost, or may have been, that takes a tick and a heartbeat. If no client may
+    /// send a recall, it takes a renewal.
     fn judge_standing_aside(&mut self, world: &World) -> Judged {
         let dead = world.dead.contains(&true);
         if self.scene.caching == Caching::Nothing || world.watch.was_wiped || dead || !self.is_quiet(world) {
@@ -74,7 +74,7 @@ impl Explorer<'_> {
         let mut later = World { faults: Faults::default(), view: None, ..*world };
         (self.sent, self.fault, self.draw) = (0, None, 0);
         let takes_a_tick = is_lost || is_late || self.scene.is_mute;
-        // What breaks on the way breaks in the steps of the search, too, and is told from there.
+        // An invariant that breaks on the way also breaks in the steps of the search, which report it.
         match self.is_stood_aside_for(&mut later, &waited, takes_a_tick) {
             Ok(false) => Err(Invariant::StandsAside),
             Ok(true) | Err(_) => Ok(()),
@@ -129,8 +129,8 @@ impl Explorer<'_> {
         })
     }
 
-    /// From a moment when nothing is under way but what is late: when all guards leave, some waiter enters by time and
-    /// heartbeats alone.
+    /// Judges a world in which nothing is under way but late messages: when all guards leave, some waiter enters by
+    /// time and heartbeats alone.
     pub(super) fn judge_progress(&mut self, world: &World) -> Judged {
         self.judge_standing_aside(world)?;
         let waited = self.patient(world);
@@ -139,7 +139,7 @@ impl Explorer<'_> {
         }
         let mut later = World { faults: Faults::default(), view: None, ..*world };
         (self.sent, self.fault, self.draw) = (0, None, 0);
-        // What breaks on the way breaks in the steps of the search, too, and is told from there.
+        // An invariant that breaks on the way also breaks in the steps of the search, which report it.
         match self.has_progress(&mut later, &waited) {
             Ok(false) => Err(Invariant::Progress),
             Ok(true) | Err(_) => Ok(()),

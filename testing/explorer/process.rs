@@ -1,6 +1,6 @@
-//! One process of the exploration: the state of the lock as it ships, and a driver that does what the engine does with
-//! it. The driver sends requests, feeds answers, and gives back what is over. All that it decides about holds, waiters,
-//! leaders and shares is decided by the state.
+//! Process of the exploration: the state of the lock as it ships, and a driver that does with it what the engine does.
+//! The driver sends requests, applies answers, and releases what is over. The state makes all decisions about holds,
+//! waiters, leaders and shares.
 //!
 //! A process is a value. The exploration computes each step of a process once, and remembers it.
 
@@ -47,7 +47,7 @@ pub(crate) use blunder::Blunder;
 /// Length of a tick, and times in ticks.
 pub(crate) const TICK: Duration = Duration::from_nanos(TICK_NANOS);
 const TICK_NANOS: u64 = 500_000_000;
-/// A copy without an answer may be carried out until it is so old. Its sender gives it up at the same age.
+/// Age up to which a copy without an answer may be carried out. Its sender gives it up at the same age.
 const MAX_DELAY: u32 = 2;
 const MAX_HANDOFFS: u64 = 2;
 /// Token of the world's highest token at the start of a process.
@@ -75,7 +75,7 @@ impl InRenewalQueue for ExploredHold {
 /// Acquisition of this process, by its number on the server.
 pub(crate) type Slot = u8;
 
-/// What a process is told.
+/// Input of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Told {
     /// A task acquires the lock. Without `waits`, it only tries.
@@ -118,7 +118,7 @@ pub(crate) enum Told {
         token: i8,
         tries: Option<u8>,
     },
-    /// A try hears that a guard is inside.
+    /// A try gets the recall reply that a guard is inside.
     InUse {
         slot: Slot,
     },
@@ -134,7 +134,7 @@ pub(crate) enum Told {
     Lapse,
     /// The process is scheduled again, before the next tick.
     CatchUp,
-    /// The highest token of the lock is so much higher.
+    /// The highest token of the lock has grown by this number.
     Grown(i8),
 }
 
@@ -170,7 +170,7 @@ pub(crate) enum HeardReply {
     },
 }
 
-/// What a process asks the server for.
+/// Request of a process to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Asked {
     Acquire { mode: Mode, waits: bool },
@@ -190,11 +190,11 @@ pub(crate) struct SentCopy {
     pub(crate) keeps: Option<u8>,
 }
 
-/// What a step of a process has led to.
+/// Results of a step of a process.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Outputs {
     pub(crate) sent: Vec<SentCopy>,
-    /// Copies whose answers nobody awaits any more.
+    /// Copies whose answers no task awaits any more.
     pub(crate) closed: Vec<u8>,
     /// Tokens that guards have got, relative to the highest token, with the slots of their holds.
     pub(crate) entered: Vec<(Mode, i8, Slot)>,
@@ -213,7 +213,7 @@ pub(crate) enum Broken {
     NotWoken,
     /// Two holds have the same acquisition.
     TwoHolds,
-    /// A try is told that a guard is inside, and none is.
+    /// The process replies to a try that a guard is inside, and none is.
     InUseWhenIdle,
 }
 
@@ -256,11 +256,11 @@ struct ExploredConversion {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum ConversionStage {
     Asks,
-    /// Asks again then, because the last copy had no usable answer.
+    /// Asks again at this moment, because the last copy had no usable answer.
     Pauses(Moment),
-    /// Asks again then, when the holders that it has recalled have had their time.
+    /// Asks again at this moment, when the holders that it has recalled have had their time.
     AwaitsHolders(Moment),
-    /// Asks again then, when no earlier copy can be carried out after the refusal of the last one.
+    /// Asks again at this moment, when no earlier copy can be carried out after the refusal of the last one.
     AwaitsStrays(Moment),
 }
 
@@ -271,11 +271,12 @@ enum Ask {
     /// Asks at once, for a hold of its own.
     Again,
     Flying,
-    /// Until the next tick. `is_queued`: in the queue of the server, so a notification may come.
+    /// Pauses until the next tick. If `is_queued` is true, it is in the queue of the server, so a notification may
+    /// come.
     Pauses {
         is_queued: bool,
     },
-    /// Waits, as a try, for the replies to its recall, and at most until then.
+    /// Waits, as a try, for the replies to its recall, and at most until this moment.
     AwaitsReplies {
         until: Moment,
     },
@@ -283,7 +284,7 @@ enum Ask {
         hold: u64,
         share_id: ShareId,
     },
-    /// Until the next tick, after a request for a hold of this process.
+    /// Pauses until the next tick, after a request for a hold of this process.
     RechecksLater,
 }
 
@@ -294,7 +295,7 @@ struct ExploredTask {
     waits: bool,
     /// End of the time for the replies to the recalls of this try, once it has recalled a hold.
     recalls_until: Option<Moment>,
-    /// True if this try has heard no reply, and has asked again.
+    /// True if this try has received no reply, and has asked again.
     has_heard_nothing: bool,
     stage: Stage,
 }
@@ -353,7 +354,7 @@ pub(crate) struct Process {
     blunder: Option<Blunder>,
 }
 
-/// The present moment and the highest token are the bases of all others.
+/// Hashes all but the present moment and the highest token, which are the bases of all other moments and tokens.
 impl Hash for Process {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { state: lock, now: _, top: _, tasks, begun, copies, departing, holds, .. } = self;
@@ -379,12 +380,12 @@ fn rules() -> Rules {
 
 /// Lease of each acquisition.
 const HOLD_LEASE: Duration = Duration::from_millis(1500);
-/// Longer than any exploration.
+/// Time that is longer than any exploration.
 const LONG: Duration = Duration::from_secs(3600);
-/// Longer than any task waits between two polls.
+/// Time that is longer than any task waits between two polls.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// One step: the process as it was, and what comes of it.
+/// Step in progress: the process, and the results so far.
 struct Driver<'a> {
     process: Process,
     rules: &'a Rules,
@@ -508,7 +509,7 @@ impl Process {
     }
 
     /// Returns the modes in which guards take their holds for valid, with the slots of the holds. A guard whose hold is
-    /// being converted may come back, and nobody may have written in between, so it counts as a reader.
+    /// being converted may come back, and no other client may write in between, so it counts as a reader.
     pub(crate) fn valid(&self) -> Vec<(Mode, Slot)> {
         let mut valid = Vec::new();
         let mut state = self.state.clone();
@@ -609,7 +610,7 @@ impl Driver<'_> {
         self.out.sent.push(SentCopy { copy: number, slot, asked, keeps });
     }
 
-    /// Nobody awaits the answers of these copies any more.
+    /// Closes copies whose answers no task awaits any more.
     fn close(&mut self, is: impl Fn(&FlyingCopy) -> bool) {
         let closed = self.process.copies.extract_if(.., |copy| is(copy)).map(|copy| copy.number);
         self.out.closed.extend(closed);

@@ -31,7 +31,7 @@ pub(super) enum Invariant {
     Limit,
     /// The key outlives the records in it.
     Remembered,
-    /// From every state some client enters by time and heartbeats alone.
+    /// Some client enters from every state, by time and heartbeats alone.
     Progress,
     /// A finished client leaves no record, and no record is left when all clients have finished.
     Leftovers,

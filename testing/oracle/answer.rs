@@ -10,7 +10,7 @@ use crate::store::{
 #[derive(Debug, Default)]
 pub(super) struct LiveHolders {
     pub(super) deadlines: Vec<u64>,
-    /// The same holders, as a refusal may name them.
+    /// Live holders, as a refusal may name them.
     pub(super) named: Vec<NamedHolder>,
     /// True if an operation may give up before it finds a live reader among dead ones.
     pub(super) is_limited: bool,

@@ -36,7 +36,7 @@ enum Fault {
     DetachmentDropped(u32),
     /// The future of the first adoption is dropped at this wait.
     AdoptionDropped(u32),
-    /// The ticket reaches nobody.
+    /// The ticket reaches no process.
     TicketLost,
 }
 

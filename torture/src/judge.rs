@@ -130,7 +130,7 @@ pub(crate) struct Findings {
     pub(crate) cached_holds: f64,
     /// Number of grants that came faster than a server can answer.
     pub(crate) at_once: usize,
-    /// Checks of the queues, and waits of groups. `None` if nobody observed the queues.
+    /// Checks of the queues, and waits of groups. `None` if no observer ran.
     pub(crate) queues: Option<(QueueChecks, GroupWaits)>,
 }
 

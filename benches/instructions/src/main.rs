@@ -17,15 +17,15 @@ use std::time::Duration;
 
 use redis_rwlock::{Build, Builder, MemoryManager, RedisManager, Result, RwLockManager, Topology};
 
-/// Nothing is renewed while this runs.
+/// Lease with which no renewal is due while this runs.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 async fn connected<M: Build>(builder: Builder<M>) -> Result<M> {
-    // Nor does a join ask the server whether others wait.
+    // With this join window, no join sends a request.
     builder.lease(LONG).max_hold(LONG * 2).join_window(LONG).connect().await
 }
 
-/// Takes and gives back a lock that nobody else wants.
+/// Acquires and releases a lock that no other task wants.
 async fn take_and_give_back(manager: &impl RwLockManager, count: u32) -> Result<()> {
     for _ in 0..count {
         black_box(manager.write("pair").await?).release().await?;
@@ -42,8 +42,8 @@ async fn joins(manager: &impl RwLockManager, count: u32) -> Result<()> {
     kept.release().await
 }
 
-/// Takes so many locks, and ends the process with them: what is in use then is counted. Nobody gives them back on the server, so
-/// each count has names of its own.
+/// Acquires this number of locks, and ends the process with them, because the memory in use at the end is counted. No
+/// process releases them on the server, so each count has names of its own.
 async fn holds(manager: &impl RwLockManager, count: u32) -> Result<()> {
     let mut guards = Vec::with_capacity(count as usize);
     for lock in 0..count {
@@ -52,7 +52,8 @@ async fn holds(manager: &impl RwLockManager, count: u32) -> Result<()> {
     exit_with(guards)
 }
 
-/// Does the same with so many waiters of this process.
+/// Adds this number of waiters of this process, and ends the process with them, because the memory in use at the end is
+/// counted.
 async fn waiters(manager: &impl RwLockManager, count: u32) -> Result<()> {
     let name = format!("waited-for-{count:05}");
     let held = manager.write(&name).await?;

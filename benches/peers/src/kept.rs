@@ -1,4 +1,5 @@
-//! Files with what was seen, one for each scenario and server. They are written after each turn, so a run can be ended at any time.
+//! Files with results, one for each scenario and server. They are written after each turn, so a run can be ended at any
+//! time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,12 +9,12 @@ use cluster_testenv::Server;
 use crate::scenario::Scenario;
 use crate::table::{Chapter, Table, Why};
 
-/// Beside what cargo builds, so that `cargo clean` takes it away.
+/// Folder of the results. It is in the target folder of cargo, so that `cargo clean` removes it.
 pub(crate) const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures");
-/// A short look must not begin anew what took hours.
+/// Folder of the results of short runs, which must not replace results that took hours.
 pub(crate) const LESSENED_FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures/lessened");
 
-/// The name of all that is written of a scenario on a server.
+/// Returns the name of the files of a scenario on a server.
 pub(crate) fn name(scenario: &str, server: &str) -> String {
     format!("{scenario}-{server}")
 }
@@ -22,7 +23,7 @@ pub(crate) fn file(folder: &Path, scenario: Scenario, server: Server) -> PathBuf
     folder.join(name(&scenario.name(), &server.to_string()) + ".json")
 }
 
-/// Returns what an earlier run has kept there.
+/// Returns the results of an earlier run.
 pub(crate) fn read(file: &Path) -> Option<Chapter> {
     let text = fs::read_to_string(file).ok()?;
     Some(serde_json::from_str(&text).expect("figures of this version of the program; `--fresh` begins anew"))
@@ -30,13 +31,13 @@ pub(crate) fn read(file: &Path) -> Option<Chapter> {
 
 pub(crate) fn write(file: &Path, chapter: &Chapter) {
     fs::create_dir_all(file.parent().expect("a folder")).expect("a folder can be made");
-    // A run that is ended meanwhile leaves a whole file.
+    // The file is replaced in one step, so a run that is ended meanwhile leaves a whole file.
     let beginning = file.with_extension("new");
     fs::write(&beginning, serde_json::to_string_pretty(chapter).expect("it is text")).expect("it can be kept");
     fs::rename(&beginning, file).expect("it takes the place of the one before");
 }
 
-/// Forgets what was kept there, if anything was.
+/// Deletes the results of an earlier run, if there are any.
 pub(crate) fn remove(file: &Path) {
     if file.exists() {
         fs::remove_file(file).expect("it can be removed");
@@ -50,14 +51,14 @@ pub(crate) enum FailedRows {
     GoOn,
 }
 
-/// Treatment of the turns that an earlier run has kept.
+/// Treatment of the turns of an earlier run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Earlier {
-    /// This run goes on with it.
+    /// This run continues the earlier one.
     GoesOn,
-    /// This run begins anew, because it would mix what tables name only one of.
+    /// This run begins anew, because a table names only one commit and one machine.
     IsOver(String),
-    /// The run has other options than the kept turns. To measure anew would delete hours of measurement.
+    /// The run has other options than the stored turns. To measure anew would delete hours of measurement.
     IsOfOtherOptions(String),
 }
 
@@ -76,7 +77,7 @@ impl Chapter {
                 return Earlier::IsOver(format!("its {what} was {theirs}"));
             }
         }
-        // By their places, because two tables may have the same title.
+        // Compared by their positions, because two tables may have the same title.
         for (table, earlier) in self.tables.iter_mut().zip(&earlier.tables) {
             if table.title == earlier.title {
                 table.take_over(earlier, failed);
@@ -91,7 +92,7 @@ impl Table {
     fn take_over(&mut self, earlier: &Self, failed: FailedRows) {
         for row in &mut self.rows {
             let Some(earlier) = earlier.row(&row.name) else { continue };
-            // What could not be done then may be possible now, but a turn that failed is a result.
+            // A peer that could not take part then may be able to now. But a failed turn is a result.
             let stays = failed == FailedRows::Stay && matches!(earlier.why, Some(Why::Failed(_)));
             let why = if stays { earlier.why.clone() } else { row.why.take() };
             *row = crate::table::Row { why, ..earlier.clone() };

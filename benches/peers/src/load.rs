@@ -1,12 +1,12 @@
-//! What a worker is told to do, and what it answers: the one protocol between the driver and all workers, those in other
-//! languages too. README.md describes it.
+//! Orders to a worker and its answers. All workers use this one protocol with the driver, those in other languages too.
+//! README.md describes it.
 
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// Writes that nobody else knows of.
+/// Value of `writes` with which each acquisition writes.
 pub(crate) const ALL_WRITE: usize = 100;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -15,9 +15,9 @@ pub(crate) enum Shape {
     Own,
     /// All tasks want one lock.
     Hot,
-    /// One waits, the other leaves, and so on in turns.
+    /// Two tasks in turns: one waits, and the other releases.
     Wake,
-    /// Locks are held, and that is all.
+    /// Locks are held, and no other work is done.
     Held,
 }
 
@@ -26,19 +26,19 @@ pub(crate) enum Shape {
 pub(crate) struct Load {
     #[arg(long, value_enum)]
     pub(crate) shape: Shape,
-    /// Of a hundred acquisitions.
+    /// Number of writes in a hundred acquisitions.
     #[arg(long)]
     pub(crate) writes: usize,
-    /// Objects with connections of their own, as so many processes would have them.
+    /// Number of objects with connections of their own, as the same number of processes would have them.
     #[arg(long)]
     pub(crate) clients: usize,
-    /// Tasks, or threads where there are none; how many locks, if they are held.
+    /// Number of tasks, or of threads in a worker without tasks. For held locks it is the number of locks.
     #[arg(long)]
     pub(crate) tasks: usize,
-    /// How long one waits before the other leaves.
+    /// Time for which one task waits before the other releases.
     #[arg(long)]
     pub(crate) pause_ms: u64,
-    /// How long it takes and gives back locks of its own before it is ready.
+    /// Time for which the worker acquires and releases locks of its own before it is ready.
     #[arg(long)]
     pub(crate) warm_ms: u64,
     #[arg(long)]
@@ -79,16 +79,16 @@ impl Load {
 /// The first line of a worker: it is connected and warm, and begins when a line comes.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Ready {
-    /// Of the lock and of what carries it.
+    /// Versions of the lock and of its runtime.
     pub(crate) ready: String,
 }
 
 /// The second and last line of a worker.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Outcome {
-    /// Of each acquisition with its release, or from the beginning of a release to the waiter's entry.
+    /// Time of each acquisition with its release, or from the beginning of a release to the waiter's entry.
     pub(crate) latencies_ns: Vec<u64>,
-    /// How often each task was served.
+    /// Number of acquisitions of each task.
     pub(crate) served: Vec<u64>,
     pub(crate) elapsed_ns: u64,
     /// The processor time of the whole process, user and system.

@@ -28,7 +28,7 @@ impl LockServer {
         &self.process.ready
     }
 
-    /// Its processor time, and how often it was called.
+    /// Returns its processor time, and the number of calls that it has answered.
     pub(crate) fn used(&self) -> (Duration, u64) {
         let answer = self.process.begin().and_then(|()| self.process.line::<Used>(PATIENCE));
         let Used { calls, cpu_ns } = answer.expect("an answer");

@@ -1,4 +1,4 @@
-//! On what and of what all this was measured.
+//! Machine and commit of a measurement.
 
 use std::process::Command;
 use std::sync::LazyLock;

@@ -1,9 +1,9 @@
 //! Locks side by side, in one run, on one machine: `cargo run --release -- [SCENARIO…]`. Without a scenario all are run.
 //!
-//! Each scenario takes the peers in turns, several times, and tells medians. Each turn has servers and processes of its own. What
-//! it showed is kept, so that the same command goes on where it was ended.
-//! Peers have the settings that they come with, and are left out of what they cannot do: a dash and a line say so. Floors are no
-//! locks: they show what the scripts and the connection cost alone.
+//! Each scenario takes the peers in turns, several times, and reports medians. Each turn has servers and processes of
+//! its own. The program stores the result of each turn, so that the same command continues where it was ended. Peers
+//! have their default settings. A peer is left out of a scenario that it cannot do, with a dash and a line with the
+//! reason. Floors are no locks: they show the cost of the scripts and of the connection alone.
 
 mod goals;
 mod kept;

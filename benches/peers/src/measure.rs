@@ -1,4 +1,4 @@
-//! What a turn has cost.
+//! Costs of a turn.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::lock_server::LockServer;
 use crate::place::Servers;
 use crate::setup::CommandStats;
 
-/// How many of what there were in a turn, how long each took, and what the processors did meanwhile.
+/// Result of a turn: the acquisitions, their latencies, and the processor time.
 pub(crate) struct Turn {
-    /// Sorted, in nanoseconds.
+    /// Latencies in nanoseconds, sorted.
     latencies: Vec<u64>,
     elapsed: Duration,
     client: Duration,
@@ -19,17 +19,18 @@ pub(crate) struct Turn {
     pub(crate) versions: String,
 }
 
-/// By all servers.
+/// Costs on all servers.
 #[derive(Clone, Copy)]
 pub(crate) struct Used {
     time: Duration,
-    /// How many commands the primaries carried out, those within scripts too, or how many calls lock servers of dsync.
+    /// Number of commands that the primaries executed, those within scripts too. For dsync it is the number of calls
+    /// that the lock servers answered.
     commands: u64,
-    /// How many of them were scripts.
+    /// Number of scripts among the commands.
     scripts: u64,
 }
 
-/// From here on until [`Meter::stop`].
+/// Measurement of the servers, from its start until [`Meter::stop`].
 pub(crate) struct Meter<'a> {
     servers: &'a Servers,
     before: Used,
@@ -93,13 +94,13 @@ impl Turn {
         self.count() / self.elapsed.as_secs_f64()
     }
 
-    /// The latency below which this share of all lies.
+    /// Returns the latency that this share of all latencies does not exceed.
     pub(crate) fn quantile_us(&self, share: f64) -> f64 {
         let last = self.latencies.len().saturating_sub(1) as f64;
         self.latencies.get((last * share).round() as usize).map_or(f64::NAN, |ns| *ns as f64 / 1e3)
     }
 
-    /// Of the clients' processors, for each.
+    /// Returns the processor time of the clients for each acquisition.
     pub(crate) fn client_us(&self) -> f64 {
         micros(self.client) / self.count()
     }
@@ -116,7 +117,7 @@ impl Turn {
         self.used.scripts as f64 / self.count()
     }
 
-    /// How often who was served least was served, and who was served most.
+    /// Returns the smallest and the largest number of acquisitions that one client got.
     pub(crate) fn served(&self) -> (f64, f64) {
         let count = |of: Option<&u64>| of.map_or(0.0, |count| *count as f64);
         (count(self.served.iter().min()), count(self.served.iter().max()))

@@ -1,4 +1,4 @@
-//! Locks and floors under one face.
+//! Locks and floors behind one trait.
 
 mod bare;
 mod deadpool;
@@ -19,10 +19,10 @@ use futures_util::future::BoxFuture;
 use crate::place::Place;
 use crate::program::Program;
 
-/// So long that nobody's lease ends in a turn.
+/// Lease that is too long to end in a turn.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
-/// What the names of all our settings begin with.
+/// Beginning of the names of all our settings.
 pub(crate) const OURS: &str = "redis-rwlock";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,23 +31,23 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// One client: what a process has that uses this lock.
+/// Client of a lock, as one process has it.
 pub(crate) trait Peer: Send + Sync {
     /// Waits for the lock.
     fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>>;
 }
 
-/// A lock that is held.
+/// Lock that is held.
 pub(crate) trait Held: Send {
-    /// Gives it back, and returns when the server has it.
+    /// Releases the lock. Resolves when the server has confirmed the release.
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
-/// Which lock. The names in kebab case are those that workers are called with.
+/// Lock or floor. Workers get these names in kebab case as arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Kind {
     Ours,
-    /// The same, where holds stay when nobody uses them.
+    /// The hash scheme with cached holds.
     OursIdle,
     OursTwoKeys,
     OursInMemory,
@@ -59,52 +59,52 @@ pub(crate) enum Kind {
     OursRedisson,
     /// Three locks in one step.
     OursThree,
-    /// The same three locks, one after the other.
+    /// Three locks, one after the other.
     OursThreeInTurn,
     Rlock,
     Rslock,
     Distkit,
     Redisson,
-    /// Its multi-lock, of three.
+    /// Redisson's multi-lock, of three locks.
     RedissonThree,
     Redsync,
-    /// A read-write lock that a majority of its own five lock servers grants.
+    /// Read-write lock that a majority of five lock servers of its own grants.
     Dsync,
     RedisSemaphore,
     RedisPy,
     Published,
-    /// tokio's own lock, which no other process knows of.
+    /// Lock of tokio, which excludes no other process.
     Tokio,
     /// Our scripts, with a connection of a pool for each command.
     Deadpool,
     /// Our scripts over the cluster connection of the redis crate.
     ClusterConnection,
-    /// Our scripts and nothing around.
+    /// Our scripts on a bare connection.
     Floor1,
-    /// What a lock's script cannot do without, twice.
+    /// The least that the script of a lock has to do, twice.
     FloorLockShaped,
     /// Two scripts that do nothing.
     Floor0,
-    /// A message of a script that publishes goes from task to task.
+    /// A script publishes a message, which goes from task to task.
     BarePush,
-    /// The same with a script that does the commands of our release.
+    /// A push, by a script that runs the commands of our release.
     BareRelease,
     /// Two queues at the server and a message for each waiter, and no leases.
     FairQueue,
 }
 
-/// What it is good for.
+/// Purpose of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// Keeps others out, in other processes too.
+    /// Excludes others, also in other processes.
     Lock,
-    /// Keeps others out, of this process alone.
+    /// Excludes others in this process only.
     LocalLock,
     /// Takes three locks for one name.
     ThreeLocks,
-    /// Costs what a pair of scripts costs, and keeps nobody out.
+    /// Costs as much as a pair of scripts, and excludes no other client.
     Floor,
-    /// Passes a turn on from client to client, of which all but the first wait.
+    /// Passes a turn from client to client. All clients but the first wait.
     HandOver,
     /// Keeps others out as long as no client and no message is lost.
     FairQueue,
@@ -116,7 +116,7 @@ pub(crate) struct Facts {
     pub(crate) program: Program,
     pub(crate) place: Place,
     pub(crate) reads: bool,
-    /// Whether holds are renewed by themselves.
+    /// True if the peer renews its holds by itself.
     pub(crate) renews: bool,
 }
 
@@ -193,7 +193,7 @@ impl Kind {
         self.facts().name
     }
 
-    /// Whether it is a setting of this repository's lock.
+    /// Returns true if this is a setting of this repository's lock.
     pub(crate) fn is_ours(self) -> bool {
         self.name().starts_with(OURS)
     }
@@ -202,12 +202,12 @@ impl Kind {
         self.facts().role
     }
 
-    /// What workers are called with.
+    /// Returns the name that workers get as an argument.
     pub(crate) fn key(self) -> String {
         self.to_possible_value().expect("none is hidden").get_name().to_owned()
     }
 
-    /// A client of a lock of this program. Not of [`Kind::OursBlocking`], which has no tasks.
+    /// Returns a client of a lock of this program. [`Kind::OursBlocking`] has none, because it has no tasks.
     pub(crate) async fn connect(self, urls: &[String], lease: Duration) -> Box<dyn Peer> {
         let url = urls[0].as_str();
         match self {
@@ -245,7 +245,7 @@ impl Kind {
     }
 }
 
-/// What their lock files have of the locks that live in this program.
+/// Returns the version of a foreign lock in this program, as its lock file has it.
 pub(crate) fn version(kind: Kind) -> &'static str {
     match kind {
         Kind::Rlock => "rlock 0.2.0",

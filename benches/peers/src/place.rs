@@ -1,4 +1,4 @@
-//! The servers that a turn has for itself.
+//! Servers that a turn has for itself.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ pub(crate) enum Place {
     Node,
     /// A primary and its replica.
     Pair,
-    /// So many primaries, without replicas.
+    /// Cluster with this number of primaries, without replicas.
     Cluster(usize),
-    /// Five that know nothing of each other.
+    /// Five independent masters.
     Masters,
-    /// Five of dsync, which has servers of its own.
+    /// Five lock servers of dsync, which has servers of its own.
     LockServers,
 }
 
 impl Place {
-    /// About how long its servers take to start and to end.
+    /// Returns about how long its servers take to start and to end.
     pub(crate) fn starts_within(self) -> Duration {
         Duration::from_millis(match self {
             Self::Node | Self::LockServers => 50,
@@ -34,7 +34,7 @@ const MASTERS: usize = 5;
 
 pub(crate) struct Servers {
     kept: Kept,
-    /// How many of the nodes are primaries; they come first.
+    /// Number of primaries among the nodes. They come first.
     primaries: usize,
 }
 
@@ -59,7 +59,7 @@ impl Servers {
                 Self { kept: Kept::LockServers(servers), primaries: 0 }
             }
             Place::Cluster(primaries) => {
-                // A busy machine is no reason to call a node failed.
+                // The timeout is long, because the nodes must not count a node as failed when the machine is busy.
                 let builder = Cluster::builder(server).node_timeout(Duration::from_secs(10));
                 let cluster = builder.primaries(primaries).replicas(0).start().expect(hint);
                 Self { kept: Kept::Cluster(cluster), primaries }
@@ -99,7 +99,7 @@ fn pair(server: Server) -> Vec<Node> {
     let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
     replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
     let mut client = primary.client().expect("connected");
-    // The first may be answered by a replica that is still being filled.
+    // A replica that still loads its data may answer the first one.
     for _ in 0..3 {
         client.command(&["SET", "follows", ""]).expect("written");
         assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));

@@ -26,13 +26,13 @@ pub(crate) fn columns(lines: &[Vec<String>]) -> String {
     lines.iter().map(|line| aligned(line, &widths)).collect()
 }
 
-/// Returns the lowest and the highest, with a mark if another run may tell something else.
+/// Returns the lowest and the highest value, with a mark if another run may have another result.
 pub(crate) fn spread(figure: Figure) -> String {
     let mark = if figure.is_unsteady() { " *" } else { "" };
     format!("{} to {}{mark}", number(figure.low), number(figure.high))
 }
 
-/// Returns a time as people say it.
+/// Returns a time as people write it.
 pub(crate) fn time(span: Duration) -> String {
     let minutes = span.as_secs().div_ceil(60);
     if minutes < 60 { format!("{minutes} min") } else { format!("{} h {:02} min", minutes / 60, minutes % 60) }
@@ -78,7 +78,8 @@ fn aligned(line: &[String], widths: &[usize]) -> String {
     cells.collect::<Vec<_>>().join("  ") + "\n"
 }
 
-/// Returns why rows are missing, or have fewer turns than others; each reason once, behind the names.
+/// Returns the reasons why rows are missing, or have fewer turns than others. Each reason comes once, after the names
+/// of its rows.
 fn reasons(table: &Table) -> String {
     let reasons: Vec<(String, &str)> =
         table.rows.iter().filter_map(|row| Some((row.reason()?, row.name.as_str()))).collect();
@@ -97,7 +98,7 @@ fn reasons(table: &Table) -> String {
     text
 }
 
-/// With as many digits as say something.
+/// Returns the number with its significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value {
         _ if value >= 10_000.0 => thousands(value.round() as u64),

@@ -1,4 +1,4 @@
-//! Workers: processes that carry a load, together and at once.
+//! Workers: processes that carry a load, all at the same time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::measure::{Meter, Turn};
 use crate::peer::Kind;
 use crate::place::Servers;
 
-/// Whoever has not answered by then never will.
+/// Time after which a worker without an answer counts as failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Worker {
@@ -24,7 +24,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts one, and waits until it is connected and warm.
+    /// Starts a worker, and waits until it is connected and warm.
     pub(crate) fn start(kind: Kind, servers: &Servers, load: &Load) -> Result<Self, String> {
         let mut command = kind.facts().program.command();
         command.arg("--lock").arg(kind.key()).arg("--urls").arg(servers.urls().join(",")).args(load.arguments());
@@ -38,7 +38,7 @@ impl Worker {
         let orders = process.stdin.take().expect("piped");
         let answers = BufReader::new(process.stdout.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
-        // It ends with the process, whose end closes the pipe.
+        // The thread ends with the process, because the end of the process closes the pipe.
         std::thread::spawn(move || answers.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let mut worker = Self { process, orders, lines, ready: String::new() };
         worker.ready = worker.line::<Ready>(PATIENCE)?.ready;
@@ -64,14 +64,14 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // What it holds goes with it: so does its server.
+        // The locks that the worker holds do not matter any more, because its server ends too.
         if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
             eprintln!("a worker could not be ended: {error}");
         }
     }
 }
 
-/// What so many processes did at the same time, each with its part of the tasks.
+/// Runs a load in several processes at the same time, each with its part of the tasks.
 pub(crate) fn carry(kind: Kind, servers: &Servers, load: &Load, processes: usize) -> Result<Turn, String> {
     let mut part = load.clone();
     part.tasks = load.tasks / processes;
@@ -89,7 +89,7 @@ pub(crate) fn carry(kind: Kind, servers: &Servers, load: &Load, processes: usize
     for worker in &workers {
         outcomes.push(worker.outcome(&part)?);
     }
-    // Until the slowest was done; what the answers took on their way is no part of it.
+    // The time until the slowest process was done. The time that the answers took on their way does not count.
     let longest = outcomes.iter().map(|outcome| outcome.elapsed_ns).max().unwrap_or(0);
     let elapsed = Duration::from_nanos(longest).min(began.elapsed());
     let used = meter.stop();
@@ -99,7 +99,7 @@ pub(crate) fn carry(kind: Kind, servers: &Servers, load: &Load, processes: usize
     Ok(Turn::new(latencies, elapsed, client, used, served, versions))
 }
 
-/// How often each client was served, or each task if there is one client only.
+/// Returns the number of acquisitions of each client, or of each task if there is only one client.
 fn per_client(outcome: &Outcome, load: &Load, processes: usize) -> Vec<u64> {
     if load.clients * processes == 1 {
         return outcome.served.clone();

@@ -1,10 +1,10 @@
-//! The programs that know locks: this one, and one for each other language whose toolchain is there.
+//! Programs with locks: this one, and one for each other language whose toolchain is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What is not measured at all, and why. The report names it.
+/// Locks that are not measured at all, and the reasons. The report names them.
 pub(crate) const ABSENT: [(&str, &str); 2] = [
     ("rueidislock (Go)", "the module proxy has no version of `github.com/redis/rueidis/rueidislock`"),
     (
@@ -25,7 +25,7 @@ pub(crate) enum Program {
 impl Program {
     pub(crate) const FOREIGN: [Self; 4] = [Self::Go, Self::Java, Self::Node, Self::Python];
 
-    /// The folder, and what has to be on the PATH.
+    /// Returns the folder, and the tools that must be on the PATH.
     fn needs(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Own => ("", &[]),
@@ -36,7 +36,8 @@ impl Program {
         }
     }
 
-    /// A virtual machine that compiles as it goes has more to do before it is what it will be.
+    /// Returns the time for the warm-up. A virtual machine that compiles at run time needs longer to reach its full
+    /// speed.
     pub(crate) fn warm_ms(self) -> u64 {
         match self {
             Self::Java => 3000,
@@ -45,7 +46,7 @@ impl Program {
         }
     }
 
-    /// About how long a process of it takes to start and to end.
+    /// Returns about how long a process of this program takes to start and to end.
     pub(crate) fn starts_within(self) -> Duration {
         Duration::from_millis(match self {
             Self::Own | Self::Go => 20,
@@ -54,7 +55,7 @@ impl Program {
         })
     }
 
-    /// Brings what lock files name and builds it, or tells why that cannot be had.
+    /// Downloads the packages of the lock files and builds the program. Returns the reason if that fails.
     pub(crate) fn build(self) -> Result<(), String> {
         let (folder, tools) = self.needs();
         for tool in tools {
@@ -83,7 +84,7 @@ impl Program {
         }
     }
 
-    /// A worker, without its arguments.
+    /// Returns the command of a worker, without its arguments.
     pub(crate) fn command(self) -> Command {
         let (folder, _) = self.needs();
         let (folder, built) = (own_folder().join(folder), target().join(folder));
@@ -117,7 +118,8 @@ fn own_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where the others are built: with this program, so that `cargo clean` takes it away.
+/// Returns the folder in which the other programs are built. It is beside this program, so that `cargo clean` removes
+/// it.
 pub(crate) fn target() -> PathBuf {
     let exe = std::env::current_exe().expect("this program");
     exe.parent().and_then(Path::parent).expect("target/release/peers").join("programs")

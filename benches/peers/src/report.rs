@@ -63,7 +63,7 @@ fn others(out: &Path, written: &[String]) -> Vec<String> {
     others
 }
 
-/// Returns all tables of a scenario, behind how they came about.
+/// Returns the text of a scenario: its circumstances, and then all its tables.
 fn text(chapter: &Chapter) -> String {
     let mut text = format!("{} {MADE}\n\n{}\n\n{LEGEND}\n", circumstances(chapter), chapter.about);
     text += &print::notes(&chapter.tables);
@@ -81,7 +81,7 @@ fn goals(chapters: &[Chapter]) -> String {
     )
 }
 
-/// Returns the chapters that runs have kept, in the order of the scenarios, and the scenarios without one.
+/// Returns the chapters that runs have stored, in the order of the scenarios, and the scenarios without one.
 fn read(figures: &Path) -> (Vec<Chapter>, Vec<Scenario>) {
     let (mut chapters, mut missing) = (Vec::new(), Vec::new());
     for scenario in Scenario::value_variants() {

@@ -1,4 +1,4 @@
-//! Takes turns, keeps what each showed, and goes on where an earlier run ended.
+//! Takes turns, stores the result of each, and continues an earlier run where it ended.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,29 +24,29 @@ pub(crate) struct Arguments {
     /// Servers of cluster-testenv. All is run on the first one; uncontended, hot-write, hot-read and wake-up on the others too.
     #[arg(long, value_delimiter = ',', default_value = "redis-8.2")]
     server: Vec<Server>,
-    /// How often each row's turn comes. The median counts.
+    /// Number of turns of each row. The median counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// How long a turn is, in milliseconds.
+    /// Length of a turn, in milliseconds.
     #[arg(long, default_value_t = 2000)]
     span_ms: u64,
-    /// How long a market is open, in seconds.
+    /// Time for which a market is open, in seconds.
     #[arg(long, default_value_t = 20)]
     market_s: u64,
-    /// Ends after the turn in which so many minutes are over. The same command goes on from there.
+    /// Ends after the turn in which this number of minutes is over. The same command then continues from there.
     #[arg(long)]
     at_most_minutes: Option<u64>,
-    /// Tries again where a turn failed in an earlier run. Its turns before that count.
+    /// Tries the rows again of which a turn failed in an earlier run. Their earlier turns count.
     #[arg(long)]
     retry_failed: bool,
-    /// Forgets what earlier runs have kept of what is to be run.
+    /// Deletes the results of earlier runs of these scenarios.
     #[arg(long)]
     fresh: bool,
-    /// Where what was seen is kept for the report and for the next run: a file for each scenario and server. The default is
-    /// target/figures, and the folder lessened in it with --lessened.
+    /// Folder of the results, which the report and the next run read: a file for each scenario and server. The default
+    /// is target/figures, and the folder lessened in it with --lessened.
     #[arg(long)]
     figures: Option<PathBuf>,
-    /// With 20 where there should be more tasks, clients or locks: to see that all of it runs.
+    /// Uses at most 20 tasks, clients or locks, to show that everything runs.
     #[arg(long)]
     lessened: bool,
 }
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) {
     }
 }
 
-/// Builds what the peers are in, and tells what is not to be had and why.
+/// Builds the programs of the peers. Returns the programs that cannot be built, with the reasons.
 fn build(arguments: &Arguments) -> Vec<(Program, String)> {
     let is_asked = |program: &Program| {
         let mut kinds = Kind::all().iter().filter(|kind| kind.facts().program == *program);
@@ -103,7 +103,8 @@ impl Arguments {
         self.figures.as_deref().unwrap_or(Path::new(default))
     }
 
-    /// Scenarios to run, in order: all on the first server, then on the others those that depend most on the server.
+    /// Returns the scenarios to run, in order: all of them on the first server, then on the others the ones that depend
+    /// most on the server.
     fn parts<'a>(&'a self, settings: &'a [Setting]) -> Vec<Part<'a>> {
         let named = &self.scenarios;
         let asked = Scenario::value_variants().iter().filter(|scenario| named.is_empty() || named.contains(scenario));
@@ -116,18 +117,18 @@ impl Arguments {
     }
 }
 
-/// Whether there is time for one more turn.
+/// State of the time limit of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Time {
     IsLeft,
     IsOver,
 }
 
-/// A scenario on one server.
+/// Scenario on one server.
 struct Part<'a> {
     arguments: &'a Arguments,
     file: PathBuf,
-    /// With a table for each comparison, and in it a row for each entrant.
+    /// Chapter with a table for each comparison. The table has a row for each entrant.
     chapter: Chapter,
     comparisons: Vec<Comparison<'a>>,
 }
@@ -154,7 +155,7 @@ impl<'a> Part<'a> {
         Self { arguments, file, chapter, comparisons }
     }
 
-    /// Each row has its turn in each round. Who cannot do it, or fails, has a reason instead.
+    /// Takes one turn of each row in each round. A peer that cannot do it, or that fails, gets a reason instead.
     fn take_turns(&mut self, until: Option<Instant>) -> Time {
         for number in 0..self.comparisons.len() {
             let before = self.left_of(number).0;
@@ -187,7 +188,7 @@ impl<'a> Part<'a> {
         Time::IsLeft
     }
 
-    /// How many turns are left, and about how long they take.
+    /// Returns the number of turns that are left, and about how long they take.
     fn left(&self) -> (usize, Duration) {
         let all = (0..self.comparisons.len()).map(|number| self.left_of(number));
         all.fold((0, Duration::ZERO), |(turns, lasts), (more, longer)| (turns + more, lasts + longer))
@@ -218,7 +219,7 @@ fn take_turn(entrant: &Entrant<'_>, row: &mut Row) {
     row.took_ms += u64::try_from(began.elapsed().as_millis()).expect("short");
 }
 
-/// As long as its turns so far, or as long as such turns are.
+/// Returns the mean time of the turns of the row so far, or the expected time if there are none.
 fn lasts(entrant: &Entrant<'_>, row: &Row) -> Duration {
     match u64::try_from(row.turns.len()) {
         Ok(turns @ 1..) => Duration::from_millis(row.took_ms / turns),
@@ -229,7 +230,7 @@ fn lasts(entrant: &Entrant<'_>, row: &Row) -> Duration {
 fn chapter(arguments: &Arguments, scenario: Scenario, setting: &Setting, comparisons: &[Comparison<'_>]) -> Chapter {
     let Setting { server, span, market, lessened, .. } = setting;
     let is_lessened = *lessened == Lessened::Yes;
-    // A page of such a run must not pass for one of a full run.
+    // A reader must not take the page of such a run for that of a full run.
     let about = scenario.about().trim_end_matches('.').to_owned();
     let span = if scenario == Scenario::Market { market } else { span };
     Chapter {

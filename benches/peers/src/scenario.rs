@@ -1,4 +1,4 @@
-//! What the peers have to do.
+//! Scenarios: the work of the peers.
 
 mod crowd;
 mod held;
@@ -49,7 +49,7 @@ pub(crate) enum Scenario {
 }
 
 impl Scenario {
-    /// Returns what is compared. Nothing is measured before a turn is taken.
+    /// Returns the comparisons. Nothing is measured before a turn is taken.
     pub(crate) fn comparisons(self, setting: &Setting) -> Vec<Comparison<'_>> {
         match self {
             Self::Uncontended => uncontended::comparisons(setting),
@@ -65,8 +65,9 @@ impl Scenario {
         }
     }
 
-    /// Whether it is run on all servers that are asked for, and not on the first one alone. What depends on the server are its
-    /// scripts, its pushes, and how it shares them out: these four have all of that.
+    /// Returns true if the scenario runs on all chosen servers, and not only on the first one. Results depend on the
+    /// server's scripts, on its push messages, and on how it divides these among the clients. These four scenarios have
+    /// all of that.
     pub(crate) fn is_for_all_servers(self) -> bool {
         matches!(self, Self::Uncontended | Self::HotWrite | Self::HotRead | Self::WakeUp)
     }
@@ -81,59 +82,59 @@ impl Scenario {
     }
 }
 
-/// How it is done.
+/// Settings of a run.
 pub(crate) struct Setting {
     pub(crate) server: Server,
     pub(crate) span: Duration,
     pub(crate) market: Duration,
     pub(crate) lessened: Lessened,
-    /// Programs that could not be built, and why.
+    /// Programs that could not be built, with the reasons.
     pub(crate) absent: Vec<(Program, String)>,
 }
 
-/// Whether counts are those of the issue, or small ones to see that all of it runs.
+/// Size of the counts: full, or small to show that everything runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lessened {
     No,
     Yes,
 }
 
-/// What a table is about.
+/// Subject of a table.
 pub(crate) struct About<'a> {
     pub(crate) group: &'a str,
     pub(crate) title: String,
     pub(crate) at: Option<(f64, &'a str)>,
     pub(crate) better: Better,
     pub(crate) columns: &'a [&'a str],
-    /// What a reader has to know.
+    /// Notes that a reader of the table needs.
     pub(crate) notes: &'a [&'a str],
 }
 
-/// The figures of one turn, one for each column, and the versions of what took it.
+/// Figures of one turn, one for each column, and the versions of the measured programs.
 pub(crate) type Figures = (Vec<f64>, String);
 
 /// Takes a turn.
 type Take<'a> = Box<dyn Fn() -> Result<Figures, String> + 'a>;
 
-/// Peers that are to be measured beside each other.
+/// Peers that are compared with each other.
 pub(crate) struct Comparison<'a> {
-    /// With a row for each entrant, and no turns.
+    /// Table with a row for each entrant, and no turns.
     pub(crate) table: Table,
     pub(crate) entrants: Vec<Entrant<'a>>,
 }
 
-/// One row of a comparison.
+/// Row of a comparison.
 pub(crate) struct Entrant<'a> {
     pub(crate) name: String,
-    /// Why it has no turn.
+    /// Reason why it has no turn.
     pub(crate) refusal: Option<String>,
-    /// About how long a turn lasts, with its servers and processes.
+    /// Approximate length of a turn, with its servers and processes.
     pub(crate) lasts: Duration,
     pub(crate) take: Take<'a>,
 }
 
 impl Entrant<'_> {
-    /// One that cannot do it.
+    /// Returns an entrant that cannot take part.
     pub(crate) fn refused(name: &str, why: &str) -> Self {
         let why = why.to_owned();
         let take = Box::new(|| unreachable!("whoever is refused has no turn"));
@@ -159,12 +160,12 @@ impl Setting {
         }
     }
 
-    /// The greatest of these, or a small one if all are to be small.
+    /// Returns this count, or a small one if all counts are to be small.
     pub(crate) fn count(&self, full: usize) -> usize {
         if self.lessened == Lessened::Yes { full.min(20) } else { full }
     }
 
-    /// A table of these. It names its server, beside which there may be others.
+    /// Returns the comparison of these entrants. Its table names the server, because a run may have several servers.
     pub(crate) fn compare<'a>(&'a self, about: &About<'_>, entrants: Vec<Entrant<'a>>) -> Comparison<'a> {
         let server = self.server;
         let table = Table {
@@ -179,7 +180,8 @@ impl Setting {
         Comparison { table, entrants }
     }
 
-    /// One for each of `kinds`. All of them take the same `turn`, which lasts for `span`, but for those that are refused.
+    /// Returns an entrant for each of `kinds`. All of them take the same `turn`, which lasts for `span`, except the
+    /// refused ones.
     pub(crate) fn entrants<'a>(
         &'a self,
         kinds: impl Fn(Kind) -> bool,
@@ -201,13 +203,13 @@ impl Setting {
         Kind::all().iter().copied().filter(|kind| kinds(*kind)).map(entrant).collect()
     }
 
-    /// Why the program of this lock is not there.
+    /// Returns the reason why the program of this lock is missing, if it is.
     fn absence(&self, kind: Kind) -> Option<String> {
         let program = kind.facts().program;
         self.absent.iter().find(|(absent, _)| *absent == program).map(|(_, why)| why.clone())
     }
 
-    /// One turn at the place where this lock is at home.
+    /// Takes one turn at the usual place of this lock.
     pub(crate) fn turn(&self, kind: Kind, load: &Load, processes: usize) -> Result<Turn, String> {
         self.turn_at(kind.facts().place, kind, load, processes)
     }
@@ -224,12 +226,12 @@ impl Setting {
     }
 }
 
-/// Why this lock cannot carry this load.
+/// Returns the reason why this lock cannot carry this load, if it has no reads and the load needs them.
 fn no_reads(kind: Kind, load: &Load) -> Option<String> {
     (!kind.facts().reads && load.writes < ALL_WRITE).then(|| "it has no reads".to_owned())
 }
 
-/// For what is measured in this process.
+/// Returns a runtime for measurements in this process.
 fn runtime() -> Runtime {
     Runtime::new().expect("a runtime")
 }

@@ -1,10 +1,10 @@
-//! What was seen, as it is kept: each turn for itself, so that a run can go on where another one ended.
+//! Results, as they are stored: each turn for itself, so that a run can continue where another one ended.
 
 use serde::{Deserialize, Serialize};
 
 use crate::setup::median;
 
-/// One figure over all turns.
+/// Figure over all turns.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Figure {
     pub(crate) median: f64,
@@ -13,7 +13,7 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    /// None of nothing.
+    /// Returns the figure of these values, or `None` without values.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         if values.is_empty() {
             return None;
@@ -22,7 +22,7 @@ impl Figure {
         Some(Self { median, low: values[0], high: values[values.len() - 1] })
     }
 
-    /// Whether its turns differ by more than a fifth, so that another run may tell something else.
+    /// Returns true if its turns differ by more than a fifth, so that another run may have another result.
     pub(crate) fn is_unsteady(self) -> bool {
         self.high > 1.2 * self.low
     }
@@ -31,19 +31,19 @@ impl Figure {
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// A value for each column, of each turn.
+    /// Values of each turn, one for each column.
     pub(crate) turns: Vec<Vec<f64>>,
-    /// Why there is nothing, or not as much as of others.
+    /// Reason why there are no turns, or fewer than of others.
     pub(crate) why: Option<Why>,
     pub(crate) versions: String,
-    /// How long all turns took, with their servers and processes.
+    /// Time of all turns, with their servers and processes.
     pub(crate) took_ms: u64,
 }
 
-/// Why there are no more turns.
+/// Reason why there are no more turns.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Why {
-    /// It cannot do this, or its program is not there. The next run looks at that again.
+    /// The peer cannot do this, or its program is missing. The next run checks that again.
     Cannot(String),
     /// A turn failed.
     Failed(String),
@@ -54,7 +54,7 @@ impl Row {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// A figure for each column.
+    /// Returns a figure for each column.
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let columns = self.turns.first().map_or(0, Vec::len);
         (0..columns).filter_map(|column| self.figure(column)).collect()
@@ -64,12 +64,12 @@ impl Row {
         Figure::of(self.turns.iter().filter_map(|turn| turn.get(column)).copied().collect())
     }
 
-    /// How many of so many turns have not been taken.
+    /// Returns the number of turns that are missing from this number of rounds.
     pub(crate) fn missing(&self, rounds: usize) -> usize {
         if self.why.is_some() { 0 } else { rounds.saturating_sub(self.turns.len()) }
     }
 
-    /// Turns before one that failed count, and that it failed is told.
+    /// Returns the reason for the report. The turns before a failed one count, and the reason then names the failure.
     pub(crate) fn reason(&self) -> Option<String> {
         match (self.why.as_ref()?, self.turns.len()) {
             (Why::Cannot(why), 0) | (Why::Failed(why), 0) => Some(why.clone()),
@@ -79,20 +79,20 @@ impl Row {
     }
 }
 
-/// What a column has and whether much of it is good.
+/// Direction in which the values of a column are better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Better {
     More,
     Less,
 }
 
-/// Several peers beside each other. The first column is the one that is compared and drawn.
+/// Table of several peers. The report compares and draws the first column.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     /// Tables of one group are drawn in one picture.
     pub(crate) group: String,
     pub(crate) title: String,
-    /// Where it stands within its group, and in what: 16 tasks.
+    /// Position within its group, with the unit: for example 16 tasks.
     pub(crate) at: Option<(f64, String)>,
     pub(crate) better: Better,
     pub(crate) columns: Vec<String>,
@@ -110,26 +110,26 @@ impl Table {
     }
 }
 
-/// What has to be the same in all turns of a scenario: its tables name one of each.
+/// Circumstances that must not change between the turns of a scenario, because its tables name one of each.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Circumstances {
     pub(crate) commit: String,
     pub(crate) machine: String,
     pub(crate) server: String,
-    /// Of one turn.
+    /// Length of one turn.
     pub(crate) span_ms: u64,
     pub(crate) is_lessened: bool,
 }
 
-/// All tables of a scenario on one server, and how they came about.
+/// Tables of a scenario on one server, with the circumstances of their turns.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Chapter {
     pub(crate) scenario: String,
     pub(crate) about: String,
     pub(crate) circumstances: Circumstances,
-    /// Of the first turn and of the last one.
+    /// Dates of the first and the last turn.
     pub(crate) dates: (String, String),
-    /// How many turns each row is to have.
+    /// Number of turns that each row is to have.
     pub(crate) rounds: usize,
     pub(crate) tables: Vec<Table>,
 }

@@ -1,5 +1,5 @@
-//! A worker of this program: carries a load with a lock of the Rust world, and tells what it took. Workers in other languages do
-//! the same.
+//! Worker of this program: carries a load with a lock in Rust, and reports the times. Workers in other languages do the
+//! same.
 
 mod blocking;
 mod wake;
@@ -17,7 +17,7 @@ use crate::load::{Load, Outcome, Shape};
 use crate::peer::{Kind, Mode, Peer, version};
 use crate::setup::process::processor_time;
 
-/// Who wants a lock when a turn is over may wait so much longer for it: then it counts as not served.
+/// Time for which a task may still wait for a lock when a turn is over. After this time, the task counts as not served.
 const GRACE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     load: Load,
 }
 
-/// What one task did: how long each took, in nanoseconds.
+/// Latencies of the acquisitions of one task, in nanoseconds.
 type Latencies = Vec<u64>;
 
 pub(crate) fn run(arguments: &Arguments) {
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) {
     tell(|| runtime.block_on(warm_up(&clients, load)), || runtime.block_on(carry(&clients, load)), *lock);
 }
 
-/// The protocol: ready, a line, the outcome.
+/// Follows the protocol: reports that it is ready, waits for a line, and reports the outcome.
 fn tell<T>(prepare: impl FnOnce() -> T, carry: impl FnOnce() -> Vec<Latencies>, lock: Kind) {
     prepare();
     println!("{}", serde_json::json!({ "ready": version(lock) }));
@@ -79,7 +79,7 @@ fn tell<T>(prepare: impl FnOnce() -> T, carry: impl FnOnce() -> Vec<Latencies>, 
     };
     println!("{}", serde_json::to_string(&outcome).expect("it is text"));
     std::io::stdout().flush().expect("somebody reads");
-    // What a peer still does in the background ends here, and with its server.
+    // This also ends the background work of a peer, whose server ends too.
     std::process::exit(0);
 }
 
@@ -101,7 +101,7 @@ async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Vec<Latencies> {
     for task in 0..load.tasks {
         let client = Arc::clone(&clients[task % clients.len()]);
         let (shape, writes) = (load.shape, load.writes);
-        // Distkit's adapter knows by the first letters that nobody else wants the lock.
+        // The adapter of distkit sees from the first letters that no other task wants the lock.
         let name = if shape == Shape::Own { format!("own {task}") } else { "hot".to_owned() };
         running.spawn(async move {
             let mut latencies = Vec::with_capacity(16_384);
@@ -116,7 +116,8 @@ async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Vec<Latencies> {
     of_tasks.into_iter().map(|(_, latencies)| latencies).collect()
 }
 
-/// How long it took, with the release if the lock is its own, unless the turn is over.
+/// Acquires and releases a lock. Returns the time, with the release if the lock is the task's own. Returns `None` if
+/// the turn is over.
 async fn once(client: &dyn Peer, shape: Shape, mode: Mode, name: &str, until: Instant) -> Option<Duration> {
     let asked = Instant::now();
     if asked >= until {
@@ -142,7 +143,7 @@ fn mode(writes: usize) -> Mode {
     if is_write { Mode::Write } else { Mode::Read }
 }
 
-/// Few at a time: what is measured is the holding.
+/// Acquires all locks, a few at a time. Only the time in which they are held is measured.
 async fn take_all(client: &Arc<dyn Peer>, count: usize) -> Vec<Box<dyn crate::peer::Held>> {
     let (mut held, mut taking) = (Vec::with_capacity(count), JoinSet::new());
     for lock in 0..count {

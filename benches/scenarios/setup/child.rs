@@ -1,4 +1,4 @@
-//! Another process, which does what it is told line by line.
+//! Worker process, which carries out orders line by line.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};

@@ -14,7 +14,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
 }
 
-/// Runs the program with a standard output that nobody reads.
+/// Runs the program with a standard output that no process reads.
 fn with_closed_pipe(args: &[&str], url: &str) -> (Option<i32>, String) {
     let mut child = at(url, args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());

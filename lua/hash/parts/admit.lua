@@ -1,6 +1,6 @@
 -- Begins the next phase if the lock is free, and lets waiting readers join readers if no writer waits. After a writer all
 -- waiting readers enter, in as many scripts as that takes. After readers the first waiting writer enters. A waiter that a
--- foreign stamp keeps out keeps out those behind it.
+-- foreign stamp keeps out keeps out the waiters behind it.
 -- Reads: call, key, id, now_ms, format, match, max, deadline_ms (of the caller), asked_mode (nil if the caller has no new
 --   request), end_reader and head_record with head_next (nil if unread), what `state` sets; and as `write`.
 -- Sets: phase counts, waiting_writers, head, tail, queue_changed; slots, end_slot, end_reader, sole, holder_changed,
@@ -90,7 +90,7 @@ while true do
     to_delete[n + 1], to_delete[n + 2], to_delete[n + 3] = 'U' .. head, 'N' .. head, 'P' .. head
     head, head_record, head_is_alive, waiting_writers, queue_changed = head_next, nil, false, waiting_writers - 1, true
   else
-    -- Too many readers for one script: the next one asks again, and its request lets in more.
+    -- Too many readers for one script. The next reader sends its request again, and this request lets in more.
     if in_phase > 0 then next_reader = call('HGET', key, phase .. in_phase) end
     break
   end

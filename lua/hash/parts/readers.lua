@@ -12,7 +12,7 @@ if read_until_ms then
   -- `write` is dead by now. It must be absent beside our readers: `renew` and `leave` take it for that of an intruder.
   if write then
     to_delete[#to_delete + 1] = 'write'
-    -- Beside recorded readers it was: readers that came before now were overrun, and learn that when they ask.
+    -- `write` was beside recorded readers. Readers from before now were overrun. They learn that at their next request.
     if live_reader_ms then birth, overrun_ms, last = last + 1, now_ms, max(server_us, last + 1) end
     write = nil
   end
@@ -36,7 +36,7 @@ if read_until_ms then
   for m = 1, count, 2 do
     local reader_id, new_slot = new_readers[m], format('%d', slots + 1)
     if reader_id == joins and slots > 0 then
-      -- It takes a random slot, whose reader moves to the end. So each dead reader is at the end at some time.
+      -- This reader takes a random slot, whose reader moves to the end. So each dead reader is at the end at some time.
       local pick = server_us % slots + 1
       local pick_slot = format('%d', pick)
       local moved = new_readers[2 * (pick - first_new) - 1] or pick == first_new and end_reader

@@ -1,10 +1,15 @@
-//! The first copy of a release, where its guard is dropped, or the future of an acquisition.
+//! Inline releases: the runtime on which a guard, or the future of an acquisition, is dropped sends the first copy of
+//! the release.
 //!
-//! On a runtime that has a connection with room, that copy goes out there: it costs what a release costs that somebody waits for,
-//! and no other thread has to send it. But the runtime may end, stand still or be busy with something else, and then nobody reads
-//! the answer, or the copy is not even written. So the outbox tells the release as well, unless it was answered in time: at once
-//! if the runtime ends, else after a multiple of the usual answer time. That time the outbox measures by its own answers, because a
-//! runtime that is late would take its own delay for the server's; an answer that comes sooner shows that the server is fast again.
+//! A runtime does this if it has a connection with a free permit. Such a copy costs as much as a release for which a
+//! caller waits, and no other thread has to send it. But the runtime may end, stand still, or be busy with other work.
+//! Then no task reads the answer, or the copy is not even written. So the background sends the release too, unless the
+//! first copy is answered in time. It sends it at once if the runtime ends, and otherwise after a multiple of the usual
+//! answer time.
+//!
+//! The background measures the usual answer time by its own answers, because a late runtime would take its own delay
+//! for that of the server. A faster answer to an inline release counts too, because it shows that the server is fast
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,21 +27,21 @@ use crate::base::process;
 use crate::engine::releases::{ReleaseTask, Releases};
 use crate::store::ReleaseRequest;
 
-/// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
-/// late behind each other, no more than these are told twice.
+/// Largest number of inline releases of one manager in progress. The background sends further ones in batches, which
+/// costs less. If all answers are late, no more than this number of releases are sent twice.
 pub(super) const MAX_INLINE: usize = 16;
-/// In times of what an answer takes.
+/// Time that a runtime has for a release, as a multiple of the usual answer time.
 const PATIENCE: u32 = 4;
-/// Each look that finds nothing to do wakes a thread, and on a machine with more work than processors any thread may stand still for
-/// some milliseconds.
+/// Shortest time that a runtime has for a release. Each check that finds nothing to do wakes a thread. In addition, on
+/// a machine with more work than processors, any thread may stand still for some milliseconds.
 pub(super) const MIN_PATIENCE: Duration = Duration::from_millis(25);
 
-/// The releases that are under way where their guards, or futures, were dropped.
+/// Inline releases in progress.
 #[derive(Debug)]
 pub(super) struct InlineReleases {
-    /// By when the outbox tells them.
+    /// Releases, by the moments at which the background takes them over.
     jobs: Mutex<DeadlineQueue<FirstCopy>>,
-    /// In nanoseconds.
+    /// Time that a runtime has for a release, in nanoseconds.
     patience: AtomicU64,
     most_patience: Duration,
 }
@@ -44,7 +49,8 @@ pub(super) struct InlineReleases {
 #[derive(Debug)]
 struct FirstCopy {
     job: ReleaseTask,
-    /// Ended when the outbox tells: a runtime that goes on late would take the connection for dead.
+    /// Task that waits for the answer. It is aborted when the background takes the release over, because a runtime that
+    /// continues late would take the connection for dead.
     task: Option<AbortHandle>,
 }
 
@@ -55,12 +61,12 @@ impl InlineReleases {
         inline
     }
 
-    /// The outbox has waited so long for its last answer.
+    /// Notes how long the background has waited for its last answer.
     pub(super) fn answers_take(&self, span: Duration) {
         self.patience.store(self.patience_for(span), Ordering::Relaxed);
     }
 
-    /// An answer has come that late at most.
+    /// Notes that an answer to an inline release came within this time.
     fn is_answered_within(&self, span: Duration) {
         let patience = self.patience_for(span);
         if patience < self.patience.load(Ordering::Relaxed) {
@@ -73,7 +79,7 @@ impl InlineReleases {
         u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// How long a runtime has for a release.
+    /// Returns the time that a runtime has for a release.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_nanos(self.patience.load(Ordering::Relaxed))
     }
@@ -82,7 +88,7 @@ impl InlineReleases {
         self.jobs.lock().next()
     }
 
-    /// What was not answered in time.
+    /// Takes the releases that were not answered in time, and aborts their tasks.
     pub(super) fn take_due(&self, now: Moment) -> Vec<ReleaseTask> {
         let due = self.jobs.lock().take_due(now);
         let ended = due.into_iter().map(|FirstCopy { job, task }| {
@@ -99,7 +105,7 @@ impl InlineReleases {
         drop(abandoned);
     }
 
-    /// The job again if there are enough.
+    /// Stores a release whose first copy is sent now. Returns it as an error if there are too many already.
     fn begins(&self, by: Moment, job: ReleaseTask) -> Result<Place, ReleaseTask> {
         let mut jobs = self.jobs.lock();
         if jobs.len() >= MAX_INLINE {
@@ -108,7 +114,8 @@ impl InlineReleases {
         Ok(jobs.insert(by, FirstCopy { job, task: None }))
     }
 
-    /// The task goes on with it, unless it was answered, or told by the outbox, in the meantime.
+    /// Stores the task that waits for the answer. Aborts it if the release was answered, or taken over by the
+    /// background, in the meantime.
     fn has_task(&self, place: Place, task: AbortHandle) {
         let mut jobs = self.jobs.lock();
         if let Some(copy) = jobs.get_mut(place) {
@@ -119,13 +126,14 @@ impl InlineReleases {
         task.abort();
     }
 
-    /// `None` if the outbox has it, or if it was answered.
+    /// Takes a release. Returns `None` if the background has taken it over, or if it was answered.
     fn take(&self, place: Place) -> Option<ReleaseTask> {
         self.jobs.lock().remove(place).map(|copy| copy.job)
     }
 }
 
-/// Tells of it on this runtime, if that has a connection with room; else in the background.
+/// Sends the first copy of a release on this runtime, if it has a connection with a free permit. Otherwise passes the
+/// release to the background.
 pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
     let inline = &releases.inline;
     let leave = job.leave();
@@ -140,14 +148,15 @@ pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
     releases.table.deadlines.wake.at(place.at);
     let telling = InlineRelease { releases: Arc::clone(releases), place };
     let mut told = Box::pin(telling.run(leave, now));
-    // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
+    // The first poll writes the request, or adds it to those that the connection writes next. The drop of a guard must
+    // not panic.
     let polled = catch_panic(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
     if polled.is_some_and(|polled| polled.is_pending()) {
         inline.has_task(place, process::spawn_on(&runtime, told).abort_handle());
     }
 }
 
-/// One release that is told where its guard was dropped.
+/// First copy of one release, on the runtime where its guard was dropped.
 struct InlineRelease {
     releases: Arc<Releases>,
     place: Place,
@@ -169,7 +178,7 @@ impl InlineRelease {
 }
 
 impl Drop for InlineRelease {
-    /// If it was not answered, its runtime has ended.
+    /// Passes a release without an answer to the background, because its runtime has ended.
     fn drop(&mut self) {
         if let Some(job) = self.releases.inline.take(self.place) {
             self.releases.carry(job);

@@ -26,8 +26,8 @@ use crate::store::redisson::{self, RedissonScheme};
 ///
 /// The format carries less than that of [`RedisManager`](crate::RedisManager):
 ///
-/// * No queue, so no order: new readers can keep a waiting writer out, as between clients of Redisson. Waiters hear of a
-///   release by Redisson's messages, and ask once a second.
+/// * No queue, so no order: new readers can keep a waiting writer out, as between clients of Redisson. Waiters learn of a
+///   release from Redisson's messages, and repeat their requests once a second.
 /// * A reader of Redisson sets the time of the whole lock to its watchdog's 30 s with each renewal. So a hold of this
 ///   manager is valid for less than 30 s from its last renewal, whatever its [`lease`](Builder::lease): the manager takes
 ///   8/9 of [`lock_watchdog_timeout`](Builder::lock_watchdog_timeout) as the longest lease. A longer

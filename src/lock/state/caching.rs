@@ -28,8 +28,8 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// Removes the last guard of a hold that is cached then. Returns `None` if there is more to do, and changes nothing. The
-    /// inner value is the hold, if it has to be scheduled earlier.
+    /// Removes the last guard of a hold and caches the hold. Returns `None` if there is more to do, and changes
+    /// nothing. The inner value is the hold, if it has to be scheduled earlier.
     #[inline]
     pub(in crate::lock) fn cache(
         &mut self,
@@ -71,8 +71,8 @@ impl<H: InRenewalQueue> State<H> {
         true
     }
 
-    /// Ends the cached holds that exclude this mode, because an acquisition of this process wants the mode. Returns these
-    /// holds. The caller sends their releases.
+    /// Ends the cached holds that exclude this mode, because an acquisition of this process wants the mode. Returns
+    /// these holds. The caller sends their releases.
     pub(in crate::lock) fn end_cached(&mut self, mode: Mode, effects: &mut Effects<H>) -> Vec<Arc<H>> {
         let mut ended = Vec::new();
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {

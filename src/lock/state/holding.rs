@@ -32,8 +32,8 @@ impl<H: InRenewalQueue> State<H> {
         })
     }
 
-    /// Removes a guard from a hold that other guards share, if no waiter has to hear of that. Otherwise returns `None`
-    /// and changes nothing. The inner value is the hold, if it has to be scheduled earlier.
+    /// Removes a guard from a hold that other guards share, if the share has no watcher. Otherwise returns `None` and
+    /// changes nothing. The inner value is the hold, if it has to be scheduled earlier.
     #[inline]
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);

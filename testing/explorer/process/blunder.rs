@@ -7,7 +7,7 @@ pub(crate) enum Blunder {
     CountsFromAnswer,
     /// Takes a notified grant that is over.
     TakesGrantsThatAreOver,
-    /// Takes a hold for valid after its lease, because nobody has said no.
+    /// Takes a hold for valid after its lease, because no answer has ended it.
     OutlivesItsLease,
     /// Takes an abandoned copy for one that cannot arrive.
     ForgetsAbandoned,
@@ -52,7 +52,7 @@ pub(crate) enum Blunder {
     ForgetsEarlyRecall,
     /// Forgets a recall because of an answer to a request from before the recall.
     BelievesOlderAnswer,
-    /// Takes no notice of an answer that says that somebody waits.
+    /// Takes no notice of an answer that reports a waiter.
     IgnoresWhatARenewalTells,
     /// Gives a recalled hold back while a guard is inside.
     GivesUpUnderGuard,
@@ -85,7 +85,7 @@ impl Blunder {
         Self::AnswersInUseWhenIdle,
         Self::TryStays,
     ];
-    /// Faults that do not.
+    /// Faults that do not concern cached holds.
     pub(crate) const ALL: [Self; 18] = [
         Self::CountsFromAnswer,
         Self::TakesGrantsThatAreOver,

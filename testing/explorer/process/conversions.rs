@@ -193,7 +193,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Loses a hold of which nobody knows whether it was converted, and gives both holds back. The guard stays.
+    /// Ends a hold as lost, because it is unknown whether it was converted, and releases both holds. The guard stays.
     pub(super) fn drop_conversion(&mut self, number: u8) {
         let now = self.now();
         let Stage::Converts { hold, mut conversion, .. } = self.task(number).stage else { return };

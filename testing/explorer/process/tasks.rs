@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What tasks do until nothing is left to do at once.
+/// Steps of the tasks, until nothing is left to do at once.
 impl Driver<'_> {
     pub(super) fn settle(&mut self) {
         while self.polls() {}

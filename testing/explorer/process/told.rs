@@ -1,8 +1,8 @@
-//! Reaction of a process to what it is told, but for answers.
+//! Reactions of a process to its inputs, except answers.
 
 use super::*;
 
-/// What the process is told.
+/// Inputs of the process.
 impl Driver<'_> {
     pub(super) fn hear(&mut self, told: Told) {
         match told {
@@ -71,7 +71,7 @@ impl Driver<'_> {
         self.process.tasks.push(ExploredTask { waiter_id, stage, ..task });
     }
 
-    /// The future of a waiting task is dropped, or has got its answer.
+    /// Ends the acquisition of a task whose future is dropped or has got its answer.
     pub(super) fn cancel(&mut self, number: u8) {
         let ExploredTask { waiter_id, mode, stage, .. } = self.task(number).clone();
         if let Stage::Converts { hold, share_id, .. } = stage {

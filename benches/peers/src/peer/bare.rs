@@ -1,4 +1,4 @@
-//! Scripts on a connection and nothing around.
+//! Scripts on a bare connection.
 
 use futures_util::future::BoxFuture;
 use redis::aio::ConnectionLike;
@@ -7,7 +7,7 @@ use redis::cluster::ClusterClient;
 use super::{Held, Mode, Peer};
 use crate::setup::{Bare, bare_connection, foreign_id};
 
-/// What stands for a lock and its release.
+/// Pair of scripts in place of an acquisition and its release.
 #[derive(Clone, Copy)]
 pub(super) enum Pair {
     Ours,

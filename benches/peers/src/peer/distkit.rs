@@ -10,8 +10,8 @@ use redis::aio::ConnectionManager;
 
 use super::{Held, Mode, Peer};
 
-/// It has an object for each lock, and whoever shares one shares its owner: two tasks were both given `write` by it. Each
-/// acquisition has one of its own for that reason, but where a name is used by one task alone.
+/// Distkit has an object for each lock. Tasks that share an object share its owner: two tasks both got `write`. So each
+/// acquisition has an object of its own, unless only one task uses the name.
 struct Distkit {
     connection: ConnectionManager,
     lease: Duration,

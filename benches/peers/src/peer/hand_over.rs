@@ -1,5 +1,6 @@
-//! Turns that go from task to task by a message that a script publishes: the least that a hand-over can cost. Who is next is known
-//! in this process, so nobody asks the server for that, and whoever waits reads what is pushed itself.
+//! Turns that go from task to task by a message that a script publishes: the least that a hand-over can cost. This
+//! process knows the next client, so no client asks the server for it. Each waiting client reads its push messages
+//! itself.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,14 +16,15 @@ use super::{Held, Mode, Peer};
 use crate::setup::{bare_connection, digest};
 
 const PUSH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1] .. ARGV[1], ARGV[1])";
-/// The commands of a release that hands on, with fields as long as those, and nothing decided.
+/// Commands of a release that lets the next waiter enter, with fields of the same length, and without any decision.
 const RELEASE: &str = include_str!("hand_over/release.lua");
-/// Makes the fields that the release takes away.
+/// Script that writes the fields which the release removes.
 const SETS: &str = include_str!("hand_over/sets.lua");
-/// The lock, and what channels begin with. One slot for all of it.
+/// Key of the lock, and beginning of the channels. All of them are in one slot.
 const KEY: &str = "{hand-over}";
 
-/// Whoever leaves a lock of its own tells nobody, and pays for it.
+/// Number of no client. A client that releases a lock of its own publishes to it, so that the release has the same
+/// cost.
 const NOBODY: usize = usize::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,7 +49,7 @@ struct HandOver {
     script: Script,
     digest: String,
     sets: String,
-    /// Of this client alone, which waits for one turn at a time.
+    /// Connection of this client alone, which waits for one turn at a time.
     pushed: Arc<Mutex<TcpStream>>,
 }
 
@@ -67,14 +69,19 @@ pub(super) async fn subscribe(url: &str, channel: &str) -> TcpStream {
     let address = url.trim_start_matches("redis://").trim_end_matches('/');
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     stream.set_nodelay(true).expect("a live socket");
+<<<<<<< HEAD
     stream.write_all(format!("SSUBSCRIBE {channel}\r\n").as_bytes()).await.expect("sent");
     // The confirmation: one push, which fits.
+=======
+    stream.write_all(format!("SSUBSCRIBE {KEY}{number}\r\n").as_bytes()).await.expect("sent");
+    // The confirmation is one push, which fits into the buffer.
+>>>>>>> words
     assert!(stream.read(&mut [0; 256]).await.expect("confirmed") > 0);
     stream
 }
 
 impl HandOver {
-    /// A lock that is not handed over.
+    /// Returns true for a lock that is not handed over.
     fn is_own(name: &str) -> bool {
         name.starts_with("own")
     }
@@ -131,7 +138,7 @@ impl Held for Hold {
             }
             loop {
                 let next = TURNS.lock().waiting.pop_front();
-                // Who leaves an empty queue pays for it too, or it would be in again for nothing.
+                // A client that leaves an empty queue publishes too. Otherwise it would enter again at no cost.
                 self.own.publish(next.unwrap_or(NOBODY)).await;
                 let mut turns = TURNS.lock();
                 if next.is_some() {

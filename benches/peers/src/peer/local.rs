@@ -1,4 +1,4 @@
-//! tokio's own lock: what a read costs that asks nobody.
+//! Lock of tokio: the cost of a read without a server.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -9,7 +9,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use super::{Held, Mode, Peer};
 
-/// All clients of this process share them.
+/// Locks by name, which all clients of this process share.
 static LOCKS: LazyLock<Mutex<HashMap<String, Arc<RwLock<()>>>>> = LazyLock::new(Mutex::default);
 
 struct Local;

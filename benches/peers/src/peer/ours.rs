@@ -8,7 +8,8 @@ use redis_rwlock::{
 
 use super::{Held, Mode, Peer};
 
-/// With so many tasks a replica's word may take its time on a machine with two cores.
+/// Time limit for the acknowledgement of a replica. It is long, because with this many tasks the acknowledgement may be
+/// late on a machine with two cores.
 const REPLICATED_WITHIN: Duration = Duration::from_secs(2);
 
 struct Ours<M>(M);
@@ -46,12 +47,12 @@ pub(super) async fn replicated(url: &str, lease: Duration) -> Box<dyn Peer> {
 }
 
 pub(super) async fn quorum(urls: &[String], lease: Duration) -> Box<dyn Peer> {
-    // Servers that have just started have no vote else.
+    // Without this option, servers that have just started have no vote.
     let builder = QuorumManager::builder(urls.to_vec()).lease(lease).restarts_are_delayed();
     Box::new(Ours(builder.connect().await.expect("a majority")))
 }
 
-/// How three locks are taken.
+/// Number of steps in which three locks are acquired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Steps {
     One,

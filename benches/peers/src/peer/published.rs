@@ -1,4 +1,4 @@
-//! The hash scheme as it was published, driven as the articles do: asked again and again.
+//! The hash scheme as it was published. A client that waits repeats its request again and again, as in the articles.
 
 use std::time::{Duration, SystemTime};
 

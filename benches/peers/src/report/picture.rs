@@ -1,5 +1,5 @@
-//! Pictures: for each table of a group a dot for each peer, on a logarithmic scale, with its spread as a line through it. Above
-//! them how the peers go through the group, if it has a way to go.
+//! Pictures: for each table of a group a dot for each peer, on a logarithmic scale, with its spread as a line through
+//! it. Above them the courses of the peers, if the tables of the group differ in a quantity.
 
 mod course;
 
@@ -131,7 +131,8 @@ fn color(name: &str) -> RGBColor {
     }
 }
 
-/// Logarithmic, from the greatest power of ten below all to the least one above, and where these two are.
+/// Logarithmic scale, from the greatest power of ten below all values to the least one above them, with the positions
+/// of both.
 struct Scale {
     from: i32,
     to: i32,

@@ -1,4 +1,4 @@
-//! Everybody wants the same lock.
+//! All tasks want the same lock.
 
 use super::{About, Comparison, Figures, Setting, no_reads};
 use crate::load::{ALL_WRITE, Load, Shape};
@@ -21,12 +21,12 @@ const COLUMNS: [&str; 10] = [
     "most/least",
 ];
 
-/// A turn is at least so long for each task, or most of a thousand would not be served once.
+/// Shortest length of a turn for each task. In a shorter turn, most of a thousand tasks would not be served once.
 const TASK_MS: u64 = 5;
-/// With more clients than these, some peers need more than a process has.
+/// Number of clients above which some peers need more connections or threads than a process can have.
 const MANY: usize = 100;
 
-/// Who is there: so many processes, each with so many clients, and all tasks together.
+/// Number of processes, number of clients in each of them, and number of all tasks.
 #[derive(Clone, Copy)]
 struct Crowd {
     processes: usize,
@@ -80,9 +80,14 @@ fn compare<'a>(setting: &'a Setting, group: &str, crowd: Crowd, writes: usize) -
     let is_asked = |kind: Kind| match kind.role() {
         Role::Lock => true,
         Role::LocalLock => kind == Kind::OursInMemory,
+<<<<<<< HEAD
         // Who has turns in a ring waits for them alone.
         Role::HandOver => is_independent && writes == ALL_WRITE,
         Role::FairQueue => is_independent,
+=======
+        // A client of a ring waits for turns only.
+        Role::HandOver => is_ring,
+>>>>>>> words
         Role::Floor | Role::ThreeLocks => false,
     };
     let refusal = |kind| refusal(kind, crowd).or_else(|| no_reads(kind, &load));
@@ -111,7 +116,7 @@ fn holds(setting: &Setting, kind: Kind, load: &Load, processes: usize) -> Result
     let turn = setting.turn(kind, load, processes)?;
     let (least, most) = turn.served();
     let figures = [turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
-    // Nobody is left out of a ratio: who was never served makes it as great as it can be.
+    // No client is left out of the ratio. A client that was never served makes it as large as it can be.
     let served = [turn.commands(), turn.scripts(), least, most, most / least.max(1.0)];
     Ok((figures.into_iter().chain(served).collect(), turn.versions))
 }

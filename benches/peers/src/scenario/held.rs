@@ -1,4 +1,4 @@
-//! 10,000 locks are held and renewed: what it costs who holds them, and what others feel of it.
+//! 10,000 locks are held and renewed: the costs of their holder, and the delays of other clients.
 
 use std::thread;
 use std::time::Duration;
@@ -29,19 +29,19 @@ pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
             "The others are one task with lock-shaped scripts and nothing around",
         ],
     };
-    // Others twice, and in between the acquisitions and a part of a lease.
+    // The other client runs twice. In between come the acquisitions and a part of a lease.
     let lasts = 2 * Duration::from_millis(span_ms(setting)) + Duration::from_millis(LEASE_MS);
-    // Who keeps its locks in its own memory is felt by nobody.
+    // A peer with its locks in its own memory delays no other client, so it is not asked.
     let entrants = setting.entrants(is_asked, lasts, refusal, |kind| beside_others(setting, kind));
     vec![setting.compare(&about, entrants)]
 }
 
-/// So long that all are renewed in it.
+/// Returns a length of a turn in which each lock is renewed.
 fn span_ms(setting: &Setting) -> u64 {
     setting.load(Shape::Own, 1, 1).span_ms.max(LEASE_MS / 2)
 }
 
-/// Our other settings renew as that on one node does.
+/// Returns true for the peers to measure. Our other settings renew their holds as the one on one node does.
 fn is_asked(kind: Kind) -> bool {
     kind.role() == Role::Lock && (!kind.is_ours() || matches!(kind, Kind::Ours | Kind::OursTwoKeys))
 }
@@ -53,13 +53,13 @@ fn refusal(kind: Kind) -> Option<String> {
 fn beside_others(setting: &Setting, kind: Kind) -> Result<Figures, String> {
     let servers = Servers::start(kind.facts().place, setting.server);
     let span_ms = span_ms(setting);
-    // A neighbour that is the same for all: what others feel is the server's and the machine's.
+    // The other client is the same for all peers, so its delays come from the server and the machine.
     let other = Load { warm_ms: 300, span_ms, ..setting.load(Shape::Own, 1, 1) };
     let others = || carry(Kind::FloorLockShaped, &servers, &other, 1);
     let without = others()?;
     let held = Load { lease_ms: LEASE_MS, span_ms, ..setting.load(Shape::Held, 1, setting.count(LOCKS)) };
     let holder = Worker::start(kind, &servers, &held)?;
-    // Until the first renewals are under way; there are none for the first third of a lease.
+    // Waits until the first renewals are under way. There are none in the first third of a lease.
     thread::sleep(Duration::from_millis(LEASE_MS * 4 / 10));
     holder.begin()?;
     let with = others()?;

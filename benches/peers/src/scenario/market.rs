@@ -1,6 +1,7 @@
-//! The market of the articles: sellers list items, buyers buy them, and nothing may be lost or sold twice. Four ways: WATCH with
-//! retries, the article's own lock around each step, one lock of a peer for the whole market, and one for each item. Of the last
-//! also with guards that go out of scope, so that nobody waits for the release.
+//! The market of the articles: sellers list items, buyers buy them, and no item may be lost or sold twice. There are
+//! four ways: WATCH with retries, the article's own lock around each step, one lock of a peer for the whole market, and
+//! one lock of a peer for each item. The last way is also measured with guards that go out of scope, so that no task
+//! waits for the release.
 
 mod goods;
 mod steps;
@@ -53,7 +54,8 @@ fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Comparison<'_> {
 
 fn ways() -> impl Iterator<Item = Way> {
     let locks = Kind::all().iter().copied().filter(|kind| is_of_this_program(*kind)).flat_map(|kind| {
-        // Of others a guard that is dropped does not always give back: the lock waits for its lease.
+        // With other peers, the drop of a guard does not always release the lock, which then stays taken until its
+        // lease ends.
         let dropped = (kind == Kind::Ours).then_some(Way::LockPerItemDropped(kind));
         [Way::OneLock(kind), Way::LockPerItem(kind)].into_iter().chain(dropped)
     });
@@ -71,10 +73,10 @@ fn turn(setting: &Setting, way: Way, people: (usize, usize)) -> Result<Figures, 
     Ok((figures(market, setting.market), String::new()))
 }
 
-/// What was done while it was open.
+/// Work that was done while the market was open.
 struct Market {
     listed: usize,
-    /// How long each purchase took, with all its tries.
+    /// Time of each purchase, with all its tries.
     purchases: Vec<Duration>,
     tries_again: usize,
 }

@@ -1,4 +1,4 @@
-//! The primary of a lock is killed: how soon the lock is had again after the new primary's first answer.
+//! The primary of a lock is killed: the time from the new primary's first answer to the next grant.
 
 use std::sync::mpsc;
 use std::thread;
@@ -14,11 +14,11 @@ use crate::peer::{Kind, Role};
 use crate::table::Better;
 
 const NAME: &str = "recovery";
-/// How long what is asked meanwhile may take.
+/// Time limit of a request during the failover.
 const TRY: Duration = Duration::from_millis(200);
-/// About how long a failover takes, with the start of its cluster.
+/// Approximate length of a failover, with the start of its cluster.
 const LASTS: Duration = Duration::from_secs(10);
-/// By then a failover is over.
+/// Time after which a failover is over.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
@@ -43,7 +43,7 @@ fn is_able(kind: Kind) -> bool {
     matches!(kind, Kind::OursOnCluster | Kind::OursReplicated | Kind::ClusterConnection)
 }
 
-/// Whoever wants the lock.
+/// Client that wants the lock.
 enum Wants {
     Manager(RedisManager),
     Connection(ClusterConnection),
@@ -64,7 +64,7 @@ impl Wants {
         })
     }
 
-    /// Whether it was had and given back.
+    /// Acquires and releases the lock. Returns true if both succeeded.
     async fn once(&mut self) -> bool {
         match self {
             Self::Manager(manager) => match manager.write(NAME).await {
@@ -81,7 +81,7 @@ impl Wants {
 }
 
 fn recover(setting: &Setting, kind: Kind) -> Result<Figures, String> {
-    // Who wants a replica's word needs one that is left when the other has taken over.
+    // A client that waits for an acknowledgement of a replica needs a second replica, because the first one takes over.
     let replicas = if kind == Kind::OursReplicated { 2 } else { 1 };
     let cluster = Cluster::builder(setting.server).replicas(replicas).start().expect("a cluster starts");
     let primary = cluster.primary_of_slot(cluster.keyslot(NAME));
@@ -96,7 +96,7 @@ fn recover(setting: &Setting, kind: Kind) -> Result<Figures, String> {
         let answers = answers.clone();
         thread::spawn(move || first_answer(replica).map(|at| answers.send(at)));
     }
-    // A release that the kill had overtaken is no recovery: what counts is asked after it.
+    // The result of a release that the kill had overtaken is no recovery. Only requests after the kill count.
     let had = runtime.block_on(async {
         while killed.elapsed() < PATIENCE {
             if let Ok(true) = tokio::time::timeout(PATIENCE, wants.once()).await {
@@ -112,7 +112,7 @@ fn recover(setting: &Setting, kind: Kind) -> Result<Figures, String> {
     Ok((vec![ms(had.saturating_duration_since(answered)), ms(had - killed)], String::new()))
 }
 
-/// When this node first wrote something to the lock's slot.
+/// Returns the time of the first successful write to the lock's slot at this node.
 fn first_answer(node: std::net::SocketAddr) -> Option<Instant> {
     let until = Instant::now() + PATIENCE;
     let mut client = Client::connect_within(node, TRY).ok()?;

@@ -1,4 +1,4 @@
-//! The same load on 1, 2 and 3 primaries of a cluster.
+//! Load of 256 tasks on 1, 2 and 3 primaries of a cluster.
 
 use super::{About, Comparison, Figures, Setting};
 use crate::load::{Load, Shape};

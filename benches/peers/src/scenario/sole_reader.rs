@@ -1,4 +1,4 @@
-//! One task reads one name again and again, and nobody else wants it.
+//! A single task reads one name again and again, and no other task wants it.
 
 use super::{About, Comparison, Figures, Setting, no_reads};
 use crate::load::{Load, Shape};

@@ -1,11 +1,12 @@
-//! Somebody waits, and is let in: how long after the other began to leave.
+//! A client waits while another one holds the lock: the time from the beginning of the release to the waiter's entry.
 
 use super::{About, Comparison, Figures, Setting};
 use crate::load::{Load, Shape};
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
-/// A turn lasts at least so many pauses, or the median of long ones would be of a few.
+/// Shortest length of a turn, in pauses. In a shorter turn with long pauses, the median would be that of a few
+/// wake-ups.
 const PAUSES: usize = 40;
 
 pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {

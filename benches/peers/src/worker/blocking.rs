@@ -1,4 +1,4 @@
-//! The same load by plain threads.
+//! Load of a worker with plain threads.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub(super) fn carry(manager: &RedisManager, load: &Load, is_warming_up: bool) ->
                 let took = std::iter::from_fn(|| once(manager, shape, mode(load.writes), &name, until));
                 took.map(nanos).collect::<Vec<_>>()
             };
-            // A thousand of them have to fit.
+            // A small stack, because a thousand threads have to fit into the memory.
             thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, repeat).expect("a thread")
         };
         let running: Vec<_> = (0..load.tasks).map(start).collect();

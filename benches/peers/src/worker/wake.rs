@@ -1,4 +1,4 @@
-//! Somebody waits, and is let in: how long after the other began to leave.
+//! A client waits while another one holds the lock: the time from the beginning of the release to the waiter's entry.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,8 @@ pub(super) async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Latencies {
             entered
         });
         tokio::time::sleep(pause).await;
-        // Of a task of its own, like the waiter: the thread that runs this one is woken differently.
+        // A task of its own releases the lock, as the waiter has one: the thread that runs this task is woken
+        // differently.
         let leaving = tokio::spawn(async move {
             let left = Instant::now();
             held.leave().await;

@@ -15,7 +15,7 @@ use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Answered, Granted, Notification, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
-/// A process whose requests a test decides about.
+/// Process with a scheme whose answers the test decides.
 struct Stage {
     scheme: Arc<Staged>,
     engine: Arc<Engine>,
@@ -38,7 +38,7 @@ impl Stage {
         Self { scheme, engine, key }
     }
 
-    /// Another process.
+    /// Returns another process of the same server.
     fn other(&self) -> Self {
         let scheme = Arc::new(Staged::new(self.scheme.memory.clone()));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
@@ -54,14 +54,14 @@ impl Stage {
         self.asks(mode, Overrides::default(), Patience::Wait).await.expect("answered").expect("granted")
     }
 
-    /// Holders and waiters on the server.
+    /// Returns the numbers of holders and waiters on the server.
     async fn there(&self) -> (usize, usize) {
         let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
         (view.holders.len(), view.waiters.len())
     }
 }
 
-/// Longer than readers may join without a word to the server.
+/// Time that is longer than the join window.
 const WINDOW_OVER: Duration = Duration::from_millis(60);
 
 fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
@@ -71,9 +71,10 @@ fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
 
 const SHORT: Overrides = Overrides { lease: Some(Duration::from_secs(1)), ..LONG };
 
-/// The first holds the lock for a short lease and lets go; the second is handed that, and wants more.
+/// Returns a second acquisition that wants more than the rest of a short lease. The first guard has handed this hold
+/// off to it.
 async fn handed_with_little_left<'a>(stage: &'a Stage, wants: Overrides) -> crate::BoxFuture<'a, Result<Option<Held>>> {
-    // A lock that the server does not remember is granted with one token, for one writer.
+    // The server grants a lock without a record with one token, for one writer.
     stage.take(Mode::Write).await.release().await.expect("ours to the end");
     tokio::time::sleep(Duration::from_millis(1)).await;
     let first = stage.asks(Mode::Write, SHORT, Patience::Wait).await.expect("answered").expect("granted");
@@ -185,7 +186,8 @@ async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
     for _ in 0..200 {
         stage.scheme.next_acquire(Fate::NotDone);
     }
-    // The copy was carried out all the same; then no node serves the lock for longer than it could have been late.
+    // The server executed the copy nevertheless. After that, no node serves the lock for longer than the copy can be
+    // late.
     let request = stage.scheme.last_request();
     let carried_out = stage.scheme.memory.acquire(&stage.key, &request).await.expect("memory answers");
     assert!(matches!(carried_out.value, Acquired::Granted(_)), "{carried_out:?}");
@@ -320,7 +322,7 @@ async fn limit_of_a_second_waiter_does_not_take_silence_for_a_denial() {
     let second = stage.asks(Mode::Write, limit, Patience::Wait);
     let silence = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // Whoever asks hears of it, and asks again in vain.
+        // The leader gets this answer, and repeats its request in vain.
         for _ in 0..100 {
             stage.scheme.next_acquire(Fate::NotDone);
         }
@@ -369,7 +371,7 @@ async fn hold_that_the_server_does_not_know_by_the_answer_to_a_reader_is_lost() 
     let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
     stage.scheme.memory.force(&stage.key, &view).await.expect("memory answers");
     let foreign = stage.other().take(Mode::Write).await;
-    // Its renewal is not due for seconds, and could go unanswered for as long.
+    // The renewal of the lost hold is not due for seconds, so no answer to it shows the loss.
     let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await.expect("answered");
     assert!(once.is_none(), "another one writes");
     assert_eq!(first.hold().state_of(first.share_id()), HoldState::Lost(LossReason::Gone));
@@ -388,7 +390,7 @@ async fn close_waits_for_what_a_dropped_attempt_may_have_left() {
     assert_eq!(stage.there().await, (0, 0));
 }
 
-/// Joins another lock of the same process whenever it is woken.
+/// Waker that joins another lock of the same process.
 struct Joins {
     engine: Arc<Engine>,
     joined: AtomicBool,
@@ -414,7 +416,7 @@ fn waker_may_use_the_manager() {
             let another = Stage { key: stage.engine.key("another").expect("valid"), ..stage.other() };
             let another = Stage { engine: Arc::clone(&stage.engine), ..another };
             stage.take(Mode::Write).await.release().await.expect("released");
-            // For the next grant to have more than one token.
+            // Lets some microseconds pass, so that the next grant has more than one token.
             tokio::time::sleep(Duration::from_millis(1)).await;
             let held = stage.take(Mode::Write).await;
             let waker = Arc::new(Joins { engine: Arc::clone(&stage.engine), joined: AtomicBool::new(false) });
@@ -431,14 +433,16 @@ fn waker_may_use_the_manager() {
     assert!(joined, "the waiter was handed the hold, and the waker joined another lock");
 }
 
-/// Two writers of a process that waits for another one, when that has left.
+/// Returns the guard of one writer and the acquisition of a second one. Both waited for a writer of another process,
+/// which has left.
 async fn two_writers_in(stage: &Stage) -> (Held, crate::BoxFuture<'_, Result<Option<Held>>>) {
     let foreign = stage.other().take(Mode::Write).await;
     let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     let mut second = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     start(&mut first);
     start(&mut second);
-    // For the next grant to have more than one token: they are microseconds of the server's clock.
+    // Lets some time pass, so that the next grant has more than one token. Tokens are microseconds of the server's
+    // clock.
     tokio::time::sleep(Duration::from_millis(1)).await;
     foreign.release().await.expect("released");
     (first.await.expect("answered").expect("granted"), second)
@@ -459,7 +463,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let stage = Stage::new();
     let (first, second) = two_writers_in(&stage).await;
     let hold = Arc::clone(first.hold());
-    // As the renewal task does, with the answer between hand-over and acceptance.
+    // Does what the background does, with the answer between the hand-off and the acceptance.
     let now = stage.engine.clock.now();
     let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
     drop(first);
@@ -484,7 +488,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let tries = super::tries(engine, Patience::Wait, now);
     let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), tries);
     let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
-    // As after a jump of the server's clock.
+    // An answer as after a jump of the server's clock.
     let remaining = Duration::from_secs(3600);
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
@@ -493,7 +497,8 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }
 
-/// Publishes `count` messages to a waiter, one after each of its steps: half of them say nothing, half forge a grant of its request.
+/// Publishes `count` messages to a waiter, one after each of its steps. Half of them ask it to repeat its request, and
+/// half forge a grant of its request.
 fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<Option<Held>>>, count: usize) {
     for n in 0..count {
         let id = stage.scheme.last_request().id;
@@ -504,7 +509,7 @@ fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
         let forged = Notification::Granted { id: id.to_shared(), at, answer };
         store.publish_notification(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
-        // It hears the message, asks, and waits again.
+        // The waiter reads the message, sends its request, and waits again.
         (0..3).for_each(|_| start(waiter));
     }
 }
@@ -525,7 +530,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
         flood(&stage, &store, &mut waits, 10);
     }
     assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
-    // What is still in its queue is one reason to ask.
+    // All messages that are still in its channel are one reason for a request.
     (0..1000).for_each(|_| {
         store.publish_notification(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
@@ -535,7 +540,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
         start(&mut waits);
     }
     assert!(asked(before) <= 2, "{} requests after the flood", asked(before));
-    // The notice of its grant finds no room: it asks.
+    // The notification of its grant finds no room in the channel, so the waiter sends a request.
     (0..100).for_each(|_| {
         store.publish_notification(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
@@ -544,7 +549,8 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     held.expect("answered").expect("granted").release().await.expect("ours to the end");
 }
 
-/// Answers every request of a try with `said`, whether or not its channel is flooded meanwhile: the try is over in time and leaves nothing.
+/// Answers every request of a try with `said`, with and without a flood of its channel. The try must end in time and
+/// leave nothing.
 async fn try_ends_where_the_server_says(said: Acquired) {
     for is_flooded in [false, true] {
         let store = Arc::new(Store::new());
@@ -561,7 +567,7 @@ async fn try_ends_where_the_server_says(said: Acquired) {
             if is_flooded {
                 store.publish_notification(&stage.key, &stage.engine.manager_id, &Notification::AskAgain);
             }
-            // Two response timeouts and one pause.
+            // The limit is two response timeouts and one pause.
             let took = stage.engine.clock.now().since(began);
             assert!(took < Duration::from_millis(1300), "{said:?} goes on, flooded: {is_flooded}");
         };
@@ -595,7 +601,8 @@ async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
     .await;
 }
 
-/// Ten wait behind a request that replicas do not acknowledge, one comes while they are waited for, and one of the ten is dropped.
+/// Ten waiters wait behind a request that the replicas do not acknowledge. One waiter comes later, and one of the ten
+/// is dropped.
 #[tokio::test(start_paused = true)]
 async fn waiters_hear_together_that_no_replica_has_the_grant() {
     for mode in [Mode::Read, Mode::Write] {
@@ -617,7 +624,8 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
             assert!(matches!(ended, Err(Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. })));
         }
         assert_eq!(stage.scheme.requests(), 2, "once for all");
-        // Nobody has asked for the one that came later, and what was granted is given back.
+        // The failed request was not for the waiter that came later. The process has released the grant of that
+        // request.
         late.await.expect("replicas are back").expect("granted").release().await.expect("ours to the end");
         assert_eq!(stage.scheme.requests(), 3);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -625,7 +633,8 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
     }
 }
 
-/// The server's clock goes back, a renewal is answered with nearly five minutes, the clock is right again, and nothing more is heard.
+/// The server's clock goes back, and the answer to a renewal reports nearly five minutes. Then the clock is right
+/// again, and no further answer comes.
 #[tokio::test(start_paused = true)]
 async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_forth() {
     let store = Arc::new(Store::new());
@@ -676,7 +685,7 @@ async fn asker_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
     assert_eq!(stage.there().await, (1, 1), "it is queued");
     let next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
     foreign.release().await.expect("released");
-    // It was granted to the one that stands still, and is claimed by the next one.
+    // The server granted the lock to the acquisition that is not polled, and the next waiter claims it.
     let held = tokio::time::timeout(Duration::from_secs(4), next).await.expect("in time");
     let held = held.expect("answered").expect("granted");
     assert_eq!(stage.there().await, (1, 0), "the place was one");
@@ -728,7 +737,7 @@ async fn asker_that_waits_long_for_an_answer_goes_on_asking() {
     first.and(second).expect("released");
 }
 
-/// A future, and how often it is polled.
+/// Future that counts its polls.
 struct Counted<F> {
     future: std::pin::Pin<Box<F>>,
     polls: Arc<std::sync::atomic::AtomicUsize>,
@@ -743,7 +752,7 @@ impl<F: Future> Future for Counted<F> {
     }
 }
 
-/// How often a future is polled within a minute.
+/// Returns how often a future is polled within a minute.
 async fn polls_in_a_minute<T>(future: impl Future<Output = T> + Send + 'static) -> usize {
     let polls = Arc::default();
     let counted = Counted { future: Box::pin(future), polls: Arc::clone(&polls) };
@@ -776,7 +785,7 @@ async fn idle_waiter_looks_seldom() {
     drop(held);
 }
 
-/// A guard of this stage that was granted by a notification, and how it was asked for.
+/// Returns a guard of this stage that was granted by a notification.
 async fn granted_after_a_wait(stage: &Stage, mode: Mode, overrides: Overrides) -> Held {
     let before = stage.other().take(Mode::Write).await;
     let mut waits = stage.asks(mode, overrides, Patience::Wait);
@@ -804,7 +813,7 @@ async fn confirmed_returns_with_the_answer_to_the_claim_and_the_hold_has_its_lea
         assert!(early.await.is_err(), "the answer is out");
         assert_eq!(stage.scheme.chunks().len(), 1, "the claim was sent at once, and once");
         assert!(remaining(&held) < Duration::from_secs(3));
-        // Dropped, it changes nothing.
+        // The drop of this future changes nothing.
         drop(second);
         word.send(()).expect("it is waited for");
         let asked = stage.engine.clock.now();
@@ -849,7 +858,7 @@ async fn confirmed_ends_with_the_loss_of_the_hold() {
     assert!(matches!(error, Error::Lost { reason: LossReason::Expired, .. }), "{error:?}");
     assert!(stage.engine.clock.now().since(asked) < Duration::from_secs(3), "when the claim is over");
 
-    // The server says so at once.
+    // The server answers at once that the hold is over.
     let stage = Stage::new();
     let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
     let seen = stage.scheme.inspect(&stage.key).await.expect("memory answers").value;
@@ -888,7 +897,8 @@ async fn confirmed_returns_to_all_who_share_the_claim() {
     assert!(remaining(&first) > Duration::from_secs(9) && remaining(&second) > Duration::from_secs(9));
 }
 
-/// Acquisitions that wait and that are asking count, on whichever lock, and each gives its place back however it ends.
+/// Acquisitions that wait and acquisitions that ask the server count, on any lock. Each one gives back its permit,
+/// however it ends.
 #[tokio::test(start_paused = true)]
 async fn acquisitions_beyond_the_limit_fail_at_once_and_send_nothing() {
     let manager = crate::MemoryManager::builder().max_waiters(2).build().expect("built");
@@ -905,7 +915,7 @@ async fn acquisitions_beyond_the_limit_fail_at_once_and_send_nothing() {
     is_refused(manager.try_read("other").await.err());
     assert!(manager.inspect("other").await.expect("answered").is_free());
     assert_eq!(held.state(), HoldState::Held);
-    // One is dropped, and one granted.
+    // One acquisition is dropped, and another one is granted.
     drop(waiting.pop());
     manager.write("other").await.expect("there is a place").release().await.expect("ours to the end");
     held.release().await.expect("ours to the end");

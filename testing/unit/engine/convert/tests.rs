@@ -22,14 +22,14 @@ impl StagedPair {
         holder.id.clone()
     }
 
-    /// A reader whose upgrade has met this fate, and got no answer. The next renewal is answered when the test sends a
-    /// word.
+    /// Returns a reader whose upgrade has met this fate and got no answer. The next renewal is answered when the test
+    /// sends a signal.
     async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let reading = self.take(&self.engine, Mode::Read).await;
         self.leaves_in_doubt(reading, fate).await
     }
 
-    /// A reader as in [`Self::reader_in_doubt`], whose guard wants a shorter lease than its hold has.
+    /// Returns a reader as [`Self::reader_in_doubt`] does, whose guard wants a shorter lease than its hold has.
     async fn short_reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let longer = self.take(&self.engine, Mode::Read).await;
         let overrides = Overrides { lease: Some(Duration::from_secs(1)), ..Overrides::default() };
@@ -105,7 +105,7 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
 async fn hold_lives_on_while_it_is_open_whether_it_was_turned() {
     let stage = StagedPair::new();
     let _neighbour = stage.take(&stage.other, Mode::Read).await;
-    // Shorter than a copy of the conversion may be on its way.
+    // The lease is shorter than the time for which a copy of the conversion may be on its way.
     let overrides = Overrides { lease: Some(Duration::from_millis(900)), ..Overrides::default() };
     let terms = Terms::new(stage.engine.options(), overrides).expect("valid");
     let reading = acquire(&stage.engine, Arc::clone(&stage.key), Mode::Read, terms, Patience::Wait).await;
@@ -320,7 +320,7 @@ async fn release_in_doubt_that_is_dropped_leaves_nothing() {
     assert!(stage.is_free().await, "it was converted, and nobody has a guard");
 }
 
-/// The second try finds another reader, and a copy of the first one may yet find that it is gone.
+/// The second try finds another reader, and a copy of the first one may still arrive after that reader has left.
 #[tokio::test(start_paused = true)]
 async fn upgrade_that_is_asked_for_again_is_not_refused_as_long_as_a_copy_of_the_first_try_may_arrive() {
     let stage = StagedPair::impatient();

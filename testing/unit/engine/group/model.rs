@@ -14,7 +14,7 @@ const PROCESSES: usize = 3;
 /// Wanted mode of each name, or `None` if the group does not contain the name.
 type Wants = [Option<Mode>; NAMES];
 
-/// Which locks a group keeps while it waits for the first missing one.
+/// Rule for the locks that a group holds while it waits for the first missing one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rule {
     /// The locks that come before the missing one.
@@ -38,7 +38,7 @@ enum Stage {
     Done,
 }
 
-/// One process. The numbers are bit sets of names.
+/// Process of the model. The numbers are bit sets of names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Process {
     stage: Stage,
@@ -57,7 +57,7 @@ struct Process {
 struct Lock {
     /// Bit set of the processes that hold the lock.
     holders: u8,
-    /// Processes that wait, the first one first, and `NOBODY` behind them.
+    /// Processes that wait, the first one first. The free places behind them contain `NOBODY`.
     queue: [u8; PROCESSES],
 }
 

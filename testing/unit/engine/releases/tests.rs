@@ -1,4 +1,4 @@
-//! What becomes of a release that goes out where its guard is dropped.
+//! Inline releases, which the runtime of a dropped guard sends.
 
 use std::sync::mpsc;
 use std::task::{Context, Waker};
@@ -17,7 +17,7 @@ use crate::store::Mode;
 use crate::store::memory::{MemoryScheme, Store};
 use crate::testing::staged::{Fate, Staged};
 
-/// A process whose releases go out where its guards are dropped.
+/// Process with inline releases.
 struct Stage {
     scheme: Arc<Staged>,
     engine: Arc<Engine>,
@@ -56,34 +56,34 @@ impl Stage {
         short
     }
 
-    /// Another process of the same server.
+    /// Returns another process of the same server.
     fn other(&self) -> Self {
         let scheme = Arc::new(Staged::new(self.scheme.memory.clone()));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
         Self { scheme, engine }
     }
 
-    /// How many hold the lock, as the server has it.
+    /// Returns the number of holders on the server.
     async fn holders(&self, name: &str) -> usize {
         let key = self.engine.key(name).expect("valid");
         self.scheme.memory.inspect(&key).await.expect("memory answers").value.holders.len()
     }
 
-    /// The next release is answered at a word.
+    /// Lets the next release be answered at a signal, and returns the signal.
     fn next_leave_waits(&self) -> oneshot::Sender<()> {
         let (word, heard) = oneshot::channel();
         self.scheme.next_leave(Fate::Answered(heard));
         word
     }
 
-    /// Says it when that has taken so long.
+    /// Sends the signal after this time.
     async fn answers(span: Duration, word: oneshot::Sender<()>) {
         tokio::time::sleep(span).await;
         word.send(()).expect("it waits for that");
     }
 }
 
-/// A copy that never arrives, as far as anybody hears.
+/// Lets the next release reach no server and get no answer, as if its runtime had ended.
 fn lost_with_its_runtime(stage: &Stage) -> oneshot::Sender<()> {
     let (word, heard) = oneshot::channel();
     stage.scheme.next_leave(Fate::Silent(heard));
@@ -151,7 +151,7 @@ async fn server_that_takes_its_time_is_told_once() {
     let stage = Stage::new();
     let slow = MIN_PATIENCE * 5;
     let (first, second) = (stage.take("first").await, stage.take("second").await);
-    // Told from elsewhere, where it shows how long an answer takes.
+    // The background sends this release, and learns how long an answer takes.
     let word = stage.next_leave_waits();
     thread::scope(|scope| drop(scope.spawn(move || drop(first))));
     Stage::answers(slow, word).await;
@@ -189,7 +189,7 @@ async fn patience_follows_the_answers_within_its_limits() {
     assert_eq!(inline.patience(), MIN_PATIENCE * 4);
     inline.answers_take(LONG);
     assert_eq!(inline.patience(), stage.engine.options().response_timeout / 2);
-    // The outbox has no more answers, and the server is fast again.
+    // The background gets no more answers, and the server is fast again.
     drop(stage.take("cfg").await);
     assert_eq!(inline.patience(), MIN_PATIENCE);
 }
@@ -454,7 +454,7 @@ async fn flush_and_close_wait_for_the_end_of_a_head_start() {
 async fn manager_that_is_dropped_within_a_head_start_gives_the_hold_back() {
     let stage = Stage::new();
     let held = stage.lost_at_max_hold("cfg").await;
-    // A driver has looked by then: before, whoever drops the guard gives the hold back.
+    // By then a driver has found the loss. Before that, the drop of the guard would release the hold.
     tokio::time::sleep(INSTANT).await;
     let (other, releases) = (stage.other(), Arc::downgrade(&stage.engine.releases));
     drop((held, stage));
@@ -467,7 +467,7 @@ async fn manager_that_is_dropped_within_a_head_start_gives_the_hold_back() {
 #[test]
 fn hold_whose_runtime_ends_within_a_head_start_runs_out_with_its_lease() {
     let [user, next] = [(); 2].map(|()| Builder::new_current_thread().enable_all().build().expect("a runtime starts"));
-    // Over for this process long before it is over on the server.
+    // The hold is over for this process long before it is over on the server.
     let (lease, max_clock_skew) = (Duration::from_secs(2), Duration::from_millis(900));
     let (stage, _held) = user.block_on(async {
         let stage = Stage::with(Options { max_clock_skew, ..Options::default() });

@@ -1,4 +1,5 @@
-//! How each peer goes as there are more tasks, or whatever a group goes through: a line for each.
+//! Picture of a group of tables: a line for each peer, over the number of tasks or over another quantity that grows
+//! from table to table.
 
 use plotters::element::PathElement;
 use plotters::style::text_anchor::HPos;
@@ -8,13 +9,13 @@ use super::{Area, FLOOR, GRID, LINE, PEER, Scale, line, write};
 use crate::print::number;
 use crate::table::Table;
 
-/// Fewer points are no course.
+/// Smallest number of points with which a line is drawn.
 const POINTS: usize = 3;
 const LEFT: i32 = 70;
 const RIGHT: i32 = 560;
 const TOP: i32 = 40;
 const LEAST_HEIGHT: i32 = 240;
-/// Between two names.
+/// Distance between two names.
 const NAME: i32 = 13;
 
 const COLORS: [RGBColor; 8] = [
@@ -35,7 +36,7 @@ pub(super) struct Course<'a> {
     ways: Vec<Way<'a>>,
 }
 
-/// Of one peer: where it was, and what it showed there.
+/// Line of one peer: the points and the values there.
 struct Way<'a> {
     name: &'a str,
     points: Vec<(f64, f64)>,
@@ -89,7 +90,7 @@ impl<'a> Course<'a> {
     }
 }
 
-/// Each beside the end of its line, or as near as the others let it.
+/// Draws each name beside the end of its line, or as near to it as the other names allow.
 fn draw_names(area: &Area<'_>, mut names: Vec<((i32, i32), &str, RGBColor)>) {
     names.sort_by_key(|((_, y), ..)| *y);
     let count = i32::try_from(names.len()).expect("few");

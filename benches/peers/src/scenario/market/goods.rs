@@ -1,4 +1,4 @@
-//! Who has what at the start, what is on offer, and whether it adds up in the end.
+//! Funds and items: their owners at the start, the offers, and the check at the end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use redis::AsyncCommands;
 
 use crate::setup::bare_connection;
 
-/// So much that nobody runs out of it.
+/// Funds of each seller and buyer, more than they can spend.
 const FUNDS: i64 = 1 << 40;
 pub(super) const PRICE: i64 = 7;
 
@@ -15,7 +15,7 @@ pub(super) struct Goods {
     sellers: usize,
     buyers: usize,
     next: AtomicU64,
-    /// What a buyer may choose from, as it would see it in a list of offers.
+    /// Offers from which a buyer chooses, as it would see them in a list.
     listed: Mutex<Vec<(String, usize)>>,
 }
 
@@ -37,7 +37,7 @@ impl Goods {
         Self { sellers, buyers, next: AtomicU64::new(0), listed: Mutex::default() }
     }
 
-    /// The name of an item that nobody has yet. Its seller makes it as it lists it.
+    /// Returns the name of a new item. Its seller creates the item when it lists the item.
     pub(super) fn next_of(&self, seller: usize) -> String {
         format!("item{}-{seller}", self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -46,7 +46,7 @@ impl Goods {
         self.listed.lock().push((item, seller));
     }
 
-    /// One of the last offers. Several buyers may go for the same one, as they do in the articles.
+    /// Takes one of the last offers. Several buyers may choose the same one, as in the articles.
     pub(super) fn any_listed(&self) -> Option<(String, usize)> {
         let mut listed = self.listed.lock();
         let count = listed.len();
@@ -54,7 +54,7 @@ impl Goods {
         Some(listed.swap_remove(pick))
     }
 
-    /// All funds together are what they were, and each item is in one place.
+    /// Checks that the sum of all funds has not changed, and that each item is in one place.
     pub(super) async fn check(&self, url: &str) {
         let mut connection = bare_connection(url).await;
         let (mut funds, mut items) = (0, connection.zcard::<_, u64>("market:").await.expect("an answer"));

@@ -1,4 +1,4 @@
-//! To list and to buy, in each of the ways.
+//! Steps of sellers and buyers: to list an item and to buy it, in each of the ways.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use super::goods::{PRICE, buyer_name, seller_name};
 use crate::peer::{Held, Kind, LEASE, Mode, Peer};
 use crate::setup::bare_connection;
 
-/// How steps are kept apart.
+/// Way to exclude other steps during a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     Watch,
     ArticleLock,
     OneLock(Kind),
     LockPerItem(Kind),
-    /// Guards go out of scope, and nobody waits until the server has them back.
+    /// Guards go out of scope, and no task waits for the answers to their releases.
     LockPerItemDropped(Kind),
 }
 
 impl Way {
-    /// The lock, unless it is none of a peer.
+    /// Returns the lock, if the way uses the lock of a peer.
     pub(super) fn kind(self) -> Option<Kind> {
         match self {
             Self::Watch | Self::ArticleLock => None,
@@ -30,7 +30,7 @@ impl Way {
     }
 }
 
-/// One seller or buyer, with a connection of its own: WATCH is of a connection.
+/// Seller or buyer, with a connection of its own, because WATCH belongs to a connection.
 pub(super) struct Steps {
     way: Way,
     connection: MultiplexedConnection,
@@ -46,7 +46,7 @@ impl Steps {
         Self { way, connection: bare_connection(url).await, peer }
     }
 
-    /// Lists an item that this makes. How often it was tried again.
+    /// Creates and lists an item. Returns the number of further tries.
     pub(super) async fn list(&mut self, item: &str, seller: usize) -> usize {
         let inventory = format!("inventory:{}", seller_name(seller));
         self.connection.sadd::<_, _, ()>(&inventory, item).await.expect("written");
@@ -68,7 +68,7 @@ impl Steps {
         }
     }
 
-    /// Whether it was bought, and how often that was tried again.
+    /// Buys an item. Returns true if that succeeded, and the number of further tries.
     pub(super) async fn buy(&mut self, item: &str, seller: usize, buyer: usize) -> (bool, usize) {
         let deal = Deal::new(item, seller, buyer);
         match self.way {
@@ -158,12 +158,12 @@ impl Steps {
         redis::cmd("WATCH").arg(keys).query_async::<()>(&mut self.connection).await.expect("an answer");
     }
 
-    /// Whether nothing that was watched has changed.
+    /// Executes the commands. Returns false if a watched key has changed.
     async fn goes_through(&mut self, moves: &Pipeline) -> bool {
         moves.query_async::<Option<()>>(&mut self.connection).await.expect("an answer").is_some()
     }
 
-    /// SETNX, EXPIRE after it, asked again every millisecond: as published.
+    /// Takes the article's lock as published: SETNX, then EXPIRE, with a try every millisecond.
     async fn take_article_lock(&mut self) -> (String, usize) {
         let token = format!("{:032x}", fastrand::u128(..));
         let began = Instant::now();
@@ -195,7 +195,7 @@ impl Steps {
     }
 }
 
-/// One item that goes from a seller to a buyer.
+/// Item that goes from a seller to a buyer.
 struct Deal {
     offer: String,
     item: String,

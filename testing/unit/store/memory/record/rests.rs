@@ -310,7 +310,7 @@ impl State {
         }
     }
 
-    /// Forgets messages that nobody receives.
+    /// Forgets messages that no process receives.
     fn tidy(&mut self) {
         let (now, is_alive) = (self.now, self.is_alive);
         self.net.retain(|message| match message {

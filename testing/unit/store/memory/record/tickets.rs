@@ -63,7 +63,7 @@ const FAULTS: [Fault; 6] = [
 /// Faults that show after many states only.
 const DEEP_FAULTS: [Fault; 3] = [Fault::SharedId, Fault::NewIdEach, Fault::CountsFromAnswer];
 
-/// What may happen.
+/// Scene: the mode, and the faults that may happen.
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     mode: Mode,

@@ -60,7 +60,7 @@ fn force_tells_what_was_shown_and_not_what_a_minority_had() {
     let forced = |ids: &[&str], more| Forced { ids: ids.iter().map(|id| (*id).to_owned()).collect(), has_more: more };
     let merged = merge_forced(&seen, vec![forced(&["a", "b"], false), forced(&["a"], true)]);
     assert_eq!(merged, forced(&["a"], true));
-    // One look is bounded: a hold beyond it may belong to anyone.
+    // A view is limited, so a hold beyond it may belong to any process.
     let bounded = View { more_holders: 1, ..seen };
     assert_eq!(merge_forced(&bounded, vec![forced(&["b"], false)]), forced(&["b"], false));
 }
