@@ -53,7 +53,7 @@ use self::withdraw::Withdrawn;
 /// Longest time between two requests of a waiter in the server's queue.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// How an acquisition treats a lock that others hold.
+/// Treatment of a lock that others hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
     Wait,
@@ -190,7 +190,7 @@ pub(crate) async fn acquire_or_denied(
     if terms.reentry.owner().is_some()
         && let Some(held) = join_own(engine, &key, wants, mode, began)?
     {
-        return if terms.at_least.is_some() { Err(arm::nested()) } else { Ok(Ok(held)) };
+        return if terms.at_least.is_some() { Err(arm::nested_error()) } else { Ok(Ok(held)) };
     }
     if mode == Mode::Read
         && let Some((hold, share_id)) = engine.table.join(key.hashed_name(), wants, began)
@@ -203,7 +203,7 @@ pub(crate) async fn acquire_or_denied(
         Patience::Wait => engine.table.enter(&key, mode, wants, grace, began),
         Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, grace, began) {
             Some(entry) => entry,
-            None => return Ok(Err(engine.denied_here(&key, mode, began))),
+            None => return Ok(Err(engine.denial_here(&key, mode, began))),
         },
     };
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
@@ -325,7 +325,7 @@ fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Hel
     checked.map(|()| held)
 }
 
-/// One acquisition in progress. Its drop withdraws its request, which the cell keeps for its entry.
+/// Acquisition in progress. Its drop withdraws its request, which the cell keeps for its entry.
 struct Acquisition<'a> {
     engine: &'a Arc<Engine>,
     key: Arc<Key>,
@@ -438,14 +438,14 @@ impl<'a> Acquisition<'a> {
         }
         self.tell_of_wait(WaitEnds::InVain);
         // Read before the entry is removed, because the cell keeps the refusals while a waiter is there.
-        let denied = self.denied();
+        let denied = self.denial();
         let confirmed = Box::pin(self.withdraw(given_up.answer_by)).await == Withdrawn::Surely;
         Err(Error::WaitTimeout { lock, waited, confirmed, denied })
     }
 
     /// Returns the refusal that ends a try. Withdraws a place in the queue first, if the try has one or may have one.
     async fn refused(&mut self) -> Result<Box<Denied>> {
-        let denied = self.denied();
+        let denied = self.denial();
         if self.has_left_nothing() {
             return Ok(denied);
         }

@@ -39,7 +39,7 @@ pub(crate) struct NotConverted {
 
 /// Makes a write hold a read hold. All readers that wait enter with it.
 pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
-    if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
+    if let Some(error) = held.check_process().err().or_else(|| loss_error(&held)) {
         return Err(NotConverted { held, error });
     }
     if held.hold().is_to_rest() {
@@ -50,7 +50,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
     }
     // Other guards share the hold, for example nested ones. The guard then keeps its share, as a nested read does.
     if !held.hold().begin_conversion(held.engine().clock.now()) {
-        return match lost(&held) {
+        return match loss_error(&held) {
             Some(error) => Err(NotConverted { held, error }),
             None => Ok(held),
         };
@@ -60,7 +60,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
 
 /// Makes a read hold a write hold, if there is no other reader and no writer waits.
 pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
-    if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
+    if let Some(error) = held.check_process().err().or_else(|| loss_error(&held)) {
         return Err(NotConverted { held, error });
     }
     if held.hold().mode() == Mode::Write {
@@ -70,14 +70,14 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
     let writer_waits = held.engine().table.writer_waits(held.hold().key());
     if writer_waits || !held.hold().begin_conversion(held.engine().clock.now()) {
         let conflict = || Error::UpgradeConflict { lock: held.hold().key().shared_name() };
-        let error = lost(&held).unwrap_or_else(conflict);
+        let error = loss_error(&held).unwrap_or_else(conflict);
         return Err(NotConverted { held, error });
     }
     Converting::new(&held, Mode::Write).run(held).await.inspect(|held| held.hold().begin_span())
 }
 
 /// Returns the error for a guard whose hold is over.
-pub(super) fn lost(held: &Held) -> Option<Error> {
+pub(super) fn loss_error(held: &Held) -> Option<Error> {
     match held.state() {
         HoldState::Lost(reason) => Some(Error::Lost { lock: held.hold().key().shared_name(), reason }),
         HoldState::Held | HoldState::Unconfirmed => None,
@@ -187,10 +187,10 @@ impl Converting {
                     let (engine, _, _) = held.into_parts();
                     return Ok(Held::new(&engine, hold, share_id));
                 }
-                None if self.engine.closing.is_closed() => self.lost(&held, LossReason::Closed),
+                None if self.engine.closing.is_closed() => self.loss_of(&held, LossReason::Closed),
                 None => {
                     self.old.end_with_conversion(now);
-                    self.lost(&held, LossReason::Expired)
+                    self.loss_of(&held, LossReason::Expired)
                 }
             },
             ConversionOutcome::Stays(error) => {
@@ -203,15 +203,15 @@ impl Converting {
                 self.old.lose(LossReason::Gone);
                 error
             }
-            ConversionOutcome::Lost(reason) => self.lost(&held, reason),
+            ConversionOutcome::Lost(reason) => self.loss_of(&held, reason),
         };
         Err(NotConverted { held, error })
     }
 
-    pub(super) fn lost(&self, held: &Held, reason: LossReason) -> Error {
+    pub(super) fn loss_of(&self, held: &Held, reason: LossReason) -> Error {
         self.old.lose(reason);
         // The hold may have ended before, for another reason.
-        lost(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
+        loss_error(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
     }
 
     /// Leaves the conversion open with the old hold, unless the old hold is over.
@@ -223,7 +223,7 @@ impl Converting {
                 error
             }
             LeftOpen::NotAlone => error,
-            LeftOpen::Lost => lost(held).unwrap_or(error),
+            LeftOpen::Lost => loss_error(held).unwrap_or(error),
         }
     }
 

@@ -28,7 +28,7 @@ use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::base::ticket::Ticket;
-use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, lost};
+use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error};
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime, random_id};
@@ -44,7 +44,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
         Err(error) => return Err(NotConverted { held, error }),
     };
     wait_for_copies(&held).await;
-    if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
+    if let Some(error) = held.check_process().err().or_else(|| loss_error(&held)) {
         drop(closed);
         return Err(NotConverted { held, error });
     }
@@ -75,7 +75,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
         // It is unknown which of the two holds the server has. The drop of `detaching` ends the hold as lost, and
         // releases both.
         ConversionOutcome::Open(error) | ConversionOutcome::Unreplicated(error) => error,
-        ConversionOutcome::Lost(reason) => detaching.lost(&held, reason),
+        ConversionOutcome::Lost(reason) => detaching.loss_of(&held, reason),
     };
     drop(detaching);
     Err(NotConverted { held, error })
@@ -108,7 +108,7 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
         return Err(refused(reason));
     }
     engine.options().check_ticket(valid_for)?;
-    if let Some(error) = lost(held) {
+    if let Some(error) = loss_error(held) {
         return Err(error);
     }
     if hold.is_to_rest() {
@@ -121,7 +121,7 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
     }
     if !hold.begin_conversion(engine.clock.now()) {
         let shared = refused("other guards share the hold, for example nested ones: detach the last one");
-        return Err(lost(held).unwrap_or(shared));
+        return Err(loss_error(held).unwrap_or(shared));
     }
     Ok(ClosedHold(Some(Arc::clone(hold))))
 }
@@ -132,7 +132,7 @@ async fn wait_for_copies(held: &Held) {
     loop {
         let now = clock.now();
         match held.hold().until(now).arrives_until {
-            Some(until) if until > now && lost(held).is_none() => clock.sleep_until(until).await,
+            Some(until) if until > now && loss_error(held).is_none() => clock.sleep_until(until).await,
             _ => return,
         }
     }

@@ -31,13 +31,13 @@ impl Tries {
     }
 
     /// Returns the time without an answer, up to this failed try.
-    fn waited(&self, engine: &Engine, key: &Key, failure: &Failure) -> Duration {
+    fn time_unanswered(&self, engine: &Engine, key: &Key, failure: &Failure) -> Duration {
         engine.clock.now().since(engine.unheard_since(key, failure, self.since))
     }
 
     /// Returns the error that ends the tries after this failure, or `None` if another try follows.
     pub(super) fn verdict(&self, engine: &Engine, key: &Key, failure: Failure) -> Option<Error> {
-        let (lock, waited) = (key.shared_name(), self.waited(engine, key, &failure));
+        let (lock, waited) = (key.shared_name(), self.time_unanswered(engine, key, &failure));
         match failure {
             Failure::Refused { refusal, node, message } | Failure::Broken { refusal, node, message } => {
                 Some(Error::Refused { lock, refusal, node, message })
@@ -54,7 +54,7 @@ impl Tries {
 
     /// Waits until it is time for the next try. Fails if the tries are over.
     pub(super) async fn on_failure(&mut self, engine: &Engine, key: &Key, failure: Failure) -> Result<()> {
-        let left = self.patience.saturating_sub(self.waited(engine, key, &failure));
+        let left = self.patience.saturating_sub(self.time_unanswered(engine, key, &failure));
         match self.verdict(engine, key, failure) {
             Some(error) => Err(error),
             None => {

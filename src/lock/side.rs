@@ -1,4 +1,4 @@
-//! One side of a lock within this process: its waiters, and their *leader*.
+//! Side of a lock within this process: its waiters, and their *leader*.
 //!
 //! Only the leader sends requests to the server. The side keeps the leader's request. So if the leader's future is dropped, or
 //! is not polled, the next waiter continues the request and keeps the place in the server's queue.

@@ -291,7 +291,7 @@ impl Table {
         let mut idle = Vec::new();
         for shard in &self.shards {
             let cells = shard.0.lock().all();
-            idle.extend(cells.iter().flat_map(|cell| cell.ask(|state| state.cached().collect::<Vec<_>>())));
+            idle.extend(cells.iter().flat_map(|cell| cell.ask(|state| state.cached_holds().collect::<Vec<_>>())));
         }
         idle
     }

@@ -40,7 +40,7 @@ pub(super) fn check(engine: &Engine) -> Result<()> {
 }
 
 /// Refuses `at_least` for an acquisition that nests in a hold of its owner.
-pub(super) fn nested() -> Error {
+pub(super) fn nested_error() -> Error {
     Error::InvalidOption {
         option: "at_least",
         reason:
@@ -60,7 +60,7 @@ impl Acquisition<'_> {
 
     /// Arms the hold if its lock is to stay taken for a time at least, and marks the guard as handed out. The caller
     /// must return the share without a further wait. Returns `None` if the hold ended before: then the acquisition
-    /// waits as others do, and one that only tries asks again. Dropped, it gives the share back.
+    /// waits as others do, and a try asks the server again. If the future is dropped, the share is released.
     pub(super) async fn arm(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
         let Some(arming) = &mut self.arming else {
             return Ok(Some(held));
@@ -113,8 +113,8 @@ impl Acquisition<'_> {
         self.arming.as_mut()?.held.take()
     }
 
-    /// Waits for the lock again, behind those who wait in this process. One that only tries asks, unless somebody is
-    /// before it.
+    /// Waits for the lock again, behind the other waiters of this process. A try asks the server at once, unless a task of
+    /// this process is before it.
     fn enter_again(&mut self, patience: Patience) {
         let (engine, now) = (self.engine, self.engine.clock.now());
         let (table, grace) = (&engine.table, grace(engine));

@@ -14,23 +14,23 @@ use crate::store::Ability;
 
 impl Engine {
     /// Returns what has kept out an acquisition that a hold or a waiter of this process prevents.
-    pub(super) fn denied_here(&self, key: &Key, mode: Mode, now: Moment) -> Box<Denied> {
+    pub(super) fn denial_here(&self, key: &Key, mode: Mode, now: Moment) -> Box<Denied> {
         let (own, refusal) = self.table.obstacle(key, mode);
-        Box::new(self.denied(own.as_deref(), refusal.as_ref(), now))
+        Box::new(self.denial_by(own.as_deref(), refusal.as_ref(), now))
     }
 
     /// Combines what is known. A write hold of this process is in the way of each other acquisition here, so the server
-    /// was not asked. Otherwise the server's word counts: beside a read hold of this process, others may have the lock.
-    fn denied(&self, own: Option<&Hold>, refusal: Option<&LastRefusal>, now: Moment) -> Denied {
+    /// was not asked. Otherwise the answer of the server counts: beside a read hold of this process, others may have the lock.
+    fn denial_by(&self, own: Option<&Hold>, refusal: Option<&LastRefusal>, now: Moment) -> Denied {
         match (own, refusal) {
-            (Some(own), None) => self.denied_by_own(own, now),
-            (Some(own), Some(_)) if own.mode() == Mode::Write => self.denied_by_own(own, now),
-            (_, Some(refusal)) => self.denied_by_server(refusal, now),
+            (Some(own), None) => self.denial_by_own(own, now),
+            (Some(own), Some(_)) if own.mode() == Mode::Write => self.denial_by_own(own, now),
+            (_, Some(refusal)) => self.denial_by_server(refusal, now),
             (None, None) => Denied::default(),
         }
     }
 
-    fn denied_by_own(&self, hold: &Hold, now: Moment) -> Denied {
+    fn denial_by_own(&self, hold: &Hold, now: Moment) -> Denied {
         let holder = DenyingHolder {
             label: self.label.clone(),
             mode: hold.mode(),
@@ -42,7 +42,7 @@ impl Engine {
         Denied { holder: Some(holder), more_holders: 0, others_wait: false, age: Duration::ZERO }
     }
 
-    fn denied_by_server(&self, refusal: &LastRefusal, now: Moment) -> Denied {
+    fn denial_by_server(&self, refusal: &LastRefusal, now: Moment) -> Denied {
         let named = refusal.holder.as_deref();
         // A store without waiters names no holder if it does not know one. Masters may also name different holders.
         let others_wait = named.is_none() && self.scheme.lacks(Ability::Waiters).is_none();
@@ -57,7 +57,7 @@ impl Engine {
 
 impl Acquisition<'_> {
     /// Returns what has kept this acquisition out so far.
-    pub(super) fn denied(&self) -> Box<Denied> {
-        self.engine.denied_here(&self.key, self.mode, self.engine.clock.now())
+    pub(super) fn denial(&self) -> Box<Denied> {
+        self.engine.denial_here(&self.key, self.mode, self.engine.clock.now())
     }
 }

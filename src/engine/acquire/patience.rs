@@ -17,7 +17,7 @@ impl Acquisition<'_> {
         self.warn_of_self(now);
         if self.is_long(now) && self.holder.is_none() {
             // The newest refusal names the holder.
-            self.holder = Some(Box::new(self.denied().label()));
+            self.holder = Some(Box::new(self.denial().label()));
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Bounds {
     /// Lease that the server gives to a waiter which it lets in.
     claim: Duration,
     max_clock_skew: Duration,
-    /// Server's time in the newest answer to this acquisition, which would have told of an earlier grant.
+    /// Server's time in the newest answer to this acquisition. The answer would have named an earlier grant.
     answered_at: ServerTime,
     /// Last token of the lock that this process has had.
     newest: Option<FencingToken>,
@@ -43,12 +43,13 @@ impl Acquisition<'_> {
 }
 
 impl Bounds {
-    /// Whether the server can have granted this at `at`, its own time. `answer` counts from an earlier answer of the same server.
+    /// Returns true if the server can have granted this at `at`, by its own clock. `answer` counts from an earlier answer of
+    /// the same server.
     pub(super) fn admit(&self, at: ServerTime, answer: &Answered<Granted>, now: Moment) -> bool {
         self.admits_time(at, answer, now) && self.admits_tokens(at, answer.value) && self.admits_deadline(at, answer)
     }
 
-    /// Not before the newest answer, and not later than the server's clock can be by now.
+    /// Returns true if `at` is not before the newest answer, and not later than the server's clock can be by now.
     fn admits_time(&self, at: ServerTime, answer: &Answered<Granted>, now: Moment) -> bool {
         let latest = answer.server.after(lease::surely_over(now.since(answer.sent), self.max_clock_skew));
         (self.answered_at..=latest).contains(&at)

@@ -114,7 +114,7 @@ impl<H: InRenewalQueue> State<H> {
     }
 
     /// Returns the cached holds, each with the moment until which it may stay cached.
-    pub(in crate::lock) fn cached(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
+    pub(in crate::lock) fn cached_holds(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
         self.listed_holds().filter_map(|entry| Some((entry.record.cached_until()?, entry.handle.clone()?)))
     }
 }

@@ -215,7 +215,7 @@ impl<H: InRenewalQueue> State<H> {
         }
     }
 
-    /// Returns the waits here, and the holds that guards of this process use. `None` if nobody waits.
+    /// Returns the waits here, and the holds that guards of this process use. Returns `None` if no task waits.
     pub(in crate::lock) fn local_waits(&self) -> Option<LocalWaits<H>> {
         let queue = self.wait_queue.as_deref().filter(|queue| !queue.is_idle())?;
         let waits = queue.reads.local_waits(Mode::Read).chain(queue.writes.local_waits(Mode::Write)).collect();
