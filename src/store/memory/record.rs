@@ -72,6 +72,11 @@ impl ServerStep {
         self.records -= usize::from(may);
         may
     }
+
+    /// Lets the operation touch no further record.
+    fn stop_touching(&mut self) {
+        self.records = 0;
+    }
 }
 
 /// Record of one lock.
@@ -555,7 +560,7 @@ impl Record {
             Mode::Read if reads && is_fresh => self.pass_read(step, old, request),
             Mode::Write if writes => {
                 let note = self.writer.take().and_then(|writer| writer.note).map(Note::before_all);
-                self.cancel(step.now_ms, &request.id);
+                self.leave_queue_for_pass(step, &request.id);
                 self.begin_write(step.now_us, request, request.lease);
                 self.put_note(&request.id, note);
             }
@@ -574,9 +579,17 @@ impl Record {
         Converted::Granted(self.answer_granted(step, request))
     }
 
+    /// Removes the new id of a passed hold from the queue. The script looks for dead writers before that, and not again. So a
+    /// dead writer behind the new id still counts as a waiter.
+    fn leave_queue_for_pass(&mut self, step: &mut ServerStep, id: &AcquisitionId) {
+        self.has_waiting_writer(step);
+        self.cancel(step.now_ms, id);
+        step.stop_touching();
+    }
+
     /// Passes a read hold to a new id. The phase continues, and keeps its token.
-    fn pass_read(&mut self, step: &ServerStep, old: &AcquisitionId, request: &AcquireRequest) {
-        self.cancel(step.now_ms, &request.id);
+    fn pass_read(&mut self, step: &mut ServerStep, old: &AcquisitionId, request: &AcquireRequest) {
+        self.leave_queue_for_pass(step, &request.id);
         let hold = GrantedRecord::new(step.now_ms, request.lease);
         if let Some(place) = self.reader(old) {
             let reader = &mut self.readers[place];
