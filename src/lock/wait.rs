@@ -127,6 +127,11 @@ impl WaitEntry {
         &self.cell
     }
 
+    #[cfg(all(test, feature = "_testing"))]
+    pub(super) fn waiter_id(&self) -> WaiterId {
+        self.waiter_id
+    }
+
     /// Whether it may ask, as far as this waiter has looked.
     pub(crate) fn is_leader(&self) -> bool {
         !self.waits
