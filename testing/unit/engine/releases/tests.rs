@@ -1,5 +1,8 @@
 //! What becomes of a release that goes out where its guard is dropped.
 
+#[path = "../../../threads/close.rs"]
+mod threads;
+
 use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::thread;
