@@ -50,20 +50,20 @@ type SceneOf = fn(Option<Slip>) -> ThreadScene;
 
 /// Scenes by their names, with a number of orders that each has at least when threads are preempted twice.
 const SCENES: [(&str, SceneOf, usize); 14] = [
-    ("a leader leaves, and the next waiter looks", leader_leaves_and_waiter_looks, 1),
-    ("a writer is handed the hold, and looks", writer_is_handed_a_hold, 1),
-    ("a writer is handed the hold, and leaves", writer_leaves_as_it_is_handed_a_hold, 1),
-    ("a reader is handed a share, and leaves", reader_leaves_as_it_is_handed_a_share, 1),
-    ("two guards of one hold leave", two_guards_of_one_hold_leave, 1),
-    ("a task enters as the table removes the cell", task_enters_as_the_cell_is_removed, 1),
-    ("two events bring the deadline of a hold forward", two_events_bring_a_deadline_forward, 1),
-    ("the background takes a hold that an event changes", background_takes_a_hold, 1),
-    ("a hold is forgotten as it is scheduled", hold_is_forgotten_as_it_is_scheduled, 1),
-    ("a driver falls asleep as work comes", driver_falls_asleep_as_work_comes, 1),
-    ("a leader leaves its subscription to the next one", leader_leaves_its_subscription, 1),
-    ("the server answers the leader as a waiter listens", server_answers_as_a_waiter_listens, 1),
-    ("a single task ends as work comes", single_task_ends_as_work_comes, 1),
-    ("a leader gets a grant as it counts as stalled", leader_gets_a_grant_as_it_stalls, 1),
+    ("a leader leaves, and the next waiter looks", leader_leaves_and_waiter_looks, 16),
+    ("a writer is handed the hold, and looks", writer_is_handed_a_hold, 17),
+    ("a writer is handed the hold, and leaves", writer_leaves_as_it_is_handed_a_hold, 16),
+    ("a reader is handed a share, and leaves", reader_leaves_as_it_is_handed_a_share, 48),
+    ("two guards of one hold leave", two_guards_of_one_hold_leave, 20),
+    ("a task enters as the table removes the cell", task_enters_as_the_cell_is_removed, 54),
+    ("two events bring the deadline of a hold forward", two_events_bring_a_deadline_forward, 200),
+    ("the background takes a hold that an event changes", background_takes_a_hold, 400),
+    ("a hold is forgotten as it is scheduled", hold_is_forgotten_as_it_is_scheduled, 120),
+    ("a driver falls asleep as work comes", driver_falls_asleep_as_work_comes, 250),
+    ("a leader leaves its subscription to the next one", leader_leaves_its_subscription, 14),
+    ("the server answers the leader as a waiter listens", server_answers_as_a_waiter_listens, 18),
+    ("a single task ends as work comes", single_task_ends_as_work_comes, 40),
+    ("a leader gets a grant as it counts as stalled", leader_gets_a_grant_as_it_stalls, 130),
 ];
 
 fn body(work: impl FnOnce() + Send + 'static) -> ThreadBody {

@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn panic_of_a_thread_is_found() {
         let panics = || {
-            let body: ThreadBody = Box::new(|| None.expect("as the test wants it"));
+            let body: ThreadBody = Box::new(|| assert!(thread::panicking(), "as the test wants it"));
             ThreadScene::new([body], || Ok(()))
         };
         assert_eq!(explore_orders(0, panics).expect_err("it panics").what, "a thread panics: as the test wants it");
