@@ -28,6 +28,7 @@ pub(crate) mod process;
 pub(crate) mod recalls;
 pub(crate) mod reentry;
 pub(crate) mod single_task;
+pub(crate) mod sync;
 pub(crate) mod throttle;
 pub(crate) mod ticket;
 pub(crate) mod topology;

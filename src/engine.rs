@@ -27,7 +27,7 @@ mod waiters;
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -41,6 +41,7 @@ use crate::base::lease::{self, FencingToken, Moment};
 use crate::base::metrics::Metrics;
 use crate::base::options::Options;
 use crate::base::process::Process;
+use crate::base::sync::AtomicBool;
 use crate::engine::background::Background;
 use crate::engine::cache_policy::CachePolicy;
 use crate::engine::caching::RecallContext;

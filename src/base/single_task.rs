@@ -1,7 +1,9 @@
 //! Task of which at most one runs at a time, although many callers want it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+
+use crate::base::sync::AtomicBool;
 
 /// Right to run a task of one kind.
 #[derive(Debug, Default)]

@@ -9,10 +9,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::base::attempt::{Attempt, Failure, Route};
@@ -23,6 +22,7 @@ use crate::base::error::Refusal;
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
+use crate::base::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex};
 use crate::engine::replay::ReleaseReplay;
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;

@@ -13,13 +13,13 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recalls, Reception};
+use crate::base::sync::Mutex;
 use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
 use crate::lock::side::WaiterId;
 use crate::lock::state::State;

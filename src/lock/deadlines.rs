@@ -9,10 +9,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::base::deadline_queue::{DeadlineQueue, Place};
 use crate::base::lease::Moment;
+use crate::base::sync::Mutex;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Hold, Next};
 use crate::lock::wake::Wake;
@@ -86,6 +85,18 @@ impl Deadlines {
     pub(crate) fn next(&self) -> Moment {
         let holds = self.holds.lock().next();
         holds.min(self.leaders.lock().next())
+    }
+
+    /// Puts a hold into the queue at a moment that the caller has read before. This is the fault of a wrong queue, for a
+    /// test.
+    #[cfg(all(test, feature = "_testing"))]
+    pub(super) fn schedule_at(&self, hold: &Arc<Hold>, at: Moment) {
+        let mut holds = self.holds.lock();
+        remove(&mut holds, hold);
+        let place = holds.insert(at, Arc::clone(hold));
+        set_place(hold, place);
+        drop(holds);
+        self.wake.at(at);
     }
 
     #[cfg(all(test, feature = "_testing"))]

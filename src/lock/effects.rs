@@ -176,6 +176,11 @@ impl<H> Effects<H> {
         })
     }
 
+    #[cfg(all(test, feature = "_testing"))]
+    pub(super) fn due_holds(&self) -> impl Iterator<Item = &Arc<H>> {
+        self.due.iter()
+    }
+
     /// Carries the effects out for the lock with this key. `woken` has the tasks to wake, and `schedule` puts a hold
     /// into the deadline queue again. The caller must hold no mutex, since a waker may run any code.
     #[inline]

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::attempt::{AcquisitionId, Attempt};
@@ -18,6 +18,7 @@ use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
 use crate::base::recalls::{Recalls, SubscriptionId};
 use crate::base::reentry::OwnerId;
+use crate::base::sync::{AtomicBool, AtomicU64};
 use crate::lock::cell::Cell;
 use crate::lock::effects::{InRenewalQueue, Inputs, Rules, Signals};
 use crate::lock::end::End;

@@ -5,13 +5,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hashbrown::HashTable;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::metrics::Metrics;
 use crate::base::mode::Mode;
 use crate::base::reentry::OwnerId;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::{InRenewalQueue, Rules};
@@ -113,7 +113,7 @@ impl Table {
         self.shard(key.name_hash()).get(key.hashed_name()).cloned()
     }
 
-    fn cell(self: &Arc<Self>, key: &Arc<Key>) -> Arc<Cell<Hold>> {
+    pub(super) fn cell(self: &Arc<Self>, key: &Arc<Key>) -> Arc<Cell<Hold>> {
         let mut shard = self.shard(key.name_hash());
         if let Some(cell) = shard.get(key.hashed_name()) {
             return Arc::clone(cell);

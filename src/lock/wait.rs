@@ -127,6 +127,11 @@ impl WaitEntry {
         &self.cell
     }
 
+    #[cfg(all(test, feature = "_testing"))]
+    pub(super) fn waiter_id(&self) -> WaiterId {
+        self.waiter_id
+    }
+
     /// Returns true if it was the leader when it last looked.
     pub(crate) fn is_leader(&self) -> bool {
         !self.waits

@@ -6,12 +6,12 @@
 //! deadline wakes no driver. Without this rule, each acquisition of a lock that is acquired and released all the time
 //! would wake the driver.
 
-use parking_lot::Mutex;
 use slab::Slab;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::base::lease::Moment;
+use crate::base::sync::Mutex;
 
 /// Alarm of a driver that is reading the queues. No work is due before this moment, so no task wakes the driver. Work
 /// that is added meanwhile only makes the driver's next alarm earlier.

@@ -7,6 +7,8 @@
 //!   `process.rs`). So the explorer runs the decisions that ship. `interned` has the states of the processes.
 //! * `carrying` carries requests, answers, notifications and recalls between the processes and the server.
 //! * `judging` has the invariants, `search` visits all states, and `scenes` has the scenes.
+//! * `alone` explores one process without a server, against every answer that the trait `Scheme` allows. The effects of
+//!   its events are steps of their own.
 //!
 //! A step is a *macro step*: what it makes due in its process is sent within it, and answered within it, unless a fault
 //! meets one of these requests. The steps of a process are pure functions, so each is computed once: a state of the world
@@ -16,6 +18,7 @@
 //!
 //! Unoptimised builds explore small scenes. Large scenes need an optimised build, which `.ci/all` makes.
 
+mod alone;
 mod carrying;
 mod interned;
 mod judging;

@@ -9,7 +9,7 @@ use super::search::{Own, mixed};
 use crate::lock::process::{Blunder, Outputs, Process, Slot, Told};
 
 /// Fingerprint of a process: moments relative to its present moment, tokens relative to the highest one.
-struct ProcessPrint {
+pub(super) struct ProcessPrint {
     now: i128,
     top: i64,
     words: (u64, u64),
@@ -21,7 +21,7 @@ impl ProcessPrint {
     const NEAR: i128 = 9 * Self::TICK;
     const BEFORE: i128 = -5 * Self::TICK;
 
-    fn of(process: &Process) -> u128 {
+    pub(super) fn of(process: &Process) -> u128 {
         let now = i128::from(process.moment().as_nanos()) + 1;
         let mut print = Self { now, top: process.top(), words: (0, 1) };
         process.hash(&mut print);

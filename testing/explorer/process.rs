@@ -14,6 +14,8 @@ mod caching;
 mod conversions;
 #[path = "process/tasks.rs"]
 mod tasks;
+#[path = "process/threads.rs"]
+mod threads;
 #[path = "process/told.rs"]
 mod told;
 
@@ -43,6 +45,8 @@ use crate::lock::side::{NextStep, Pending, SideOutage, WaiterId};
 use crate::lock::state::{GrantOutcome, State, WakeReason};
 
 pub(crate) use blunder::Blunder;
+pub(crate) use threads::AwaitedAnswer;
+use threads::PendingEffects;
 
 /// Length of a tick, and times in ticks.
 pub(crate) const TICK: Duration = Duration::from_nanos(TICK_NANOS);
@@ -66,9 +70,8 @@ impl InRenewalQueue for ExploredHold {
         self.0
     }
 
-    /// The driver looks at each hold in each tick.
-    fn is_looked_at_by(&self, _: Moment) -> bool {
-        true
+    fn is_looked_at_by(&self, at: Moment) -> bool {
+        threads::is_looked_at_by(self.0, at)
     }
 }
 
@@ -136,6 +139,16 @@ pub(crate) enum Told {
     CatchUp,
     /// The highest token of the lock has grown by this number.
     Grown(i8),
+    /// A task that was woken is polled.
+    Poll {
+        task: u8,
+    },
+    /// A thread puts a hold into the queue of deadlines: the one with this place among those that are to be put.
+    Schedule {
+        effect: u8,
+    },
+    /// The background looks at the holds that are due.
+    Drive,
 }
 
 /// A grant, with its first token relative to the highest token of the lock.
@@ -213,6 +226,8 @@ pub(crate) enum Broken {
     NotWoken,
     /// Two holds have the same acquisition.
     TwoHolds,
+    /// The queue of deadlines has a hold too late, or not at all, and no thread is about to change that.
+    LateTimer,
     /// The process replies to a try that a guard is inside, and none is.
     InUseWhenIdle,
 }
@@ -297,6 +312,8 @@ struct ExploredTask {
     recalls_until: Option<Moment>,
     /// True if this try has received no reply, and has asked again.
     has_heard_nothing: bool,
+    /// True if this task was polled so late that a share which it was handed was over, in a process with threads.
+    was_late: bool,
     stage: Stage,
 }
 
@@ -351,6 +368,8 @@ pub(crate) struct Process {
     reception: Reception,
     /// Number of the last subscription.
     last_epoch: u64,
+    /// Present if the effects of events are steps of their own.
+    pending: Option<PendingEffects>,
     blunder: Option<Blunder>,
 }
 
@@ -359,9 +378,9 @@ impl Hash for Process {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { state: lock, now: _, top: _, tasks, begun, copies, departing, holds, .. } = self;
         (lock, tasks, begun, copies, departing, holds).hash(state);
-        let Self { is_behind, caches: _, reception, last_epoch, blunder: _, .. } = self;
+        let Self { is_behind, caches: _, reception, last_epoch, pending, blunder: _, .. } = self;
         let Reception { subscription, live_until, last_recall } = reception;
-        (is_behind, subscription, live_until, last_recall, last_epoch).hash(state);
+        (is_behind, subscription, live_until, last_recall, last_epoch, pending).hash(state);
     }
 }
 
@@ -409,6 +428,7 @@ impl Process {
             caches,
             reception: Reception::NONE,
             last_epoch: 0,
+            pending: None,
             blunder,
         }
     }
@@ -416,12 +436,14 @@ impl Process {
     /// Takes a step. `free` has the slots that neither the server nor a message knows.
     pub(crate) fn step(&self, told: Told, free: u16) -> (Self, Outputs) {
         let rules = rules();
+        self.note_places();
         let mut driver = Driver { process: self.clone(), rules: &rules, free, out: Outputs::default() };
         driver.hear(told);
         // A process that is not scheduled does nothing.
         if !matches!(told, Told::Lapse | Told::Grown(_) | Told::SubscriptionBroken) {
             driver.settle();
         }
+        driver.check_effects();
         (driver.process, driver.out)
     }
 
@@ -580,7 +602,9 @@ impl Driver<'_> {
         let inputs = Inputs { rules: self.rules, heard: &reception };
         let outcome = event(&mut self.process.state, &inputs, &mut effects);
         self.process.state.advance(self.process.now, &mut effects);
-        for wakes in effects.wakes() {
+        effects.due_holds().for_each(|hold| self.schedule_later(hold.number()));
+        let wakes_one = self.process.blunder == Some(Blunder::WakesOne);
+        for wakes in effects.wakes().take(if wakes_one { 1 } else { usize::MAX }) {
             if let crate::lock::effects::Wakes::Waiter(waiter_id) = wakes {
                 let mut tasks = self.process.tasks.iter_mut();
                 if let Some(task) = tasks.find(|task| task.waiter_id == waiter_id)

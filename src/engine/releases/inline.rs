@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -24,6 +23,7 @@ use crate::base::deadline_queue::{DeadlineQueue, Place};
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::process;
+use crate::base::sync::Mutex;
 use crate::engine::releases::{ReleaseTask, Releases};
 use crate::store::ReleaseRequest;
 

@@ -138,8 +138,11 @@ impl Driver<'_> {
 
     pub(super) fn seat(&mut self, number: u8, hold: u64, share_id: ShareId, token: FencingToken) {
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
+        // A task that is not polled in time may be overtaken.
+        let is_late = |task: &ExploredTask| self.has_threads() && (task.was_late || task.stage == Stage::Waits(true));
         let is_before = |task: &ExploredTask| {
-            matches!(task.stage, Stage::Waits(_)) && task.mode == mode && task.waiter_id < waiter_id
+            let waits = matches!(task.stage, Stage::Waits(_)) && !is_late(task);
+            waits && task.mode == mode && task.waiter_id < waiter_id
         };
         if waits && mode == Mode::Write && self.process.tasks.iter().any(is_before) {
             self.out.broken = Some(Broken::Overtaken);
@@ -167,10 +170,11 @@ impl Driver<'_> {
             Accepted::Taken(token) => self.seat(number, hold, share_id, token),
             Accepted::Short { .. } => {
                 self.task(number).stage = Stage::Accepts { hold, share_id, since };
-                self.look_at(hold);
+                self.look_soon(hold);
             }
             Accepted::Over => {
                 self.remove_share(hold, share_id);
+                self.task(number).was_late = self.has_threads();
                 let ExploredTask { mode, waits, .. } = *self.task(number);
                 let wants = (self.wants(), GRACE);
                 let entered = self.event(|state, inputs, effects| match waits {
@@ -212,7 +216,7 @@ impl Driver<'_> {
         not_converted.iter().for_each(|open| self.depart_conversion(open));
         let next = self.process.state.record(hold).due();
         if matches!(next, Next::Lost(_)) {
-            self.look_at(hold);
+            self.look_soon(hold);
         }
     }
 

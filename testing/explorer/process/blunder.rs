@@ -66,6 +66,10 @@ pub(crate) enum Blunder {
     TryStays,
     /// Gives back only the old hold of a conversion that is dropped.
     ForgetsNewHold,
+    /// Wakes only the first of the tasks that an event wakes.
+    WakesOne,
+    /// Puts a hold into the queue of deadlines at the moment that was right when the event was applied.
+    SchedulesWhatItRead,
 }
 
 impl Blunder {
@@ -85,7 +89,9 @@ impl Blunder {
         Self::AnswersInUseWhenIdle,
         Self::TryStays,
     ];
-    /// Faults that do not concern cached holds.
+    /// Faults of effects, for a process with threads.
+    pub(crate) const THREADS: [Self; 2] = [Self::WakesOne, Self::SchedulesWhatItRead];
+    /// Faults that concern neither.
     pub(crate) const ALL: [Self; 18] = [
         Self::CountsFromAnswer,
         Self::TakesGrantsThatAreOver,

@@ -16,7 +16,9 @@ impl Driver<'_> {
     pub(super) fn polls(&mut self) -> bool {
         let mut goes_on = false;
         for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
-            goes_on |= self.poll(number);
+            // In a process with threads, that is a step of its own.
+            let is_polled_later = self.has_threads() && matches!(self.task(number).stage, Stage::Waits(_));
+            goes_on |= !is_polled_later && self.poll(number);
         }
         goes_on
     }
@@ -157,7 +159,7 @@ impl Driver<'_> {
                     })
                 });
                 if was_live {
-                    self.look_at(hold);
+                    self.look_soon(hold);
                 }
                 self.remove_share(hold, share_id);
                 self.task(number).stage = Stage::Asks(Ask::Again);
@@ -211,6 +213,7 @@ impl Driver<'_> {
                 self.process.holds.push((hold, slot));
             } else {
                 drop(self.process.state.forget(hold));
+                self.forget_places(hold);
             }
         }
     }

@@ -30,6 +30,11 @@ impl Driver<'_> {
             }
             Told::CatchUp => self.do_what_is_due(),
             Told::Grown(by) => self.process.top += i64::from(by),
+            Told::Poll { task } => {
+                self.poll(task);
+            }
+            Told::Schedule { effect } => self.schedule(effect),
+            Told::Drive => self.drive(),
         }
     }
 
@@ -49,6 +54,7 @@ impl Driver<'_> {
             waits,
             recalls_until: None,
             has_heard_nothing: false,
+            was_late: false,
             stage,
         };
         if let Some((hold, share_id)) = joined {
@@ -69,6 +75,10 @@ impl Driver<'_> {
             None => (WaiterId::of(0), Stage::Over),
         };
         self.process.tasks.push(ExploredTask { waiter_id, stage, ..task });
+        if self.has_threads() {
+            // The future of a new task goes on in the same poll.
+            self.poll(u8::try_from(self.process.tasks.len() - 1).expect("few"));
+        }
     }
 
     /// Ends the acquisition of a task whose future is dropped or has got its answer.
@@ -154,8 +164,10 @@ impl Driver<'_> {
     pub(super) fn remove_share(&mut self, hold: u64, share_id: ShareId) {
         let now = self.now();
         let reception = self.process.reception;
-        let others_stay = self.process.state.leave_others(hold, share_id).is_some();
-        if others_stay || self.process.state.cache(hold, share_id, &reception, now).is_some() {
+        let others_stay = self.process.state.leave_others(hold, share_id);
+        let stays = others_stay.or_else(|| self.process.state.cache(hold, share_id, &reception, now));
+        if let Some(sooner) = stays {
+            sooner.iter().for_each(|hold| self.schedule_later(hold.number()));
             return;
         }
         let removed = self.event(|state, inputs, effects| state.remove_share(hold, share_id, now, inputs, effects));
@@ -171,6 +183,7 @@ impl Driver<'_> {
     /// Releases a hold that is over. Local waiters wait for the release of `waited_for`.
     pub(super) fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
         let now = self.now();
+        self.retire(hold);
         let arrives_until = self.process.state.record(hold).arrives_until(now, self.rules);
         let open = self.process.state.record(hold).take_open_conversion();
         let slot = self.process.slot_of_hold(hold);
@@ -207,7 +220,14 @@ impl Driver<'_> {
             }
         }
         let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
-        holds.into_iter().for_each(|hold| self.look_at(hold));
+        holds.into_iter().for_each(|hold| self.look_soon(hold));
+    }
+
+    /// Lets the background look at a hold. In a process with threads, its queue of deadlines says when.
+    pub(super) fn look_soon(&mut self, hold: u64) {
+        if !self.has_threads() {
+            self.look_at(hold);
+        }
     }
 
     /// Does what the background does with a hold whose deadline may have come.

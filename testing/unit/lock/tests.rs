@@ -1,6 +1,8 @@
 //! Events in, effects out: no runtime, no clock.
 
 mod cached;
+#[path = "../../threads/lock.rs"]
+mod threads;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -35,8 +37,8 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-fn table() -> Arc<Table> {
-    Arc::new(Table::new(Rules {
+fn rules() -> Rules {
+    Rules {
         process: Process::current(),
         clock: Clock::System,
         max_clock_skew: Duration::ZERO,
@@ -45,7 +47,11 @@ fn table() -> Arc<Table> {
         handoff_span: secs(60),
         metrics: Metrics::default(),
         cached: Arc::default(),
-    }))
+    }
+}
+
+fn table() -> Arc<Table> {
+    Arc::new(Table::new(rules()))
 }
 
 fn now() -> Moment {
@@ -98,7 +104,17 @@ fn grant(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc
 fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> Installed {
     let now = now();
     sends(entry, n);
-    let granted = NewHold {
+    let (installed, pending) = entry.on_grant(new_hold(n, mode, (token, tokens), now), now);
+    assert!(pending.is_none_or(|pending| pending.copies.is_none()));
+    if let Installed::Hold(hold, _) = &installed {
+        assert!(looked_at(hold) < now.after(LEASE), "a new hold is scheduled");
+    }
+    installed
+}
+
+/// Grant of an answer to a request that was sent now.
+fn new_hold(n: u64, mode: Mode, (token, tokens): (u64, u64), now: Moment) -> NewHold {
+    NewHold {
         cache: None,
         granting: GrantIdentity { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
         grant: answer(now, LEASE, LEASE),
@@ -107,13 +123,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
         share_until: Some(now.after(secs(5))),
         is_claim: false,
         jitter: Jitter::of(0),
-    };
-    let (installed, pending) = entry.on_grant(granted, now);
-    assert!(pending.is_none_or(|pending| pending.copies.is_none()));
-    if let Installed::Hold(hold, _) = &installed {
-        assert!(looked_at(hold) < now.after(LEASE), "a new hold is scheduled");
     }
-    installed
 }
 
 /// Moment at which the background looks at a hold.

@@ -1,5 +1,8 @@
 //! Inline releases, which the runtime of a dropped guard sends.
 
+#[path = "../../../threads/close.rs"]
+mod threads;
+
 use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::thread;
