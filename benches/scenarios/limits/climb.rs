@@ -1,12 +1,13 @@
 //! Series of steps, and the step at which a quantity bends.
 //!
 //! A step *bends* if the watched time is more than twice that of the first step. It *breaks* if a call fails, a hold is
-//! lost or late, a process needs more than 4 GiB, or the watched time is more than ten times that of the first step.
-//! A series ends with the step that breaks.
+//! lost or late, or a process needs more than 4 GiB. A series ends with the step that breaks.
+//!
+//! The first step is measured twice, and so is the first one that bends. The better measurement counts, because other
+//! work of the machine disturbs one more often than two.
 
-/// Growth of the watched time at which a step bends, and at which it breaks.
+/// Growth of the watched time at which a step bends.
 const BENDS: f64 = 2.0;
-const BREAKS: f64 = 10.0;
 /// Largest memory of a process.
 const MAX_BYTES: f64 = 4.0 * 1024.0 * 1024.0 * 1024.0;
 
@@ -49,10 +50,8 @@ impl Quantity {
         let (mut first, mut works, mut bend, mut end) = (None, None, None, None);
         for &load in loads {
             let mut reading = measure(load);
-            if matches!(self.judge(&reading, first), Verdict::Bends(_) | Verdict::Breaks(_))
-                && reading.failure.is_none()
-            {
-                // Other work of the machine disturbs one measurement more often than two.
+            let bends_first = bend.is_none() && Self::growth(&reading, first) > BENDS;
+            if reading.failure.is_none() && (first.is_none() || bends_first) {
                 let again = measure(load);
                 if again.failure.is_some() || again.watched < reading.watched {
                     reading = again;
@@ -78,6 +77,11 @@ impl Quantity {
         println!("limit: {}: flat {works}, {}, {}", self.name.trim(), tell("bends", bend), tell("breaks", end));
     }
 
+    /// Returns the watched time as a multiple of that of the first step.
+    fn growth(reading: &Reading, first: Option<f64>) -> f64 {
+        first.map_or(1.0, |first| reading.watched / first)
+    }
+
     fn judge(&self, reading: &Reading, first: Option<f64>) -> Verdict {
         if let Some(failure) = &reading.failure {
             return Verdict::Breaks(failure.clone());
@@ -85,13 +89,8 @@ impl Quantity {
         if reading.bytes > MAX_BYTES {
             return Verdict::Breaks(format!("{:.1} GiB", reading.bytes / f64::from(1 << 30)));
         }
-        let growth = first.map_or(1.0, |first| reading.watched / first);
-        let reason = format!("{} {growth:.1} times", self.watched);
-        match growth {
-            _ if growth > BREAKS => Verdict::Breaks(reason),
-            _ if growth > BENDS => Verdict::Bends(reason),
-            _ => Verdict::Flat,
-        }
+        let growth = Self::growth(reading, first);
+        if growth > BENDS { Verdict::Bends(format!("{} {growth:.1} times", self.watched)) } else { Verdict::Flat }
     }
 
     fn print(&self, heads: &[&str], load: usize, reading: &Reading, verdict: &Verdict) {

@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 
 use super::climb::{Quantity, Reading};
 use super::crowd::Crowd;
-use super::probe::{Meter, Prober, kib_each, micros, rate, whole};
+use super::probe::{Arrivals, Meter, Prober, kib_each, micros, whole};
 use super::{Loader, obey};
 use crate::setup::process::resident_bytes;
 use crate::setup::{Effort, connect, start_node};
@@ -61,11 +61,11 @@ fn climb_readers(effort: Effort) {
     let mut crowd = Crowd::connect(&node);
     let mut meter = Meter::start(&node, std::process::id());
     let [_, start] = meter.bytes();
-    let mut inside = 0;
+    let (mut inside, mut arrivals) = (0, Arrivals::default());
     READERS.climb(loads, |count| {
         let began = Instant::now();
         crowd.acquire((inside, count), |_| LOCK.to_owned(), "r", "0");
-        let rate = rate(count - inside, began);
+        let rate = arrivals.note(count - inside, began);
         inside = count;
         let [_, bytes] = meter.bytes();
         meter.reset();

@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, Topology, Writ
 use tokio::runtime::Runtime;
 
 use super::climb::{Quantity, Reading};
-use super::probe::{Meter, Prober, kib_each, rate, whole};
+use super::probe::{Arrivals, Meter, Prober, kib_each, whole};
 use super::{Loader, obey};
 use crate::setup::{Effort, few_at_a_time, start_node};
 
@@ -84,24 +84,24 @@ fn watch(holder: &mut Loader, count: usize, looks: usize) -> Result<Worst, Strin
 
 pub(super) fn run(effort: Effort) {
     let loads = effort.of(
-        &[1_000, 4_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000][..],
+        &[1_000, 4_000, 16_000, 32_000, 64_000, 128_000, 256_000, 384_000, 512_000, 1_000_000][..],
         &[1_000, 16_000, 128_000],
         &[10, 20],
     );
     // Renewals begin after a third of the lease. After two thirds they are spread as they stay.
-    let (warm, looks) = effort.of((LEASE * 2 / 3, 4), (LEASE / 2, 2), (Duration::ZERO, 1));
+    let (warm, looks) = effort.of((LEASE * 2 / 3, 3), (LEASE / 2, 2), (Duration::ZERO, 1));
     let node = start_node();
     let prober = Prober::connect(Topology::node(node.url()));
     let mut holder = Loader::start("names", &node.url());
     let mut meter = Meter::start(&node, holder.pid());
     let start = meter.bytes();
-    let mut taken = 0;
+    let (mut taken, mut arrivals) = (0, Arrivals::default());
     NAMES.climb(loads, |count| {
         let began = Instant::now();
         if let Err(failure) = holder.order::<3>(&count.to_string()) {
             return Reading::of_failure(failure);
         }
-        let rate = rate(count - taken, began);
+        let rate = arrivals.note(count - taken, began);
         taken = count;
         thread::sleep(warm);
         meter.reset();

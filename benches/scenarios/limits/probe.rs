@@ -168,9 +168,17 @@ pub(super) fn kib_each(now: f64, start: f64, count: usize) -> String {
     format!("{:.2}", (now - start).max(0.0) / 1024.0 / count as f64)
 }
 
-/// Returns how many came in each second since a moment, or a dash if none came.
-pub(super) fn rate(count: usize, began: Instant) -> String {
-    if count == 0 { "-".to_owned() } else { whole(count as f64 / began.elapsed().as_secs_f64()) }
+/// How many came in a second, when some came last. A repeated measurement finds them there.
+#[derive(Default)]
+pub(super) struct Arrivals(String);
+
+impl Arrivals {
+    pub(super) fn note(&mut self, count: usize, began: Instant) -> String {
+        if count > 0 {
+            self.0 = whole(count as f64 / began.elapsed().as_secs_f64());
+        }
+        self.0.clone()
+    }
 }
 
 pub(super) fn whole(number: f64) -> String {

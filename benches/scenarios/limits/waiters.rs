@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::climb::{Quantity, Reading};
 use super::crowd::{Crowd, LONG_MS};
-use super::probe::{Meter, Prober, kib_each, micros, rate, whole};
+use super::probe::{Arrivals, Meter, Prober, kib_each, micros, whole};
 use super::{Loader, obey};
 use crate::setup::{Effort, connect, start_node};
 
@@ -79,7 +79,7 @@ async fn go(held: WriteGuard, tasks: &mut JoinSet<Result<(), Error>>) -> Result<
 /// Lets so many tasks of another process wait, and then have the lock one after the other.
 fn climb_tasks(effort: Effort) {
     let loads = effort.of(
-        &[1_000, 4_000, 16_000, 64_000, 128_000, 256_000, 512_000, 1_000_000, 2_000_000][..],
+        &[1_000, 4_000, 16_000, 64_000, 128_000, 256_000, 512_000, 1_000_000][..],
         &[1_000, 16_000, 128_000],
         &[10, 20],
     );
@@ -125,12 +125,12 @@ fn climb_queue(effort: Effort) {
     let mut meter = Meter::start(&node, std::process::id());
     let [_, start] = meter.bytes();
     // The first has the lock, and those before it have left.
-    let (mut first, mut last) = (0, 0);
+    let (mut first, mut last, mut arrivals) = (0, 0, Arrivals::default());
     QUEUE.climb(loads, |count| {
         let (began, came) = (Instant::now(), (first + count + 1).saturating_sub(last));
         crowd.acquire((last, last + came), |_| LOCK.to_owned(), "w", LONG_MS);
         last += came;
-        let rate = rate(came, began);
+        let rate = arrivals.note(came, began);
         let [_, bytes] = meter.bytes();
         meter.reset();
         let ((mut hand_overs, mut inspections), mut felt) = prober.probe_during(|| {
