@@ -1,7 +1,8 @@
 //! Measures this crate beside the least code that does the same job. docs/BENCHES.md explains the figures.
 //!
 //! `cargo bench` runs all scenarios of the table, `cargo bench -- NAME...` only these. `--quick` is a short run,
-//! `--once` only shows that a scenario runs, and `--list` prints the table.
+//! `--once` only shows that a scenario runs, and `--list` prints the table. `cargo bench -- limits` measures how far the
+//! crate goes (docs/LIMITS.md); nothing else runs these scenarios.
 
 mod burst;
 mod caching;
@@ -11,6 +12,7 @@ mod groups;
 mod hand_over;
 mod held_locks;
 mod joins;
+mod limits;
 mod local_crowds;
 mod longest_scripts;
 mod outage;
@@ -27,6 +29,7 @@ mod wake_up;
 use std::env;
 use std::process::ExitCode;
 
+use limits::{ALL, LIMITS};
 use setup::Effort;
 
 /// A scenario: its name, its subject, and its function.
@@ -62,16 +65,19 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (options, names): (Vec<&str>, Vec<&str>) = words.iter().copied().partition(|word| word.starts_with('-'));
-    let unknown = names.iter().find(|name| SCENARIOS.iter().all(|(known, ..)| known != *name));
+    let all = || SCENARIOS.iter().chain(&LIMITS);
+    let unknown = names.iter().find(|name| **name != ALL && all().all(|(known, ..)| known != *name));
     if options.contains(&"--list") || unknown.is_some() {
-        SCENARIOS.iter().for_each(|(name, subject, _)| println!("{name:<16} {subject}"));
+        all().for_each(|(name, subject, _)| println!("{name:<16} {subject}"));
     }
     if let Some(name) = unknown {
         eprintln!("there is no scenario {name:?}");
         return ExitCode::from(2);
     }
-    for (name, _, run) in SCENARIOS {
-        if !options.contains(&"--list") && (names.is_empty() || names.contains(&name)) {
+    let is_limit = |name: &str| LIMITS.iter().any(|(limit, ..)| *limit == name);
+    for (name, _, run) in all() {
+        let is_meant = if names.is_empty() { !is_limit(name) } else { names.contains(&ALL) && is_limit(name) };
+        if !options.contains(&"--list") && (is_meant || names.contains(name)) {
             println!("scenario: {name}");
             run(Effort::asked_for());
         }
@@ -85,6 +91,7 @@ fn run_child(kind: &str, words: &[&str]) {
         ("hold", [url, lease_s]) => held_locks::hold(url, lease_s),
         ("hold-minimal", [url, lease_s]) => held_locks::minimal::hold(url, lease_s),
         ("cache", [url, how]) => recalls::have_locks(url, how),
+        ("limits", [load, url]) => limits::serve_as(load, url),
         ("pairs", [url]) => throughput::pairs::serve(url),
         _ => panic!("there is no child {kind:?}"),
     }

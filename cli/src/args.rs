@@ -141,8 +141,8 @@ pub(crate) enum Command {
     },
     /// Show all locks: those with a holder or a waiter, and those that had one within the last minute.
     ///
-    /// Scans all keys of the servers, which takes about a second for each million keys. The servers' user needs the
-    /// right +scan.
+    /// Scans all keys of the servers, which takes one to four seconds for each million keys. The servers' user needs
+    /// the right +scan.
     List {
         /// Show only locks with a holder, and keys that are unreadable as locks.
         #[arg(long)]

@@ -222,7 +222,7 @@ impl fmt::Display for Error {
             ),
             Self::Unreachable { lock, waited, node, source } => {
                 match node {
-                    Some(node) if is_out_of_descriptors(source.as_deref()) => {
+                    Some(node) if is_out_of_descriptors(source.as_deref()) || is_full(source.as_deref()) => {
                         write!(f, "no connection to {node}")?;
                     }
                     Some(node) => write!(f, "{node} did not answer")?,
@@ -432,6 +432,9 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
     if is_out_of_descriptors(cause) {
         return "this process has no file descriptors left, so raise `ulimit -n`, or find the code that keeps them open";
     }
+    if is_full(cause) {
+        return "the server has as many clients as its `maxclients` allows, so raise it, or connect fewer managers";
+    }
     if let Some(NoTls(below)) = cause.and_then(|cause| cause.downcast_ref()) {
         // A server without TLS reads the handshake as the beginning of a command, and waits for the rest, so the client
         // runs into a timeout. A slow network causes the same timeout.
@@ -464,6 +467,12 @@ fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + '
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
+}
+
+/// Returns true if the server refused the connection because it has too many clients. The cause is the server's own
+/// text, which no error kind stands for.
+fn is_full(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
+    cause.is_some_and(|cause| cause.to_string().contains("max number of clients"))
 }
 
 /// Kind of a server's refusal, in [`Error::Refused`](Error).

@@ -404,9 +404,9 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// for about a minute after that.
     ///
     /// The call scans all keys of every primary with `SCAN`, five hundred at a time. Between two steps, the server
-    /// serves other requests. The scan takes about a second for each million keys, including keys that are not locks. A
-    /// lock may be missing in the list if it is created or removed during the scan, or if its hash slot moves to
-    /// another server. Keys of slots that have left a server are not in the list. [`Topology::proxy`] has no list.
+    /// serves other requests. The scan takes one to four seconds for each million keys, including keys that are not
+    /// locks. A lock may be missing in the list if it is created or removed during the scan, or if its hash slot moves
+    /// to another server. Keys of slots that have left a server are not in the list. [`Topology::proxy`] has no list.
     ///
     /// The user as which the manager logs in to the server needs the right `+scan`. With this right, the user can see
     /// the names of all keys.

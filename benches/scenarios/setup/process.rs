@@ -33,6 +33,16 @@ pub(crate) fn resident_bytes() -> u64 {
     status(Path::new("/proc/self"), "VmRSS:").expect("Linux") * 1024
 }
 
+/// Returns the most memory that this process has used at the same time.
+pub(crate) fn peak_bytes() -> u64 {
+    status(Path::new("/proc/self"), "VmHWM:").expect("Linux") * 1024
+}
+
+/// Returns the memory of a process that is in use.
+pub(crate) fn resident_bytes_of(pid: u32) -> u64 {
+    status(Path::new(&format!("/proc/{pid}")), "VmRSS:").expect("it lives") * 1024
+}
+
 /// Returns how often threads of this process whose names begin so have been woken.
 pub(crate) fn wake_ups(prefix: &str) -> u64 {
     let threads = threads("self").filter(|thread| name(thread).is_some_and(|name| name.starts_with(prefix)));

@@ -54,6 +54,9 @@ fn all() -> Vec<Error> {
         cause: Some(Arc::new(io::Error::from_raw_os_error(if cfg!(windows) { 10024 } else { 24 }))),
     });
     all.push(Error::unreachable(lock(), waited, Some(descriptors)));
+    let full = io::Error::other("ERR max number of clients reached");
+    let full: Source = Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(Arc::new(full)) });
+    all.push(Error::unreachable(lock(), waited, Some(full)));
     all.extend(REASONS.map(|reason| Error::Lost { lock: lock(), reason }));
     let message = || "the server's words".to_owned();
     all.extend(REFUSALS.map(|refusal| Error::Refused {

@@ -1,0 +1,167 @@
+//! Waiters of one lock: tasks of one process, which the server sees as one waiter, and entries of the server's queue.
+
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{Error, RedisManager, RwLockManager, Topology, WriteGuard};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use super::climb::{Quantity, Reading};
+use super::crowd::{Crowd, LONG_MS};
+use super::probe::{Arrivals, Meter, Prober, kib_each, micros, whole};
+use super::{Loader, obey};
+use crate::setup::{Effort, connect, start_node};
+
+const TASKS: Quantity = Quantity {
+    name: "waiting tasks",
+    watched: "us for each turn",
+    columns: &[
+        "others' p99 while they wait",
+        "others' p99 during the turns",
+        "client while they wait, % of a core",
+        "client, KiB each",
+    ],
+};
+const QUEUE: Quantity = Quantity {
+    name: "waiting managers",
+    watched: "p99 of a hand-over, us",
+    columns: &["p50", "others' p99", "inspect, us", "longest script, ms", "came a second", "server, KiB each"],
+};
+/// Name of the lock.
+const LOCK: &str = "crowd";
+/// Hand-overs that are measured in each step.
+const TURNS: usize = 1_000;
+
+/// The other process. `come N` lets N tasks wait for the lock, `go` releases it and waits until each task has had it.
+pub(super) fn wait(url: &str) {
+    let runtime = Runtime::new().expect("a runtime");
+    let builder = || RedisManager::builder(Topology::node(url));
+    let holder = runtime.block_on(connect(builder()));
+    let here = runtime.block_on(connect(builder().max_waiters(usize::MAX)));
+    let (mut held, mut tasks) = (None, JoinSet::new());
+    obey(|order| {
+        runtime.block_on(async {
+            match order.strip_prefix("come ") {
+                Some(count) => {
+                    held = Some(holder.write(LOCK).await?);
+                    come(&here, &mut tasks, count.parse().expect("a number")).await?;
+                    Ok(vec![])
+                }
+                None => go(held.take().expect("a crowd came before"), &mut tasks).await,
+            }
+        })
+    });
+}
+
+async fn come(here: &RedisManager, tasks: &mut JoinSet<Result<(), Error>>, count: usize) -> Result<(), Error> {
+    for _ in 0..count {
+        let here = here.clone();
+        tasks.spawn(async move { here.write(LOCK).await?.release().await });
+    }
+    while here.stats().waiters < count {
+        if let Some(end) = tasks.try_join_next() {
+            end.expect("no panic")?;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+async fn go(held: WriteGuard, tasks: &mut JoinSet<Result<(), Error>>) -> Result<Vec<f64>, Error> {
+    let began = Instant::now();
+    held.release().await?;
+    while let Some(turn) = tasks.join_next().await {
+        turn.expect("no panic")?;
+    }
+    Ok(vec![began.elapsed().as_secs_f64() * 1e6])
+}
+
+/// Lets so many tasks of another process wait, and then have the lock one after the other.
+fn climb_tasks(effort: Effort) {
+    let loads = effort.of(
+        &[1_000, 4_000, 16_000, 64_000, 128_000, 256_000, 512_000, 1_000_000][..],
+        &[1_000, 16_000, 128_000],
+        &[10, 20],
+    );
+    let span = Duration::from_secs(effort.of(3, 2, 1));
+    let node = start_node();
+    let prober = Prober::connect(Topology::node(node.url()));
+    let mut crowd = Loader::start("waiters", &node.url());
+    let mut meter = Meter::start(&node, crowd.pid());
+    let [start, _] = meter.bytes();
+    TASKS.climb(loads, |count| {
+        if let Err(failure) = crowd.order::<0>(&format!("come {count}")) {
+            return Reading::of_failure(failure);
+        }
+        meter.reset();
+        let mut waiting = prober.probe_for(span);
+        let ([client, _], [bytes, _]) = (meter.shares(), meter.bytes());
+        let (turns, mut meanwhile) = prober.probe_during(|| crowd.order("go"));
+        let took_us = match turns {
+            Ok([took_us]) => took_us,
+            Err(failure) => return Reading::of_failure(failure),
+        };
+        Reading {
+            watched: took_us / count as f64,
+            cells: vec![
+                whole(waiting.micros(0.99)),
+                whole(meanwhile.micros(0.99)),
+                format!("{client:.1}"),
+                kib_each(bytes, start, count),
+            ],
+            bytes,
+            failure: waiting.failure.take().or(meanwhile.failure.take()),
+        }
+    });
+}
+
+/// Lets so many managers wait in the server's queue, and hands the lock from one to the next. The managers do not exist.
+fn climb_queue(effort: Effort) {
+    let loads = effort.of(&[4_000, 16_000, 64_000, 256_000, 500_000, 1_000_000][..], &[4_000, 64_000], &[20, 40]);
+    let (turns, looks) = effort.of((TURNS, 20), (TURNS, 20), (5, 2));
+    let node = start_node();
+    let prober = Prober::connect(Topology::node(node.url()));
+    let mut crowd = Crowd::connect(&node);
+    let mut meter = Meter::start(&node, std::process::id());
+    let [_, start] = meter.bytes();
+    // The first has the lock, and those before it have left.
+    let (mut first, mut last, mut arrivals) = (0, 0, Arrivals::default());
+    QUEUE.climb(loads, |count| {
+        let (began, came) = (Instant::now(), (first + count + 1).saturating_sub(last));
+        crowd.acquire((last, last + came), |_| LOCK.to_owned(), "w", LONG_MS);
+        last += came;
+        let rate = arrivals.note(came, began);
+        let [_, bytes] = meter.bytes();
+        meter.reset();
+        let ((mut hand_overs, mut inspections), mut felt) = prober.probe_during(|| {
+            let hand_overs: Vec<Duration> =
+                (first..first + turns).map(|member| timed(|| crowd.leave(LOCK, member))).collect();
+            (hand_overs, prober.inspections(LOCK, looks))
+        });
+        first += turns;
+        Reading {
+            watched: micros(&mut hand_overs, 0.99),
+            cells: vec![
+                whole(micros(&mut hand_overs, 0.5)),
+                whole(felt.micros(0.99)),
+                whole(micros(&mut inspections, 0.5)),
+                meter.longest(),
+                rate,
+                kib_each(bytes, start, count),
+            ],
+            bytes,
+            failure: felt.failure.take(),
+        }
+    });
+}
+
+fn timed(act: impl FnOnce()) -> Duration {
+    let began = Instant::now();
+    act();
+    began.elapsed()
+}
+
+pub(super) fn run(effort: Effort) {
+    climb_tasks(effort);
+    climb_queue(effort);
+}
