@@ -184,6 +184,7 @@ async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Resul
     let error = soon("the end of patience", make(url(), impatient())).await.expect_err("nobody gets in");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert!(std::error::Error::source(&error).is_some(), "it says what went wrong: {error:?}");
+    assert!(error.to_string().contains("`maxclients`"), "it says what to do: {error}");
     let mut before = guard.remaining();
     until("a renewal: who is in goes on", async || {
         let now = guard.remaining();
