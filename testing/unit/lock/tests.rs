@@ -1,7 +1,6 @@
 //! Events in, effects out: no runtime, no clock.
 
 mod cached;
-#[path = "../../threads/lock.rs"]
 mod threads;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,6 +1,5 @@
 //! Inline releases, which the runtime of a dropped guard sends.
 
-#[path = "../../../threads/close.rs"]
 mod threads;
 
 use std::sync::mpsc;
