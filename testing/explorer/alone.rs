@@ -1,4 +1,4 @@
-//! One process alone, against every answer that the trait [`Scheme`](crate::store::Scheme) allows.
+//! Exploration of a process alone, against answers that the trait [`Scheme`](crate::store::Scheme) allows.
 //!
 //! There is no server, so an answer may contradict earlier ones. A real server answers so after it has lost its record,
 //! and here that is a fault. The tasks of the process run on several threads: effects of events are carried out in steps
@@ -46,7 +46,7 @@ enum BrokenAlone {
     Progress,
 }
 
-/// Step: what the process is told, one after the other.
+/// Inputs of one step, in their order.
 type ToldAlone = Vec<Told>;
 
 /// Faults and ticks that may still come.

@@ -1,7 +1,7 @@
 //! Runs the threads of a scene in each order of their accesses to shared memory.
 //!
-//! One thread of a scene runs at a time. Before each access to a mutex or an atomic variable, and after each unlock, the
-//! scheduler decides which thread runs on. An order of the threads is the list of these decisions. The search runs a
+//! The scheduler lets one thread of a scene run at a time. Before each access to a mutex or an atomic variable, and after
+//! each unlock, it decides which thread runs on. An order of the threads is the list of these decisions. The search runs a
 //! scene once for each order, so a scene has to be made anew for each order, and its threads must decide nothing by
 //! chance. An order takes the right to run away from a thread at most as often as the search allows. Most faults need
 //! one such preemption, or two. Memory is sequentially consistent: the search does not see what a weaker ordering of
@@ -83,7 +83,7 @@ enum Progress {
     Ended,
 }
 
-/// One run of a scene.
+/// Run of a scene.
 #[derive(Debug)]
 struct Course {
     threads: Vec<Progress>,

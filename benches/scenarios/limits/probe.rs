@@ -1,4 +1,4 @@
-//! What others feel of a load, and what it costs its process and the server.
+//! Cost of a load for other clients, for its process, and for the server.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -168,7 +168,7 @@ pub(super) fn kib_each(now: f64, start: f64, count: usize) -> String {
     format!("{:.2}", (now - start).max(0.0) / 1024.0 / count as f64)
 }
 
-/// How many came in a second, when some came last. A repeated measurement finds them there.
+/// Arrivals per second of the last step that added any. A repeated measurement adds none, and shows these again.
 #[derive(Default)]
 pub(super) struct Arrivals(String);
 

@@ -79,7 +79,7 @@ fn end(hold: &Hold) {
     hold.cell().event(now(), |state, _, effects| state.on_end(hold.number(), effects));
 }
 
-/// What threads leave for the judge of their scene.
+/// Outcomes of the threads, for the judge of their scene.
 struct Outcomes<T>(Arc<StdMutex<Vec<T>>>);
 
 impl<T> Outcomes<T> {
