@@ -69,13 +69,8 @@ pub(super) async fn subscribe(url: &str, channel: &str) -> TcpStream {
     let address = url.trim_start_matches("redis://").trim_end_matches('/');
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     stream.set_nodelay(true).expect("a live socket");
-<<<<<<< HEAD
     stream.write_all(format!("SSUBSCRIBE {channel}\r\n").as_bytes()).await.expect("sent");
-    // The confirmation: one push, which fits.
-=======
-    stream.write_all(format!("SSUBSCRIBE {KEY}{number}\r\n").as_bytes()).await.expect("sent");
     // The confirmation is one push, which fits into the buffer.
->>>>>>> words
     assert!(stream.read(&mut [0; 256]).await.expect("confirmed") > 0);
     stream
 }

@@ -80,14 +80,9 @@ fn compare<'a>(setting: &'a Setting, group: &str, crowd: Crowd, writes: usize) -
     let is_asked = |kind: Kind| match kind.role() {
         Role::Lock => true,
         Role::LocalLock => kind == Kind::OursInMemory,
-<<<<<<< HEAD
-        // Who has turns in a ring waits for them alone.
+        // A client of a ring waits for turns only.
         Role::HandOver => is_independent && writes == ALL_WRITE,
         Role::FairQueue => is_independent,
-=======
-        // A client of a ring waits for turns only.
-        Role::HandOver => is_ring,
->>>>>>> words
         Role::Floor | Role::ThreeLocks => false,
     };
     let refusal = |kind| refusal(kind, crowd).or_else(|| no_reads(kind, &load));
