@@ -525,6 +525,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         process,
         max_clock_skew: options.max_clock_skew,
         max_delay: request_delay(options),
+        poll_within: acquire::poll_within(options),
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
         metrics: Metrics::default(),

@@ -254,7 +254,7 @@ impl<'a> Group<'a> {
     /// Tries these members at once. After that, gives back the members behind the first that is missing.
     async fn try_members(&mut self, missing: Vec<usize>) -> Result<GroupStep, NoGroup> {
         let (engine, wanted) = (self.engine, self.wanted);
-        let (terms, asked_at) = (Terms { wait_timeout: None, ..self.terms }, engine.clock.now());
+        let (terms, asked_at) = (&Terms { wait_timeout: None, ..self.terms }, engine.clock.now());
         let mut tries: FuturesUnordered<_> = missing
             .into_iter()
             .map(|index| async move {
@@ -318,7 +318,7 @@ impl<'a> Group<'a> {
         if left == Some(Duration::ZERO) {
             return Err(self.timed_out(index, denied).into());
         }
-        let terms = Terms { wait_timeout: left, ..self.terms };
+        let terms = &Terms { wait_timeout: left, ..self.terms };
         let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
         let waits = pin!(acquire_or_denied(engine, Arc::clone(key), *mode, terms, Patience::Wait));
         match self.beside(waits).await {

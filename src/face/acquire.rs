@@ -479,7 +479,7 @@ impl Request {
         note.as_deref().map_or(Ok(()), |note| engine.check_note(note))?;
         Ok(async move {
             let outcome = {
-                let taken = pin!(acquire::acquire_or_denied(&engine, Arc::clone(&key), G::MODE, terms, patience));
+                let taken = pin!(acquire::acquire_or_denied(&engine, Arc::clone(&key), G::MODE, &terms, patience));
                 engine.process.here(key.name(), taken).await?
             };
             let held = match outcome {

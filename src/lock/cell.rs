@@ -120,7 +120,7 @@ impl<H: InRenewalQueue> Cell<H> {
         let inputs = Inputs { rules: &self.rules, heard };
         let outcome = event(&mut contents.state, &inputs, &mut effects, &mut contents.beside);
         // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
-        contents.state.advance(now, &mut effects);
+        contents.state.advance(now, &self.rules, &mut effects);
         let looks_at = contents.state.next_look();
         let is_idle = contents.state.is_idle();
         let woken = contents.take_woken(&effects);

@@ -29,6 +29,8 @@ pub(crate) struct Rules {
     pub(crate) max_clock_skew: Duration,
     /// Longest time between the sending of a request and the moment at which a server may still carry it out.
     pub(crate) max_delay: Duration,
+    /// Longest time between two polls of a leader whose task runs.
+    pub(crate) poll_within: Duration,
     /// Largest number of writers that use one hold one after the other. A hold is also not handed off any more once
     /// `handoff_span` has passed since its grant.
     pub(crate) max_handoffs: u64,
@@ -64,6 +66,7 @@ type Few<T> = SmallVec<[T; 1]>;
 enum Signal {
     Wake(WaiterId),
     FirstAnswer(Mode),
+    WakeAll,
     /// End or change of a share.
     End(Arc<End>, Option<Ended>),
     /// Loss of a hold before its release.
@@ -81,6 +84,12 @@ impl Signals {
     /// Wakes all waiters of a side that wait until the server answers a request of their leader.
     pub(super) fn first_answer(&mut self, mode: Mode) {
         self.0.push(Signal::FirstAnswer(mode));
+    }
+
+    /// Wakes all waiters of the lock, because the server does not answer the leader of a side any more. Waiters of the other
+    /// side look, and wait on.
+    pub(super) fn wake_all(&mut self) {
+        self.0.push(Signal::WakeAll);
     }
 
     /// Reports a lost hold. Each loss gets a line in the log, whatever the cause.
@@ -110,13 +119,15 @@ pub(super) enum Wakes {
     Waiter(WaiterId),
     /// Waiters that wait for the first answer to their leader.
     Listeners(Mode),
+    /// All waiters of the lock.
+    All,
 }
 
 impl Signal {
     fn tell(&self, key: &Key, rules: &Rules) {
         match self {
             // The cell has taken the wakers of the tasks under its mutex.
-            Self::Wake(_) | Self::FirstAnswer(_) => {}
+            Self::Wake(_) | Self::FirstAnswer(_) | Self::WakeAll => {}
             Self::End(end, ended) => end.tell(*ended),
             Self::Lost(loss) => {
                 rules.metrics.count_loss(loss.mode, loss.reason);
@@ -167,11 +178,12 @@ impl<H> Effects<H> {
         }
     }
 
-    /// Returns the waiters to wake, and the sides whose first answer has come.
+    /// Returns the waiters to wake, or all of them, and the sides whose first answer has come.
     pub(super) fn wakes(&self) -> impl Iterator<Item = Wakes> {
         self.signals.0.iter().filter_map(|signal| match signal {
             Signal::Wake(waiter_id) => Some(Wakes::Waiter(*waiter_id)),
             Signal::FirstAnswer(mode) => Some(Wakes::Listeners(*mode)),
+            Signal::WakeAll => Some(Wakes::All),
             Signal::End(..) | Signal::Lost(_) | Signal::IdleLost(_) => None,
         })
     }
@@ -243,6 +255,7 @@ mod tests {
             process: Process::current(),
             max_clock_skew: Duration::ZERO,
             max_delay: Duration::ZERO,
+            poll_within: Duration::ZERO,
             max_handoffs: 1,
             handoff_span: Duration::ZERO,
             metrics: Metrics::default(),

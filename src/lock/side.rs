@@ -194,8 +194,6 @@ impl Hash for WaitStart {
 pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
     pub(super) since: WaitStart,
-    /// Longest time between two polls while it is the leader.
-    pub(super) poll_within: Duration,
 }
 
 #[derive(Clone, Hash, Debug)]
@@ -300,7 +298,7 @@ impl Side {
     }
 
     /// Makes the first waiter the leader, if there is none.
-    pub(super) fn promote_next(&mut self, now: Moment, signals: &mut Signals) -> Option<WaiterId> {
+    pub(super) fn promote_next(&mut self, poll_deadline: Moment, signals: &mut Signals) -> Option<WaiterId> {
         if self.leader.is_some() {
             return None;
         }
@@ -309,7 +307,7 @@ impl Side {
             self.outage = None;
             return None;
         };
-        self.lead(first, (waiter.wants.owner, waiter.since), now.after(waiter.poll_within));
+        self.lead(first, (waiter.wants.owner, waiter.since), poll_deadline);
         signals.wake(first);
         Some(first)
     }
@@ -323,6 +321,9 @@ impl Side {
         signals: &mut Signals,
     ) {
         let earlier = self.outage.take();
+        if earlier.is_none() && outage.is_some() && self.has_waiters() {
+            signals.wake_all();
+        }
         self.outage = outage.map(|outage| outage.after(earlier));
         if is_of_leader {
             self.is_answered = true;

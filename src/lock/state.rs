@@ -23,7 +23,7 @@ use std::sync::Arc;
 use crate::base::attempt::Failure;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
-use crate::lock::effects::{Effects, InRenewalQueue};
+use crate::lock::effects::{Effects, InRenewalQueue, Rules};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
 use crate::lock::side::Pending;
@@ -206,14 +206,15 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Makes the first waiter of a side its leader, if the side has no leader. A leader may send requests to the
     /// server.
-    pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
+    pub(super) fn advance(&mut self, now: Moment, rules: &Rules, effects: &mut Effects<H>) {
         let may_write = self.may_ask(Mode::Write);
         let Some(wait_queue) = self.wait_queue.as_deref_mut() else {
             return;
         };
-        wait_queue.reads.promote_next(now, &mut effects.signals);
+        let poll_deadline = now.after(rules.poll_within);
+        wait_queue.reads.promote_next(poll_deadline, &mut effects.signals);
         if may_write {
-            wait_queue.writes.promote_next(now, &mut effects.signals);
+            wait_queue.writes.promote_next(poll_deadline, &mut effects.signals);
         }
         if wait_queue.is_empty() {
             self.wait_queue = None;

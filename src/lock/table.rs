@@ -2,7 +2,6 @@
 //! different names do not wait for each other's locks.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use hashbrown::HashTable;
 
@@ -159,22 +158,16 @@ impl Table {
     }
 
     /// Adds a waiter to one side of the lock `key`. The waiter becomes the leader at once if it is the first one and
-    /// the side has no leader. A leader that is not polled again within `grace` may lose this role to the next waiter.
-    pub(crate) fn enter(
-        self: &Arc<Self>,
-        key: &Arc<Key>,
-        mode: Mode,
-        wants: ShareRequest,
-        grace: Duration,
-        now: Moment,
-    ) -> WaitEntry {
+    /// the side has no leader. A leader that is not polled again within `Rules::poll_within` may lose this role to the next
+    /// waiter.
+    pub(crate) fn enter(self: &Arc<Self>, key: &Arc<Key>, mode: Mode, wants: ShareRequest, now: Moment) -> WaitEntry {
         loop {
             let cell = self.cell(key);
             let entered = cell.event(now, |state, inputs, effects| {
-                (!state.is_gone).then(|| state.enter(mode, None, (wants, grace), now, inputs, effects))
+                (!state.is_gone).then(|| state.enter(mode, None, wants, now, inputs, effects))
             });
             if let Some((waiter_id, waits)) = entered {
-                return WaitEntry::new(cell, mode, waiter_id, waits, wants, grace);
+                return WaitEntry::new(cell, mode, waiter_id, waits, wants);
             }
         }
     }
@@ -186,17 +179,16 @@ impl Table {
         key: &Arc<Key>,
         mode: Mode,
         wants: ShareRequest,
-        grace: Duration,
         now: Moment,
     ) -> Option<WaitEntry> {
         loop {
             let cell = self.cell(key);
             let entered = cell.event(now, |state, inputs, effects| {
-                (!state.is_gone).then(|| state.try_enter(mode, (wants, grace), now, inputs, effects))
+                (!state.is_gone).then(|| state.try_enter(mode, wants, now, inputs, effects))
             });
             if let Some(entered) = entered {
                 let (waiter_id, waits) = entered?;
-                return Some(WaitEntry::new(cell, mode, waiter_id, waits, wants, grace));
+                return Some(WaitEntry::new(cell, mode, waiter_id, waits, wants));
             }
         }
     }

@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Attempt, Failure};
 use crate::base::backoff::Backoff;
@@ -57,8 +56,6 @@ pub(crate) struct WaitEntry {
     /// False if it was the leader from the start, or was woken.
     waits: bool,
     wants: ShareRequest,
-    /// Longest time between two polls of a leader.
-    grace: Duration,
 }
 
 /// Copy of a request that the caller sends now.
@@ -117,9 +114,8 @@ impl WaitEntry {
         waiter_id: WaiterId,
         waits: bool,
         wants: ShareRequest,
-        grace: Duration,
     ) -> Self {
-        Self { cell, mode, waiter_id, waits, wants, grace }
+        Self { cell, mode, waiter_id, waits, wants }
     }
 
     #[cfg(all(test, feature = "_testing"))]
@@ -141,18 +137,22 @@ impl WaitEntry {
         FirstAnswer { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
     }
 
-    /// Resolves when this waiter is woken. The entry stays if the future is dropped.
-    pub(crate) async fn signalled(&mut self) -> Wake {
+    /// Resolves when this waiter is woken, or with `None` when the server does not answer the leader. An outage that began at
+    /// `known` is no reason. The entry stays if the future is dropped.
+    pub(crate) async fn signalled(&mut self, known: Option<Moment>) -> Option<Wake> {
         if !self.waits {
-            return Wake::Ask;
+            return Some(Wake::Ask);
         }
-        let wake = poll_fn(|cx| self.poll_wake(cx)).await;
-        self.waits = false;
+        let wake = poll_fn(|cx| self.poll_wake(known, cx)).await;
+        self.waits = wake.is_none();
         wake
     }
 
-    fn poll_wake(&self, cx: &Context<'_>) -> Poll<Wake> {
-        self.cell.poll_waiter(self.waiter_id, cx, |state| state.take_signal(self.mode, self.waiter_id))
+    fn poll_wake(&self, known: Option<Moment>, cx: &Context<'_>) -> Poll<Option<Wake>> {
+        self.cell.poll_waiter(self.waiter_id, cx, |state| match state.take_signal(self.mode, self.waiter_id) {
+            Some(wake) => Some(Some(wake)),
+            None => state.outage(self.mode).is_some_and(|outage| known != Some(outage.since)).then_some(None),
+        })
     }
 
     /// Takes a share that this waiter was handed or granted. With too little of its lease left, the waiter waits for the
@@ -168,9 +168,9 @@ impl WaitEntry {
 
     /// Takes its old place in the queue again. Returns false if the cell is gone, because the lock was idle meanwhile.
     pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
-        let (mode, waiter_id, wants, grace) = (self.mode, self.waiter_id, self.wants, self.grace);
+        let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
         let entered = self.cell.event(now, |state, inputs, effects| {
-            (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), (wants, grace), now, inputs, effects))
+            (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, now, inputs, effects))
         });
         self.waits = entered.is_some_and(|(_, waits)| waits);
         entered.is_some()
@@ -207,16 +207,21 @@ impl WaitEntry {
         self.cell.quietly(|state, _, effects| state.held_by(self.wants.owner, now, effects)).is_some()
     }
 
+    /// Returns the moment by which a leader that is polled now must be polled again.
+    fn poll_deadline(&self, now: Moment) -> Moment {
+        now.after(self.cell.rules().poll_within)
+    }
+
     /// Records that this leader is polled. Returns false if it is not the leader any more.
     pub(crate) fn note_polled(&self, now: Moment) -> bool {
-        let poll_deadline = now.after(self.grace);
+        let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| state.note_polled(self.mode, self.waiter_id, poll_deadline))
     }
 
     /// Begins a copy of the request in progress, or of the one that `begin` makes. Returns `None` if this waiter is not the
     /// leader any more.
     pub(crate) fn begin_attempt(&self, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
-        let poll_deadline = now.after(self.grace);
+        let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| {
             let pending = state.begin_attempt(self.mode, self.waiter_id, poll_deadline, begin)?;
             let is_first = !std::mem::replace(&mut pending.is_counted, true);
@@ -238,7 +243,7 @@ impl WaitEntry {
         now: Moment,
         over: impl FnOnce(&mut Pending) -> T,
     ) -> Option<T> {
-        let poll_deadline = now.after(self.grace);
+        let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| {
             let pending = state.end_attempt(self.mode, self.waiter_id, poll_deadline)?;
             pending.note_attempt(attempt);

@@ -34,7 +34,7 @@ use crate::base::mode::Mode;
 use crate::base::process::Process as OsProcess;
 use crate::base::recalls::{Recall, Reception, SubscriptionId};
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
+use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules, Wakes};
 use crate::lock::end::HoldState;
 use crate::lock::record::{
     Accepted, CacheAnswer, CacheState, Grant, GrantIdentity, HoldRecord, LeftOpen, NewHold, Next, OpenConversion,
@@ -390,6 +390,7 @@ fn rules() -> Rules {
         clock: Clock::System,
         max_clock_skew: Duration::ZERO,
         max_delay: ticks(MAX_DELAY),
+        poll_within: POLL_WITHIN,
         max_handoffs: MAX_HANDOFFS,
         handoff_span: Duration::from_secs(3600),
         metrics: Metrics::default(),
@@ -402,7 +403,7 @@ const HOLD_LEASE: Duration = Duration::from_millis(1500);
 /// Time that is longer than any exploration.
 const LONG: Duration = Duration::from_secs(3600);
 /// Time that is longer than any task waits between two polls.
-const GRACE: Duration = Duration::from_secs(60);
+const POLL_WITHIN: Duration = Duration::from_secs(60);
 
 /// Step in progress: the process, and the results so far.
 struct Driver<'a> {
@@ -601,17 +602,21 @@ impl Driver<'_> {
         let reception = self.process.reception;
         let inputs = Inputs { rules: self.rules, heard: &reception };
         let outcome = event(&mut self.process.state, &inputs, &mut effects);
-        self.process.state.advance(self.process.now, &mut effects);
+        self.process.state.advance(self.process.now, self.rules, &mut effects);
         effects.due_holds().for_each(|hold| self.schedule_later(hold.number()));
         let wakes_one = self.process.blunder == Some(Blunder::WakesOne);
         for wakes in effects.wakes().take(if wakes_one { 1 } else { usize::MAX }) {
-            if let crate::lock::effects::Wakes::Waiter(waiter_id) = wakes {
-                let mut tasks = self.process.tasks.iter_mut();
-                if let Some(task) = tasks.find(|task| task.waiter_id == waiter_id)
-                    && task.stage == Stage::Waits(false)
-                {
-                    task.stage = Stage::Waits(true);
+            match wakes {
+                Wakes::Waiter(waiter_id) => {
+                    let mut tasks = self.process.tasks.iter_mut();
+                    if let Some(task) = tasks.find(|task| task.waiter_id == waiter_id)
+                        && task.stage == Stage::Waits(false)
+                    {
+                        task.stage = Stage::Waits(true);
+                    }
                 }
+                // No limit of a caller, and no outage that lasts too long, is explored. So nothing comes of these.
+                Wakes::Listeners(_) | Wakes::All => {}
             }
         }
         outcome

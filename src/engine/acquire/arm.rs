@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Acquisition, Patience, grace};
+use super::Acquisition;
 use crate::base::error::{Error, Result};
 use crate::base::lease::{ClockSample, ServerTime};
 use crate::engine::{Engine, Held};
@@ -61,28 +61,28 @@ impl Acquisition<'_> {
     /// Arms the hold if its lock is to stay taken for a time at least, and marks the guard as handed out. The caller
     /// must return the share without a further wait. Returns `None` if the hold ended before: then the acquisition
     /// waits as others do, and a try asks the server again. If the future is dropped, the share is released.
-    pub(super) async fn arm(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
+    pub(super) async fn arm(&mut self, held: Held) -> Result<Option<Held>> {
         let Some(arming) = &mut self.arming else {
             return Ok(Some(held));
         };
         let at_least = AtLeast { span: arming.span, clock_sample: arming.clock_sample };
         let (hold, share_id) = (std::sync::Arc::clone(held.hold()), held.share_id());
         arming.held = Some(held);
-        let clock = self.engine.clock;
+        let clock = self.waiter.engine.clock;
         let (since, waiter_id, mut underway) = (clock.now(), hold.new_waiter(), None);
         loop {
             let now = clock.now();
             match hold.arm(waiter_id, (share_id, at_least), since, now) {
                 Accepted::Taken(token) => {
                     // Before the mark, since a hold that `close` has ended must leave no rest.
-                    self.engine.check_open(&self.key)?;
+                    self.waiter.engine.check_open(&self.waiter.key)?;
                     let held = self.arming.as_mut().and_then(|arming| arming.held.take());
                     if hold.hand_out(now) {
                         self.on_first_answer(now);
                         return Ok(held.map(|held| held.with_token(token)));
                     }
                     drop(held);
-                    self.enter_again(patience);
+                    self.waiter.enter_again();
                     return Ok(None);
                 }
                 Accepted::Over => {
@@ -90,7 +90,7 @@ impl Acquisition<'_> {
                     // The background gives the hold back, and has perhaps no answer yet.
                     self.earlier_until = self.earlier_until.max(Some(hold.until(now).server_until));
                     drop(held);
-                    self.enter_again(patience);
+                    self.waiter.enter_again();
                     return Ok(None);
                 }
                 Accepted::Short { until, is_late } => {
@@ -111,16 +111,5 @@ impl Acquisition<'_> {
     /// Takes the share of a hold that is being armed, for an acquisition that gives up.
     pub(super) fn take_unarmed(&mut self) -> Option<Held> {
         self.arming.as_mut()?.held.take()
-    }
-
-    /// Waits for the lock again, behind the other waiters of this process. A try asks the server at once, unless a task of
-    /// this process is before it.
-    fn enter_again(&mut self, patience: Patience) {
-        let (engine, now) = (self.engine, self.engine.clock.now());
-        let (table, grace) = (&engine.table, grace(engine));
-        self.entry = match patience {
-            Patience::Wait => Some(table.enter(&self.key, self.mode, self.wants, grace, now)),
-            Patience::AskOnce => table.try_enter(&self.key, self.mode, self.wants, grace, now),
-        };
     }
 }

@@ -58,6 +58,6 @@ impl Engine {
 impl Acquisition<'_> {
     /// Returns what has kept this acquisition out so far.
     pub(super) fn denial(&self) -> Box<Denied> {
-        self.engine.denial_here(&self.key, self.mode, self.engine.clock.now())
+        self.waiter.engine.denial_here(&self.waiter.key, self.waiter.mode, self.waiter.engine.clock.now())
     }
 }

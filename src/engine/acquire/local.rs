@@ -1,76 +1,248 @@
 //! An acquisition waits in its process, for the right to send requests or for a share that another task hands over.
+//!
+//! Many tasks may wait for one lock, so this part of an acquisition is small. The other part is made when the waiter is woken.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquisition, Patience, grace};
+use super::limits::GivesUp;
+use super::{Patience, arm};
+use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::events;
+use crate::base::key::Key;
 use crate::base::lease::Moment;
-use crate::engine::Held;
-use crate::lock::hold::Accepted;
+use crate::base::options::Terms;
+use crate::base::reentry::{OwnerId, Reentry};
+use crate::engine::tries::Tries;
+use crate::engine::waiters::WaiterPermit;
+use crate::engine::{Engine, Held, in_runtime};
+use crate::lock::shares::ShareRequest;
 use crate::lock::side::SideOutage;
-use crate::lock::wait::Wake;
+use crate::lock::wait::{Notifications, WaitEntry, Wake};
 use crate::store::{Failure, Mode};
 
-/// Time after which the log names a waiter whose own task holds the lock.
+/// Time after which the log names a waiter whose own task holds the lock, at the earliest.
 const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
 
-impl Acquisition<'_> {
-    /// Waits in this process until it may send requests, or until it gets a share. Ends early if the server does not answer
-    /// the leader.
-    pub(super) async fn signalled(&mut self, patience: Patience) -> Result<Option<Held>> {
-        let mut next_look = self.next_look(self.outage().as_ref(), self.engine.clock.now());
-        loop {
-            let Some(entry) = &mut self.entry else {
-                return Ok(None);
-            };
-            tokio::select! {
-                biased;
-                call = entry.signalled() => {
-                    // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
-                    let outage = entry.awaited_first_answer().outage();
-                    let now = self.engine.clock.now();
-                    self.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
-                    if self.mode == Mode::Write && matches!(call, Wake::Handed(..)) {
-                        self.note_kept_out(now);
-                    }
-                    return Ok(match call {
-                        Wake::Ask => None,
-                        Wake::Handed(hold, share_id) => {
-                            let held = Held::new(self.engine, hold, share_id);
-                            Box::pin(self.accept(held, patience)).await?
-                        }
-                        Wake::Failed(failure) => {
-                            Box::pin(self.tries.on_failure(self.engine, &self.key, failure)).await?;
-                            None
-                        }
-                    });
-                }
-                () = self.engine.clock.timer(next_look) => {}
-            }
-            let (outage, now) = (self.outage(), self.engine.clock.now());
-            self.check_heard(outage.as_ref(), now)?;
-            self.warn_of_self(now);
-            next_look = self.next_look(outage.as_ref(), now);
+/// Acquisition as its process sees it. Its drop gives up its entry in the cell, with the request that the cell keeps for the
+/// entry.
+pub(super) struct LocalWaiter<'a> {
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) key: Arc<Key>,
+    pub(super) mode: Mode,
+    pub(super) wants: ShareRequest,
+    pub(super) reentry: Reentry,
+    pub(super) patience: Patience,
+    pub(super) limit: Option<Moment>,
+    /// Present until it has a share.
+    pub(super) entry: Option<WaitEntry>,
+    pub(super) began: Moment,
+    /// True after the log line about an acquisition that waits for its own hold.
+    warned: bool,
+    /// Requests without an answer, since the last answer or since the acquisition began.
+    pub(super) tries: Tries,
+    /// Counts the acquisition among those of the manager that are in progress.
+    _permit: WaiterPermit<'a>,
+}
+
+/// Outcome of [`enter`].
+pub(super) enum Entered<'a> {
+    Held(Held),
+    Denied(Box<Denied>),
+    Waits(LocalWaiter<'a>),
+}
+
+/// Reason for which a waiter is woken.
+pub(super) enum LocalSignal {
+    /// The waiter may send requests.
+    Ask,
+    Handed(Held),
+    /// An attempt that was also for this waiter has failed.
+    Failed(Failure),
+}
+
+/// End of the first wait in the process.
+pub(super) enum LocalEnd {
+    /// No wait, because the acquisition may send a request from the start.
+    Leads,
+    Signal(LocalSignal),
+    GivesUp(GivesUp),
+}
+
+/// Takes a share that needs no request, or adds an entry to the cell.
+pub(super) fn enter<'a>(
+    engine: &'a Arc<Engine>,
+    key: Arc<Key>,
+    mode: Mode,
+    terms: &Terms,
+    patience: Patience,
+) -> Result<Entered<'a>> {
+    engine.check_open(&key)?;
+    in_runtime()?;
+    if terms.at_least.is_some() {
+        arm::check(engine)?;
+    }
+    engine.keep_running();
+    let began = engine.clock.now();
+    let wants = ShareRequest {
+        owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
+        lease: terms.lease,
+        max_hold: terms.max_hold,
+        cache_for: terms.cache_for,
+    };
+    if terms.reentry.owner().is_some()
+        && let Some(held) = join_own(engine, &key, wants, mode, began)?
+    {
+        return if terms.at_least.is_some() { Err(arm::nested_error()) } else { Ok(Entered::Held(held)) };
+    }
+    if mode == Mode::Read
+        && let Some((hold, share_id)) = engine.table.join(key.hashed_name(), wants, began)
+    {
+        return Ok(Entered::Held(Held::new(engine, hold, share_id)));
+    }
+    let permit = engine.waiters.admit(&key)?;
+    let entry = match patience {
+        Patience::Wait => engine.table.enter(&key, mode, wants, began),
+        Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, began) {
+            Some(entry) => entry,
+            None => return Ok(Entered::Denied(engine.denial_here(&key, mode, began))),
+        },
+    };
+    Ok(Entered::Waits(LocalWaiter {
+        engine,
+        key,
+        mode,
+        wants,
+        reentry: terms.reentry,
+        patience,
+        limit: terms.wait_timeout.map(|limit| began.after(limit)),
+        entry: Some(entry),
+        began,
+        warned: false,
+        tries: tries(engine, patience, began),
+        _permit: permit,
+    }))
+}
+
+/// Returns the tries of an acquisition that begins now. A caller that wants one answer waits through an outage for at most
+/// twice the response timeout.
+fn tries(engine: &Engine, patience: Patience, began: Moment) -> Tries {
+    let options = engine.options();
+    let bears = match patience {
+        Patience::Wait => options.unreachable_after,
+        Patience::AskOnce => options.unreachable_after.min(options.response_timeout * 2),
+    };
+    Tries::new(began, bears)
+}
+
+/// Nests in a hold of the same owner, if it has one.
+fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, now: Moment) -> Result<Option<Held>> {
+    let Some(hold) = engine.table.held_by(key, wants.owner, now) else {
+        return Ok(None);
+    };
+    if hold.mode() == Mode::Read && mode == Mode::Write {
+        return Err(Error::UpgradeConflict { lock: key.shared_name() });
+    }
+    // It may want the hold for longer than the others do.
+    let share_id = hold.join_own(wants.from(now), now);
+    Ok(share_id.map(|share_id| Held::new(engine, hold, share_id)))
+}
+
+/// Resolves at this moment. A waiter without a timer needs no memory for one.
+async fn timer(engine: &Engine, moment: Moment) {
+    if moment == Moment::NEVER {
+        std::future::pending().await
+    }
+    Box::pin(engine.clock.timer(moment)).await;
+}
+
+impl LocalWaiter<'_> {
+    /// Waits until it is woken for the first time, or until the caller waits no longer.
+    pub(super) async fn first_signal(&mut self) -> Result<LocalEnd> {
+        if self.is_leader() {
+            return Ok(LocalEnd::Leads);
+        }
+        let (engine, mut impatience) = (self.engine, self.impatience(None));
+        // Biased, so that a grant counts even if the limit has passed too.
+        tokio::select! {
+            biased;
+            signal = self.signalled() => signal.map(LocalEnd::Signal),
+            given_up = Self::given_up(engine, &mut impatience) => Ok(LocalEnd::GivesUp(given_up)),
         }
     }
 
-    /// Returns when this waiter has to look for an outage. There may be many waiters, so each looks as seldom as it can: if
-    /// the server answers now, an outage cannot last too long before then.
-    fn next_look(&self, outage: Option<&SideOutage>, now: Moment) -> Moment {
-        let patience = self.engine.options().unreachable_after;
-        let silence = match outage {
-            Some(outage) => outage.since.after(patience),
-            None => now.after(patience.saturating_sub(grace(self.engine)).max(patience / 2)),
-        };
-        let warning = self.began.after(SELF_WAIT_WARNING);
-        if now < warning { silence.min(warning) } else { silence }
+    /// Returns true if it may send requests, as far as it has heard.
+    pub(super) fn is_leader(&self) -> bool {
+        self.entry.as_ref().is_none_or(WaitEntry::is_leader)
     }
 
-    /// Returns the outage that the leader sees, from the moment at which this waiter began to count.
-    fn outage(&self) -> Option<SideOutage> {
-        let outage = self.entry.as_ref().and_then(|entry| entry.awaited_first_answer().outage())?;
-        Some(SideOutage { since: outage.since.max(self.tries.since), ..outage })
+    /// Waits until it may send requests, or until it gets a share. Ends early if the server does not answer the leader for too
+    /// long. An outage wakes the waiter when it begins, so that many waiters do not have to look for one.
+    pub(super) async fn signalled(&mut self) -> Result<LocalSignal> {
+        let (mut known, mut ends_at) = (None, Moment::NEVER);
+        loop {
+            let looks_at = ends_at.min(self.next_warning(self.engine.clock.now()));
+            let Some(entry) = &mut self.entry else {
+                return Ok(LocalSignal::Ask);
+            };
+            let woken = tokio::select! {
+                biased;
+                woken = entry.signalled(known) => woken,
+                () = timer(self.engine, looks_at) => None,
+            };
+            match woken {
+                None => {}
+                Some(Wake::Ask) => return Ok(LocalSignal::Ask),
+                Some(Wake::Handed(hold, share_id)) => {
+                    return Ok(LocalSignal::Handed(Held::new(self.engine, hold, share_id)));
+                }
+                Some(Wake::Failed(failure)) => return Ok(LocalSignal::Failed(failure)),
+            }
+            let (outage, now) = (self.outage(), self.engine.clock.now());
+            ends_at = self.end_of(outage.as_ref(), known, ends_at, now);
+            known = outage.as_ref().map(|outage| outage.since);
+            if ends_at <= now {
+                return Err(self.unreachable(outage, now));
+            }
+            self.warn_of_self(now);
+        }
+    }
+
+    /// Returns when the wait ends if the outage lasts until then. A waiter that hears of an outage only now waits for one more
+    /// attempt of the leader: the last answer may be old for another reason, such as a machine that was suspended.
+    fn end_of(&self, outage: Option<&SideOutage>, known: Option<Moment>, ends_at: Moment, now: Moment) -> Moment {
+        let options = self.engine.options();
+        match outage {
+            None => Moment::NEVER,
+            Some(outage) if known == Some(outage.since) => ends_at,
+            Some(outage) => {
+                let silent_since = outage.since.max(self.tries.since);
+                silent_since.after(options.unreachable_after).max(now.after(options.response_timeout))
+            }
+        }
+    }
+
+    /// Returns when this waiter looks next whether it waits for its own hold: after 3, 6, 12 seconds, and so on.
+    fn next_warning(&self, now: Moment) -> Moment {
+        if self.warned {
+            return Moment::NEVER;
+        }
+        let (waited, mut span) = (now.since(self.began), SELF_WAIT_WARNING);
+        while span <= waited {
+            span *= 2;
+        }
+        self.began.after(span)
+    }
+
+    /// Returns the outage that the leader sees.
+    pub(super) fn outage(&self) -> Option<SideOutage> {
+        self.entry.as_ref()?.awaited_first_answer().outage()
+    }
+
+    fn unreachable(&self, outage: Option<SideOutage>, now: Moment) -> Error {
+        let since = outage.as_ref().map_or(now, |outage| outage.since.max(self.tries.since));
+        Error::unreachable(self.key.shared_name(), now.since(since), outage.and_then(|outage| outage.source))
     }
 
     /// Logs once that the waiter's own task holds the lock, because such a waiter would wait for ever.
@@ -79,61 +251,6 @@ impl Acquisition<'_> {
         if due && self.entry.as_ref().is_some_and(|entry| entry.waits_for_itself(now)) {
             self.warned = true;
             events::waits_for_itself(self.key.name(), self.reentry);
-        }
-    }
-
-    /// Fails if the server has not answered the leader for `unreachable_after`.
-    fn check_heard(&self, outage: Option<&SideOutage>, now: Moment) -> Result<()> {
-        match outage.map(|outage| (now.since(outage.since), &outage.source)) {
-            Some((waited, source)) if waited >= self.engine.options().unreachable_after => {
-                Err(Error::unreachable(self.key.shared_name(), waited, source.clone()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes a share that another task has handed over, or that the server has granted. If too little of the lease is left, it
-    /// waits for the answer to a renewal first. If the hold ends before, the acquisition waits again, and a try sends a
-    /// request. If the future is dropped, the share is released.
-    pub(super) async fn accept(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
-        let clock = self.engine.clock;
-        let (since, mut underway, mut was_late) = (clock.now(), None, false);
-        loop {
-            let now = clock.now();
-            let Some(entry) = &self.entry else { return Ok(Some(held)) };
-            match entry.accept(held.hold(), held.share_id(), self.wants.from(now), since, now) {
-                Accepted::Taken(token) => {
-                    if was_late {
-                        self.on_first_answer(now);
-                    }
-                    self.entry = None;
-                    return Ok(Some(held.with_token(token)));
-                }
-                Accepted::Over => {
-                    match patience {
-                        Patience::Wait => self.wait_again(),
-                        Patience::AskOnce => {
-                            // Its own share must not refuse the try.
-                            drop(held);
-                            self.try_again();
-                        }
-                    }
-                    return Ok(None);
-                }
-                Accepted::Short { until, is_late } => {
-                    // The limit waits for this answer, as for the answer to an acquisition.
-                    underway = underway.or_else(|| self.begin_underway());
-                    if is_late {
-                        was_late = true;
-                        self.renewal_is_late()?;
-                    }
-                    tokio::select! {
-                        biased;
-                        () = entry.renewal_answered(held.hold()) => {}
-                        () = clock.timer(until) => {}
-                    }
-                }
-            }
         }
     }
 
@@ -148,19 +265,32 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Lets a try whose share came to nothing ask the server at once, unless a task of this process is before it.
-    fn try_again(&mut self) {
-        let (engine, now) = (self.engine, self.engine.clock.now());
-        self.entry = engine.table.try_enter(&self.key, self.mode, self.wants, grace(engine), now);
+    /// Waits again, at its old place among the waiters of this process, after the hand-over or the right to ask came to
+    /// nothing.
+    pub(super) fn wait_again(&mut self) {
+        let (table, now) = (&self.engine.table, self.engine.clock.now());
+        let Some(entry) = &mut self.entry else {
+            return;
+        };
+        if !entry.waits_again(now) {
+            *entry = table.enter(&self.key, self.mode, self.wants, now);
+        }
     }
 
-    /// Records that the renewal for which it waits has no answer. Fails after `unreachable_after`.
-    pub(super) fn renewal_is_late(&self) -> Result<()> {
-        if let Some(entry) = &self.entry {
-            entry.on_outage(Some(SideOutage { since: self.tries.since, source: None }));
-        }
-        // The cause is known to the background, which sends the renewal.
-        let silence = Failure::NotDone { source: self.outage().and_then(|outage| outage.source) };
-        self.tries.verdict(self.engine, &self.key, silence).map_or(Ok(()), Err)
+    /// Waits for the lock again, behind the other waiters of this process. A try asks the server at once, unless a task of
+    /// this process is before it.
+    pub(super) fn enter_again(&mut self) {
+        let (engine, now) = (self.engine, self.engine.clock.now());
+        let table = &engine.table;
+        self.entry = match self.patience {
+            Patience::Wait => Some(table.enter(&self.key, self.mode, self.wants, now)),
+            Patience::AskOnce => table.try_enter(&self.key, self.mode, self.wants, now),
+        };
+    }
+}
+
+impl Drop for LocalWaiter<'_> {
+    fn drop(&mut self) {
+        self.abandon(Notifications::Unwanted);
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wait::{Pause, RecallReply};
-use super::{Acquisition, HEARTBEAT, Patience, grace};
+use super::wait::{Pause, QueueWaitEnd};
+use super::{Acquisition, HEARTBEAT, Patience, poll_within};
 use crate::base::backoff::Jitter;
 use crate::base::error::{Error, Result, Source};
 use crate::base::events;
@@ -41,12 +41,12 @@ pub(super) enum Taken {
 
 impl Acquisition<'_> {
     /// Sends the request until the server grants the lock. The rare futures are boxed, because this future is moved.
-    pub(super) async fn pursue(&mut self, patience: Patience) -> Result<Pursued> {
+    pub(super) async fn pursue(&mut self) -> Result<Pursued> {
         let (mut pause, mut queued) = (Pause::new(), false);
         loop {
-            self.asks_on().await;
-            let engine = self.engine;
-            let Some((request, is_waited_for)) = self.begin_attempt(patience)? else {
+            self.stop_if_given_up().await;
+            let engine = self.waiter.engine;
+            let Some((request, is_waited_for)) = self.begin_attempt()? else {
                 return Ok(Pursued::PassedBy);
             };
             let Some((attempt, now)) = self.attempt(&request, is_waited_for).await else {
@@ -61,8 +61,8 @@ impl Acquisition<'_> {
                 }
             };
             self.note_answer(&answer.value);
-            let waits = patience == Patience::Wait;
-            match NextStep::after(&answer.value, waits, || self.recalls_from(now) <= now) {
+            let waits = self.waiter.patience == Patience::Wait;
+            match NextStep::after(&answer.value, waits, || self.recalls_until(now) <= now) {
                 NextStep::Take(granted) => match self.on_grant(&request, &answer, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
                     Taken::PassedBy => return Ok(Pursued::PassedBy),
@@ -79,22 +79,22 @@ impl Acquisition<'_> {
                 NextStep::AwaitTurn { retry_in } => {
                     self.note_wait(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
-                        events::log_queued(self.key.name(), self.mode);
+                        events::log_queued(self.waiter.key.name(), self.waiter.mode);
                     }
-                    match Box::pin(self.recall_reply(&request, retry_in, patience, now)).await {
-                        RecallReply::Granted(answer) => match self.on_notification(&request, answer) {
+                    match Box::pin(self.await_turn(&request, retry_in, now)).await {
+                        QueueWaitEnd::Granted(answer) => match self.on_notification(&request, answer) {
                             Taken::Held(held) => return Ok(Pursued::Granted(held)),
                             Taken::PassedBy => return Ok(Pursued::PassedBy),
                             Taken::Over => {}
                         },
-                        RecallReply::AskAgain => {}
-                        RecallReply::Refused | RecallReply::Silence => return Ok(Pursued::Refused),
+                        QueueWaitEnd::AskAgain => {}
+                        QueueWaitEnd::Refused | QueueWaitEnd::Silence => return Ok(Pursued::Refused),
                     }
                 }
                 // The answer brought the server's time, so the next request has a better limit.
                 NextStep::AskSoon => {
-                    self.check_late(answer.sent, patience, now)?;
-                    Box::pin(self.tries.backoff.wait()).await;
+                    self.check_late(answer.sent, now)?;
+                    Box::pin(self.waiter.tries.backoff.wait()).await;
                 }
             }
         }
@@ -111,24 +111,24 @@ impl Acquisition<'_> {
     }
 
     /// Fails a try if all of its requests were late for twice the response timeout, although the server answers.
-    fn check_late(&mut self, sent: Moment, patience: Patience, now: Moment) -> Result<()> {
+    fn check_late(&mut self, sent: Moment, now: Moment) -> Result<()> {
         let waited = now.since(*self.late_since.get_or_insert(sent));
-        if patience == Patience::Wait || waited < self.engine.options().response_timeout * 2 {
+        if self.waiter.patience == Patience::Wait || waited < self.waiter.engine.options().response_timeout * 2 {
             return Ok(());
         }
-        Err(Error::unreachable(self.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
+        Err(Error::unreachable(self.waiter.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
     }
 
     /// Begins a copy of the request that the leader before has left, or of a new request. Returns `None` if this waiter is not
     /// the leader any more. The second value is true if others wait behind it.
-    pub(super) fn begin_attempt(&mut self, patience: Patience) -> Result<Option<(AcquireRequest, bool)>> {
-        let engine = self.engine;
-        let Some(entry) = &self.entry else {
+    pub(super) fn begin_attempt(&mut self) -> Result<Option<(AcquireRequest, bool)>> {
+        let engine = self.waiter.engine;
+        let Some(entry) = &self.waiter.entry else {
             return Ok(None);
         };
         // Counted before the check, so that the check sees `close`, or `close` waits for this attempt.
         let counted = engine.releases.begin_unsettled();
-        engine.check_open(&self.key)?;
+        engine.check_open(&self.waiter.key)?;
         let mut is_new = false;
         let begun = entry.begin_attempt(engine.clock.now(), || {
             is_new = true;
@@ -141,29 +141,35 @@ impl Acquisition<'_> {
             counted.leave_to_cell();
         }
         if let Some(backoff) = begun.backoff {
-            self.tries.backoff = backoff;
+            self.waiter.tries.backoff = backoff;
             self.notices = entry.take_left().unwrap_or_default();
         }
         // A process that caches holds expects that others do, too. So a try subscribes and recalls at once.
-        let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
-        if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
+        let tries = self.waiter.patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
+        if (is_new && self.waiter.patience == Patience::Wait || tries)
+            && matches!(self.notices, Notifications::Unwanted)
+        {
             let scheme = engine.scheme.notifications();
-            let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&self.key, &engine.manager_id));
+            let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&self.waiter.key, &engine.manager_id));
             self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
         let now = engine.clock.now();
-        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_cache(&self.key, self.wants.cache_for, now));
-        self.keeping =
-            if may_stay { engine.cache_request(&self.key, entry, self.wants.cache_for).map(Box::new) } else { None };
+        let may_stay =
+            *self.may_stay.get_or_insert_with(|| engine.may_cache(&self.waiter.key, self.waiter.wants.cache_for, now));
+        self.keeping = if may_stay {
+            engine.cache_request(&self.waiter.key, entry, self.waiter.wants.cache_for).map(Box::new)
+        } else {
+            None
+        };
         let keeps = self.keeping.as_ref().is_some_and(|keeping| keeping.offers_caching());
         let request = AcquireRequest {
             caches: keeps,
             id: begun.id,
-            mode: self.mode,
-            lease: self.wants.lease.min(self.wants.max_hold),
+            mode: self.waiter.mode,
+            lease: self.waiter.wants.lease.min(self.waiter.wants.max_hold),
             // A cached hold is handed on for as long as no waiter recalls it.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().max_handoffs },
-            if_taken: match patience {
+            if_taken: match self.waiter.patience {
                 Patience::AskOnce if tries => {
                     IfTaken::Try { waiter_ttl: engine.options().recall_timeout + CLAIM_OF_A_TRY }
                 }
@@ -179,47 +185,44 @@ impl Acquisition<'_> {
 
     /// Waits in the queue for a notification. A try without a reply in time sends its request once more, because the reply may
     /// have been lost.
-    async fn recall_reply(
-        &mut self,
-        request: &AcquireRequest,
-        retry_in: Duration,
-        patience: Patience,
-        now: Moment,
-    ) -> RecallReply {
-        if patience == Patience::Wait {
-            return self.notice(request, retry_in).await.map_or(RecallReply::AskAgain, RecallReply::Granted);
+    async fn await_turn(&mut self, request: &AcquireRequest, retry_in: Duration, now: Moment) -> QueueWaitEnd {
+        if self.waiter.patience == Patience::Wait {
+            return self
+                .await_notification(request, retry_in)
+                .await
+                .map_or(QueueWaitEnd::AskAgain, QueueWaitEnd::Granted);
         }
-        let until = self.recalls_from(now);
-        match self.word(request, until).await {
-            RecallReply::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => RecallReply::AskAgain,
-            RecallReply::Refused => {
-                self.entry.iter().for_each(WaitEntry::note_in_use);
-                RecallReply::Refused
+        let until = self.recalls_until(now);
+        match self.await_recall_reply(request, until).await {
+            QueueWaitEnd::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => QueueWaitEnd::AskAgain,
+            QueueWaitEnd::Refused => {
+                self.waiter.entry.iter().for_each(WaitEntry::note_in_use);
+                QueueWaitEnd::Refused
             }
             word => word,
         }
     }
 
     /// Returns the end of the time that recalled holders have to reply to a try. The time starts at the first call.
-    fn recalls_from(&mut self, now: Moment) -> Moment {
-        *self.calls_until.get_or_insert(now.after(self.engine.options().recall_timeout))
+    fn recalls_until(&mut self, now: Moment) -> Moment {
+        *self.calls_until.get_or_insert(now.after(self.waiter.engine.options().recall_timeout))
     }
 
     /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
     /// of the grant sooner.
     pub(super) fn heartbeat(&self) -> Duration {
-        HEARTBEAT.min(self.wants.lease.min(self.wants.max_hold) / 3)
+        HEARTBEAT.min(self.waiter.wants.lease.min(self.waiter.wants.max_hold) / 3)
     }
 
     /// Makes one attempt, and returns it with the time at which it was over. A limit waits for its end. Returns `None` if this
     /// waiter is not the leader any more. If the future is dropped meanwhile, a copy is in doubt.
     async fn attempt(&mut self, request: &AcquireRequest, is_waited_for: bool) -> Option<(Attempt<Acquired>, Moment)> {
-        let engine = self.engine;
+        let engine = self.waiter.engine;
         let underway = self.begin_underway();
         let attempt = if is_waited_for {
             Box::pin(self.attempt_in_sight(request)).await
         } else {
-            engine.scheme.acquire(&self.key, request).await
+            engine.scheme.acquire(&self.waiter.key, request).await
         };
         drop(underway);
         let now = engine.clock.now();
@@ -228,12 +231,12 @@ impl Acquisition<'_> {
             && matches!(answer.value, Acquired::Granted(_))
         {
             if self.is_worth_having(answer, now) {
-                self.tries.since = now;
+                self.waiter.tries.since = now;
             }
             self.last_failure = None;
             return Some((attempt, now));
         }
-        let entry = self.entry.as_ref()?;
+        let entry = self.waiter.entry.as_ref()?;
         let unsettled = entry.end_attempt(&attempt, now, |pending| {
             if attempt.is_ok() && pending.is_unknown_to_server() { engine.releases.unsettled_of(pending) } else { None }
         })?;
@@ -256,16 +259,16 @@ impl Acquisition<'_> {
 
     /// Makes one attempt while others wait. Records from time to time that the task is polled, however long the answer takes.
     async fn attempt_in_sight(&self, request: &AcquireRequest) -> Attempt<Acquired> {
-        let clock = self.engine.clock;
-        let attempt = self.engine.scheme.acquire(&self.key, request);
+        let clock = self.waiter.engine.clock;
+        let attempt = self.waiter.engine.scheme.acquire(&self.waiter.key, request);
         tokio::pin!(attempt);
         loop {
-            let restates = clock.now().after(grace(self.engine) / 2);
+            let restates = clock.now().after(poll_within(self.waiter.engine.options()) / 2);
             tokio::select! {
                 biased;
                 attempt = &mut attempt => return attempt,
                 () = clock.timer(restates) => {
-                    if let Some(entry) = &self.entry {
+                    if let Some(entry) = &self.waiter.entry {
                         entry.note_polled(clock.now());
                     }
                 }
@@ -275,8 +278,8 @@ impl Acquisition<'_> {
 
     /// Records that the server answers.
     pub(super) fn on_first_answer(&mut self, now: Moment) {
-        self.tries.on_answer(now);
-        if let Some(entry) = &self.entry {
+        self.waiter.tries.on_answer(now);
+        if let Some(entry) = &self.waiter.entry {
             entry.on_outage(None);
         }
     }
@@ -286,7 +289,7 @@ impl Acquisition<'_> {
         let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
             return false;
         };
-        lease::valid_until(answer.sent, remaining, self.engine.options().max_clock_skew) > now
+        lease::valid_until(answer.sent, remaining, self.waiter.engine.options().max_clock_skew) > now
     }
 
     /// Turns a grant into a hold, if it is still valid.
@@ -301,15 +304,15 @@ impl Acquisition<'_> {
             cache: keep,
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining: granted.remaining, asked: request.lease, server: answer.server },
-            share: self.wants.from(sent),
+            share: self.waiter.wants.from(sent),
             in_doubt_requests: InDoubt::default(),
-            share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().join_window)),
+            share_until: (!granted.is_waited_for).then(|| sent.after(self.waiter.engine.options().join_window)),
             is_claim: false,
             jitter: Jitter::draw(),
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::log_grant(self.key.name(), self.mode, held.share_id().token);
+            events::log_grant(self.waiter.key.name(), self.waiter.mode, held.share_id().token);
         }
         taken
     }
@@ -319,7 +322,7 @@ impl Acquisition<'_> {
     pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
         self.note_clock(&answer);
         let Answered { sent, value: granted, .. } = answer;
-        let now = self.engine.clock.now();
+        let now = self.waiter.engine.clock.now();
         // Counted from an earlier answer. If the server's clock has jumped since, a claim from now on is the maximum.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // A notification answers no request. The answer to the claim tells whether the process may cache the hold.
@@ -328,7 +331,7 @@ impl Acquisition<'_> {
             cache: keep,
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining, asked: request.claim(), server: ServerTime::default() },
-            share: self.wants.from(now),
+            share: self.waiter.wants.from(now),
             in_doubt_requests: InDoubt::default(),
             share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
@@ -336,19 +339,19 @@ impl Acquisition<'_> {
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::granted_by_notice(self.key.name(), self.mode, held.share_id().token);
+            events::granted_by_notice(self.waiter.key.name(), self.waiter.mode, held.share_id().token);
         }
         taken
     }
 
     fn granting(&self, request: &AcquireRequest, granted: Granted) -> GrantIdentity {
-        GrantIdentity { id: request.id.clone(), mode: self.mode, token: granted.token, tokens: granted.tokens }
+        GrantIdentity { id: request.id.clone(), mode: self.waiter.mode, token: granted.token, tokens: granted.tokens }
     }
 
     fn take(&mut self, granted: hold::NewHold, now: Moment) -> Taken {
-        let engine = self.engine;
+        let engine = self.waiter.engine;
         let may_stay = granted.cache.is_some();
-        let Some(entry) = &self.entry else {
+        let Some(entry) = &self.waiter.entry else {
             return Taken::PassedBy;
         };
         let has_enough = granted.has_enough(now, engine.options().max_clock_skew);
@@ -361,7 +364,7 @@ impl Acquisition<'_> {
                 }
                 // With too little of the lease left, the waiter stays until a renewal is answered.
                 if has_enough {
-                    self.entry = None;
+                    self.waiter.entry = None;
                 }
                 // The hold is in the cell, where `close` finds it.
                 drop(pending.as_mut().map(|pending| engine.releases.unsettled_of(pending)));
@@ -374,45 +377,42 @@ impl Acquisition<'_> {
 
     /// Withdraws a refused request of a quorum. The next attempt has an id of its own.
     fn begin_anew(&self) {
-        if self.engine.scheme.quorum().is_some()
-            && let Some(pending) = self.entry.as_ref().and_then(WaitEntry::give_up_pending)
+        if self.waiter.engine.scheme.quorum().is_some()
+            && let Some(pending) = self.waiter.entry.as_ref().and_then(WaitEntry::give_up_pending)
         {
-            self.cancel(pending);
+            self.waiter.cancel(pending);
         }
     }
 
     /// Handles a grant whose answer came when it was over. Releases the old id, so that the next request has a new one.
     fn too_late(&mut self) -> Failure {
-        if let Some(entry) = &self.entry {
-            entry.on_outage(None);
-            if let Some(pending) = entry.give_up_pending() {
-                self.earlier_until = self.earlier_until.max(self.cancel(pending));
-            }
+        if let Some(pending) = self.waiter.entry.as_ref().and_then(WaitEntry::give_up_pending) {
+            self.earlier_until = self.earlier_until.max(self.waiter.cancel(pending));
         }
         Failure::NotDone { source: Some(Arc::new(TooLate)) }
     }
 
     pub(super) async fn on_no_answer(&mut self, failure: Failure) -> Result<()> {
-        let now = self.engine.clock.now();
-        let since = self.engine.unheard_since(&self.key, &failure, self.tries.since);
+        let now = self.waiter.engine.clock.now();
+        let since = self.waiter.engine.unheard_since(&self.waiter.key, &failure, self.waiter.tries.since);
         let source = match &failure {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => {
                 Some(source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) }))
             }
             Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. } => None,
         };
-        if let Some(entry) = &self.entry {
-            entry.on_outage(Some(SideOutage { since, source: source.clone() }));
-        }
         if let Some(source) = source {
+            if let Some(entry) = &self.waiter.entry {
+                entry.on_outage(Some(SideOutage { since, source: Some(source.clone()) }));
+            }
             self.last_failure = Some((now, source));
         }
         // Otherwise each waiter would wait for the replicas again, one after the other.
-        if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.entry) {
+        if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.waiter.entry) {
             entry.fail_waiters(&failure);
         }
-        events::attempt_unanswered(self.key.name(), &failure, &self.engine.attempt_lines, now);
-        self.tries.on_failure(self.engine, &self.key, failure).await
+        events::attempt_unanswered(self.waiter.key.name(), &failure, &self.waiter.engine.attempt_lines, now);
+        self.waiter.tries.on_failure(self.waiter.engine, &self.waiter.key, failure).await
     }
 }
 

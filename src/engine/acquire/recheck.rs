@@ -25,12 +25,12 @@ impl Acquisition<'_> {
     /// Joins a read hold that its process has, by asking the server whether a writer waits.
     pub(super) async fn recheck_own(&mut self) -> Result<Option<Held>> {
         loop {
-            self.asks_on().await;
-            let (now, Some(entry)) = (self.engine.clock.now(), &self.entry) else {
+            self.stop_if_given_up().await;
+            let (now, Some(entry)) = (self.waiter.engine.clock.now(), &self.waiter.entry) else {
                 return Ok(None);
             };
             if let Some((hold, share_id)) = entry.join(now) {
-                return Ok(Some(self.on_joined(Held::new(self.engine, hold, share_id))));
+                return Ok(Some(self.on_joined(Held::new(self.waiter.engine, hold, share_id))));
             }
             let Some(hold) = entry.to_recheck() else {
                 return Ok(None);
@@ -38,10 +38,10 @@ impl Acquisition<'_> {
             if !entry.note_polled(now) {
                 return Ok(None);
             }
-            let Some((share_id, lease)) = hold.begin_recheck(self.wants.from(now), now) else {
+            let Some((share_id, lease)) = hold.begin_recheck(self.waiter.wants.from(now), now) else {
                 return Ok(None);
             };
-            match self.recheck(Held::new(self.engine, hold, share_id), lease).await? {
+            match self.recheck(Held::new(self.waiter.engine, hold, share_id), lease).await? {
                 RecheckOutcome::Joined(held) => return Ok(Some(self.on_joined(held))),
                 RecheckOutcome::Closed => return Ok(None),
                 RecheckOutcome::Again => {}
@@ -52,23 +52,23 @@ impl Acquisition<'_> {
     /// Ends the acquisition with a share of an older hold. The other waiting readers of the process may join it too.
     pub(super) fn on_joined(&mut self, held: Held) -> Held {
         self.on_seated(&held);
-        self.entry = None;
+        self.waiter.entry = None;
         held
     }
 
     /// Lets the waiting readers join as well, and withdraws the own request. The entry stays until the share is long enough.
     pub(super) fn on_seated(&mut self, held: &Held) {
-        if let Some(entry) = &self.entry {
-            let now = self.engine.clock.now();
+        if let Some(entry) = &self.waiter.entry {
+            let now = self.waiter.engine.clock.now();
             // The acquisition needs no hold of its own any more.
             if let Some(pending) = entry.on_seated(held.hold(), now) {
-                self.earlier_until = self.earlier_until.max(self.cancel(pending));
+                self.earlier_until = self.earlier_until.max(self.waiter.cancel(pending));
             }
         }
     }
 
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<RecheckOutcome> {
-        let engine = self.engine;
+        let engine = self.waiter.engine;
         let hold = &Arc::clone(held.hold());
         let standing = hold.offered_subscription();
         let request = AcquireRequest {
@@ -81,7 +81,7 @@ impl Acquisition<'_> {
         };
         let underway = self.begin_underway();
         let repeat = Repeat { engine, hold, is_known: false };
-        let attempt = engine.scheme.acquire(&self.key, &request).await;
+        let attempt = engine.scheme.acquire(&self.waiter.key, &request).await;
         repeat.resolve(&attempt);
         drop(underway);
         let now = engine.clock.now();
@@ -119,7 +119,7 @@ impl Acquisition<'_> {
             Acquired::Late => {
                 // The answer brought the server's time. The reader has no share during the pause.
                 drop(held);
-                self.tries.backoff.wait().await;
+                self.waiter.tries.backoff.wait().await;
                 Ok(RecheckOutcome::Again)
             }
             Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {

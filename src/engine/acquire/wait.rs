@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::plausible::Bounds;
-use super::{Acquisition, grace};
+use super::{Acquisition, poll_within};
 use crate::base::attempt::MAX_NOTIFICATIONS;
 use crate::base::lease::Moment;
 use crate::lock::wait::Notifications;
@@ -34,7 +34,7 @@ impl Pause {
 }
 
 /// Outcome of a wait in the queue.
-pub(super) enum RecallReply {
+pub(super) enum QueueWaitEnd {
     Granted(Answered<Granted>),
     /// The lock may have been granted meanwhile.
     AskAgain,
@@ -100,10 +100,14 @@ impl HeardNotification {
 
 impl Acquisition<'_> {
     /// Waits in the server's queue until a notification brings the grant, or until it is time to ask again.
-    pub(super) async fn notice(&mut self, request: &AcquireRequest, retry_in: Duration) -> Option<Answered<Granted>> {
+    pub(super) async fn await_notification(
+        &mut self,
+        request: &AcquireRequest,
+        retry_in: Duration,
+    ) -> Option<Answered<Granted>> {
         // A little after the deadline that may free the lock, so that the attempt does not come too early.
         let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
-        let clock = self.engine.clock;
+        let clock = self.waiter.engine.clock;
         let mut asks_again = clock.now().after(nap);
         self.subscribe();
         let bounds = self.bounds(request);
@@ -119,7 +123,7 @@ impl Acquisition<'_> {
                     let Some(notice) = notice else { break };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
                         HeardNotification::Granted(answer)
-                            if self.engine.options().durability.counts_notified_grants() =>
+                            if self.waiter.engine.options().durability.counts_notified_grants() =>
                         {
                             return Some(answer);
                         }
@@ -149,25 +153,25 @@ impl Acquisition<'_> {
     }
 
     /// Waits for the replies to the recall of a try.
-    pub(super) async fn word(&mut self, request: &AcquireRequest, until: Moment) -> RecallReply {
+    pub(super) async fn await_recall_reply(&mut self, request: &AcquireRequest, until: Moment) -> QueueWaitEnd {
         self.subscribe();
         let bounds = self.bounds(request);
         let Notifications::Subscribed(subscription) = &mut self.notices else {
-            return RecallReply::Silence;
+            return QueueWaitEnd::Silence;
         };
-        let (clock, grace) = (self.engine.clock, grace(self.engine));
-        let (mut asks_again, mut restates) = (Moment::NEVER, clock.now().after(grace / 2));
+        let (clock, restates_within) = (self.waiter.engine.clock, poll_within(self.waiter.engine.options()) / 2);
+        let (mut asks_again, mut restates) = (Moment::NEVER, clock.now().after(restates_within));
         loop {
             tokio::select! {
                 biased;
                 notice = subscription.notices.recv() => {
-                    let Some(notice) = notice else { return RecallReply::Silence };
+                    let Some(notice) = notice else { return QueueWaitEnd::Silence };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
                         HeardNotification::Granted(answer) => {
-                            let counts = self.engine.options().durability.counts_notified_grants();
-                            return if counts { RecallReply::Granted(answer) } else { RecallReply::AskAgain };
+                            let counts = self.waiter.engine.options().durability.counts_notified_grants();
+                            return if counts { QueueWaitEnd::Granted(answer) } else { QueueWaitEnd::AskAgain };
                         }
-                        HeardNotification::Refused => return RecallReply::Refused,
+                        HeardNotification::Refused => return QueueWaitEnd::Refused,
                         // A notification from before the subscription was live has reached no waiter.
                         HeardNotification::AskAgain => asks_again = asks_again.min(self.told_to_ask.next_at()),
                         HeardNotification::Nothing => {}
@@ -180,15 +184,15 @@ impl Acquisition<'_> {
             let now = clock.now();
             // Checked first, because a flood of notifications must not keep a try from its end.
             if until <= now {
-                return RecallReply::Silence;
+                return QueueWaitEnd::Silence;
             }
             if asks_again <= now {
                 self.told_to_ask.take(now);
-                return RecallReply::AskAgain;
+                return QueueWaitEnd::AskAgain;
             }
             if restates <= now {
-                restates = now.after(grace / 2);
-                if let Some(entry) = &self.entry {
+                restates = now.after(restates_within);
+                if let Some(entry) = &self.waiter.entry {
                     entry.note_polled(now);
                 }
             }
@@ -203,7 +207,7 @@ impl Acquisition<'_> {
             Notifications::Unwanted | Notifications::Never => MAX_RETRY,
         };
         let nap = pause.next(longest).min(retry_in + Duration::from_millis(1));
-        let clock = self.engine.clock;
+        let clock = self.waiter.engine.clock;
         let until = clock.now().after(nap);
         match &mut self.notices {
             Notifications::Subscribed(subscription) => {
@@ -230,8 +234,8 @@ impl Acquisition<'_> {
     /// Subscribes to the notifications, if the scheme has any.
     fn subscribe(&mut self) {
         if matches!(self.notices, Notifications::Unwanted) {
-            let scheme = self.engine.scheme.notifications();
-            let subscription = scheme.map(|scheme| scheme.subscribe(&self.key, &self.engine.manager_id));
+            let scheme = self.waiter.engine.scheme.notifications();
+            let subscription = scheme.map(|scheme| scheme.subscribe(&self.waiter.key, &self.waiter.engine.manager_id));
             self.notices = subscription.map_or(Notifications::Never, Notifications::Subscribed);
         }
     }

@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use super::{Acquisition, at};
+use super::Acquisition;
+use super::limits::at;
+use super::local::LocalWaiter;
 use crate::base::backoff::Backoff;
 use crate::base::lease::{self, Moment};
 use crate::engine::releases::Unsettled;
@@ -16,6 +18,7 @@ use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareId;
 use crate::lock::side::Pending;
+use crate::lock::wait::Notifications;
 use crate::store::Failure;
 
 /// Tells whether the server may still grant an acquisition that was given up.
@@ -33,7 +36,7 @@ pub(super) struct Left {
     handed: Option<(Arc<Hold>, ShareId)>,
 }
 
-impl Acquisition<'_> {
+impl LocalWaiter<'_> {
     /// Returns true if the server can have no hold and no place of this acquisition.
     pub(super) fn has_left_nothing(&self) -> bool {
         self.entry.as_ref().is_none_or(|entry| !entry.has_traces())
@@ -41,10 +44,10 @@ impl Acquisition<'_> {
 
     /// Removes the entry. The next waiter of this process continues the request, if there is one that may. Then nothing is
     /// left to withdraw.
-    pub(super) fn leave(&mut self) -> Option<Left> {
+    fn leave(&mut self, notices: Notifications) -> Option<Left> {
         let entry = self.entry.take()?;
         let now = self.engine.clock.now();
-        let leaving = entry.leave(std::mem::take(&mut self.notices), self.tries.backoff, now);
+        let leaving = entry.leave(notices, self.tries.backoff, now);
         let pending = leaving.pending.and_then(|mut pending| {
             if pending.is_unknown_to_server() {
                 drop(self.engine.releases.unsettled_of(&mut pending));
@@ -56,7 +59,7 @@ impl Acquisition<'_> {
     }
 
     /// Withdraws the request and releases the share in the background.
-    pub(super) fn give_back(&self, left: Left) {
+    fn give_back(&self, left: Left) {
         if let Some(pending) = left.pending {
             self.cancel(pending);
         }
@@ -65,17 +68,61 @@ impl Acquisition<'_> {
         }
     }
 
+    /// Withdraws a request in the background. Returns the moment until which the server may have a hold or a place of it.
+    pub(super) fn cancel(&self, mut pending: Pending) -> Option<Moment> {
+        // Declared first, so that the release is counted before the request stops to count.
+        let _unsettled = self.engine.releases.unsettled_of(&mut pending);
+        if pending.is_unknown_to_server() {
+            return None;
+        }
+        let release = self.release_of(&pending);
+        let server_until = release.server_until;
+        self.engine.releases.take_back_from_here(release, self.engine.clock.now());
+        Some(server_until)
+    }
+
+    /// Removes the entry, with its request and its share, unless they belong to the parent process.
+    pub(super) fn abandon(&mut self, notices: Notifications) {
+        if self.engine.is_copied() {
+            std::mem::forget(self.entry.take());
+            return;
+        }
+        if let Some(left) = self.leave(notices) {
+            self.give_back(left);
+        }
+    }
+
+    /// Returns the release that withdraws a request.
+    pub(super) fn release_of(&self, pending: &Pending) -> Release {
+        let now = self.engine.clock.now();
+        let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
+        let covers =
+            lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().max_clock_skew);
+        Release {
+            key: Arc::clone(&self.key),
+            id: pending.id.clone(),
+            server_until: arrives_until.unwrap_or(now).max(now).after(covers),
+            arrives_until,
+            rest_until: None,
+        }
+    }
+}
+
+impl Acquisition<'_> {
     /// Removes the entry and waits until the request is withdrawn, until `answer_by` at most. Without an answer by then, or if
     /// the future is dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
-        let engine = self.engine;
+        let engine = self.waiter.engine;
         let unarmed = self.take_unarmed();
-        let left = self.leave().or_else(|| unarmed.is_some().then_some(Left { pending: None, handed: None }));
+        let left = self
+            .waiter
+            .leave(std::mem::take(&mut self.notices))
+            .or_else(|| unarmed.is_some().then_some(Left { pending: None, handed: None }));
         if let Some(Left { pending, handed }) = left {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
             let withdrawing = pending.map(|mut pending| Withdrawing {
                 engine,
-                release: Some(self.release_of(&pending)),
+                release: Some(self.waiter.release_of(&pending)),
                 _unsettled: engine.releases.unsettled_of(&mut pending),
             });
             let given_back = async {
@@ -101,21 +148,6 @@ impl Acquisition<'_> {
         match self.earlier_until {
             Some(until) if until > engine.clock.now() => Withdrawn::Perhaps,
             _ => Withdrawn::Surely,
-        }
-    }
-
-    /// Returns the release that withdraws a request.
-    pub(super) fn release_of(&self, pending: &Pending) -> Release {
-        let now = self.engine.clock.now();
-        let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
-        let covers =
-            lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().max_clock_skew);
-        Release {
-            key: Arc::clone(&self.key),
-            id: pending.id.clone(),
-            server_until: arrives_until.unwrap_or(now).max(now).after(covers),
-            arrives_until,
-            rest_until: None,
         }
     }
 }

@@ -56,7 +56,7 @@ impl<H: InRenewalQueue> State<H> {
         inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
     ) -> bool {
-        if self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle()) {
+        if self.wait_queue.as_deref().is_some_and(|queue| !queue.writes.is_idle()) {
             return false;
         }
         let heard = inputs.heard;

@@ -11,6 +11,7 @@ use crate::lock::effects::InRenewalQueue;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side, WaiterId};
 
+/// Acquisitions that have no share yet. Each is in exactly one place: it waits or leads on its side, or it is in one of the maps.
 #[derive(Debug)]
 pub(super) struct WaitQueue<H> {
     pub(super) reads: Side,

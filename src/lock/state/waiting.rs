@@ -1,7 +1,6 @@
 //! Waiters of the lock in this process, and the leaders of its two sides.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::wait_queue::ExtraRequest;
 use super::{Entry, LeftEntry, State, WakeReason};
@@ -27,7 +26,7 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         mode: Mode,
         again: Option<WaiterId>,
-        (wants, grace): (ShareRequest, Duration),
+        wants: ShareRequest,
         now: Moment,
         inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
@@ -37,16 +36,16 @@ impl<H: InRenewalQueue> State<H> {
             return (waiter_id, true);
         }
         let may_ask = self.may_ask(mode);
-        let crowd = self.wait_queue();
-        crowd.extra_requests.remove(&waiter_id);
-        let side = crowd.side(mode);
+        let queue = self.wait_queue();
+        queue.extra_requests.remove(&waiter_id);
+        let side = queue.side(mode);
         if may_ask && side.is_idle() {
-            side.lead(waiter_id, (wants.owner, WaitStart(now)), now.after(grace));
+            side.lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
             return (waiter_id, false);
         }
         self.recall_cached(mode, now, effects);
         let side = self.wait_queue().side(mode);
-        side.wait(waiter_id, Waiter { wants, since: WaitStart(now), poll_within: grace });
+        side.wait(waiter_id, Waiter { wants, since: WaitStart(now) });
         (waiter_id, true)
     }
 
@@ -55,13 +54,13 @@ impl<H: InRenewalQueue> State<H> {
     pub(in crate::lock) fn try_enter(
         &mut self,
         mode: Mode,
-        (wants, grace): (ShareRequest, Duration),
+        wants: ShareRequest,
         now: Moment,
         inputs: &Inputs<'_>,
         effects: &mut Effects<H>,
     ) -> Option<(WaiterId, bool)> {
         let has_waiters =
-            || self.wait_queue.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
+            || self.wait_queue.as_deref().is_some_and(|queue| queue.reads.has_waiters() || queue.writes.has_waiters());
         let is_in_the_way = match mode {
             Mode::Read => self.used_holds().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
             Mode::Write => self.used_holds().next().is_some() || has_waiters(),
@@ -73,39 +72,39 @@ impl<H: InRenewalQueue> State<H> {
         if mode == Mode::Write && self.hand_cached(waiter_id, wants, now, inputs, effects) {
             return Some((waiter_id, true));
         }
-        let crowd = self.wait_queue();
-        if crowd.side(mode).has_leader() {
-            crowd.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
+        let queue = self.wait_queue();
+        if queue.side(mode).has_leader() {
+            queue.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
         } else {
-            crowd.side(mode).lead(waiter_id, (wants.owner, WaitStart(now)), now.after(grace));
+            queue.side(mode).lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
         }
         Some((waiter_id, false))
     }
 
     /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
-        let crowd = self.wait_queue();
-        if let Some((hold, share_id)) = crowd.handed.remove(&waiter_id) {
-            if crowd.is_empty() {
+        let queue = self.wait_queue();
+        if let Some((hold, share_id)) = queue.handed.remove(&waiter_id) {
+            if queue.is_empty() {
                 self.wait_queue = None;
             }
             return Some(WakeReason::Handed(hold, share_id));
         }
-        if let Some(failure) = crowd.failed.remove(&waiter_id) {
-            if crowd.is_empty() {
+        if let Some(failure) = queue.failed.remove(&waiter_id) {
+            if queue.is_empty() {
                 self.wait_queue = None;
             }
             return Some(WakeReason::Failed(failure));
         }
-        let was_called = crowd.side(mode).leader(waiter_id).is_some();
+        let leads = queue.side(mode).leader(waiter_id).is_some();
         // It was woken as the leader, and has lost the right since. It learns that when it sends its request.
-        let was_passed_by = crowd.extra_requests.contains_key(&waiter_id);
-        (was_called || was_passed_by).then_some(WakeReason::Ask)
+        let was_passed_by = queue.extra_requests.contains_key(&waiter_id);
+        (leads || was_passed_by).then_some(WakeReason::Ask)
     }
 
     /// Returns the extra request of this try, if it may still send it.
     fn extra_request(&mut self, waiter_id: WaiterId) -> Option<&mut ExtraRequest> {
-        self.wait_queue().extra_requests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
+        self.wait_queue().extra_requests.get_mut(&waiter_id).filter(|extra| !extra.has_lost_right)
     }
 
     /// Returns the request of this waiter. The outer `Option` is `None` if the waiter may send none.
@@ -113,7 +112,7 @@ impl<H: InRenewalQueue> State<H> {
         if self.wait_queue().side(mode).leader(waiter_id).is_some() {
             return self.wait_queue().side(mode).leader(waiter_id).map(|leader| &mut leader.pending);
         }
-        self.extra_request(waiter_id).map(|guest| &mut guest.pending)
+        self.extra_request(waiter_id).map(|extra| &mut extra.pending)
     }
 
     /// Records until when this leader will be polled again. Returns false if it may not send requests any more.
@@ -185,12 +184,12 @@ impl<H: InRenewalQueue> State<H> {
         failure: &Failure,
         effects: &mut Effects<H>,
     ) {
-        let crowd = self.wait_queue();
-        let Some(newest) = crowd.side(mode).leader(waiter_id).map(|leader| leader.newest) else {
+        let queue = self.wait_queue();
+        let Some(newest) = queue.side(mode).leader(waiter_id).map(|leader| leader.newest) else {
             return;
         };
-        for waiter_id in crowd.side(mode).take_waiters_up_to(newest).into_keys() {
-            crowd.failed.insert(waiter_id, failure.clone());
+        for waiter_id in queue.side(mode).take_waiters_up_to(newest).into_keys() {
+            queue.failed.insert(waiter_id, failure.clone());
             effects.signals.wake(waiter_id);
         }
     }
@@ -259,8 +258,8 @@ impl<H: InRenewalQueue> State<H> {
             if !self.may_ask(mode) {
                 continue;
             }
-            let crowd = self.wait_queue();
-            let side = crowd.side(mode);
+            let queue = self.wait_queue();
+            let side = queue.side(mode);
             let Some(mut leader) = side.take_stalled(now) else {
                 continue;
             };
@@ -268,7 +267,7 @@ impl<H: InRenewalQueue> State<H> {
                 pending.copies.abandon_all(now.after(rules.max_delay));
             }
             side.pending = leader.pending;
-            crowd.extra_requests.insert(leader.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
+            queue.extra_requests.insert(leader.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
         }
     }
 
@@ -283,10 +282,10 @@ impl<H: InRenewalQueue> State<H> {
         effects: &mut Effects<H>,
     ) -> LeftEntry<H> {
         let may_ask = self.may_ask(mode);
-        let crowd = self.wait_queue();
-        let handed = crowd.handed.remove(&waiter_id);
-        crowd.failed.remove(&waiter_id);
-        let side = crowd.side(mode);
+        let queue = self.wait_queue();
+        let handed = queue.handed.remove(&waiter_id);
+        queue.failed.remove(&waiter_id);
+        let side = queue.side(mode);
         side.stop_waiting(waiter_id);
         let leader = side.take_leader(waiter_id);
         let goes_on = leader.is_some() && may_ask && side.has_waiters();
@@ -294,7 +293,7 @@ impl<H: InRenewalQueue> State<H> {
             side.wake_at_first_answer(mode, &mut effects.signals);
         }
         let asked =
-            leader.map(|leader| leader.pending).or_else(|| Some(crowd.extra_requests.remove(&waiter_id)?.pending));
+            leader.map(|leader| leader.pending).or_else(|| Some(queue.extra_requests.remove(&waiter_id)?.pending));
         let mut pending = asked.flatten();
         if let Some(pending) = &mut pending {
             pending.copies.abandon_all(now.after(rules.max_delay));
@@ -303,7 +302,7 @@ impl<H: InRenewalQueue> State<H> {
         }
         let goes_on = goes_on && pending.is_some();
         if goes_on {
-            crowd.side(mode).pending = pending.take();
+            queue.side(mode).pending = pending.take();
         }
         LeftEntry { pending, handed, goes_on }
     }

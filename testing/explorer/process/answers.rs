@@ -76,7 +76,7 @@ impl Driver<'_> {
             return self.on_grant(number, slot, new_hold);
         }
         self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
-        let is_mine = self.process.state.end_attempt(mode, waiter_id, now.after(GRACE)).map(|pending| {
+        let is_mine = self.process.state.end_attempt(mode, waiter_id, now.after(POLL_WITHIN)).map(|pending| {
             pending.note_attempt(&attempt);
             if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
                 pending.copies = InDoubt::default();
@@ -176,7 +176,7 @@ impl Driver<'_> {
                 self.remove_share(hold, share_id);
                 self.task(number).was_late = self.has_threads();
                 let ExploredTask { mode, waits, .. } = *self.task(number);
-                let wants = (self.wants(), GRACE);
+                let wants = self.wants();
                 let entered = self.event(|state, inputs, effects| match waits {
                     true => Some(state.enter(mode, Some(waiter_id), wants, now, inputs, effects)),
                     // It asks at once, unless a waiter of this process is before it.

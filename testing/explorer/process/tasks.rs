@@ -85,7 +85,7 @@ impl Driver<'_> {
         if self.process.blunder == Some(Blunder::AsksAnew) {
             self.process.state.give_up_pending(mode, waiter_id);
         }
-        let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(GRACE), begin).map(|pending| {
+        let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(POLL_WITHIN), begin).map(|pending| {
             pending.copies.ask_for(HOLD_LEASE);
             slot_of(&pending.id)
         });
@@ -106,7 +106,7 @@ impl Driver<'_> {
         }
         let Some(hold) = self.process.state.to_recheck() else { return false };
         let hold = hold.number();
-        if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(GRACE)) {
+        if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(POLL_WITHIN)) {
             return false;
         }
         let begun = self.event(|state, _, effects| {

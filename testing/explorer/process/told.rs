@@ -64,7 +64,6 @@ impl Driver<'_> {
             let token = if self.process.blunder == Some(Blunder::ReusesToken) { first } else { share_id.token };
             return self.enter_hold(number, mode, (hold.number(), share_id), token);
         }
-        let wants = (wants, GRACE);
         let entered = self.event(|state, inputs, effects| match waits {
             true => Some(state.enter(mode, None, wants, now, inputs, effects)),
             false => state.try_enter(mode, wants, now, inputs, effects),

@@ -53,7 +53,7 @@ fn cache_answer(recalls: &Recalls, sent: Moment) -> CacheAnswer {
 /// Grants the lock to a waiter. `tell` makes the answer about caching that comes with the grant.
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> CachingHolder {
     let (table, sent) = (table(), now());
-    let entry = table.enter(&key(), mode, wants(), GRACE, sent);
+    let entry = table.enter(&key(), mode, wants(), sent);
     let recalls = entry.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(PassOn(cell))))));
     let recalls = recalls.expect("somebody listens");
     recalls.on_confirmed(subscription(1));
@@ -143,7 +143,7 @@ fn write_hold_whose_tokens_are_used_up_is_neither_cached_nor_handed_on() {
     let holder = granted(Mode::Write, 1);
     assert_eq!(holder.leave(), ShareRemoved::Last);
     let holder = granted(Mode::Write, 1);
-    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
+    let mut entry = holder.table.enter(&key(), Mode::Write, wants(), now());
     assert!(signal_of(&mut entry).is_none());
     assert_eq!(holder.leave(), ShareRemoved::Last);
 }
@@ -158,7 +158,7 @@ fn write_hold_is_handed_on_until_it_is_recalled() {
             if handoff == 64 && is_recalled {
                 holder.recall(FIRST);
             }
-            let mut entry = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
+            let mut entry = holder.table.enter(&key(), Mode::Write, wants(), now());
             assert!(signal_of(&mut entry).is_none());
             match remove(&holder.hold, share_id) {
                 ShareRemoved::HandedOver(next) => share_id = next,
@@ -174,7 +174,7 @@ fn write_hold_is_handed_on_until_it_is_recalled() {
 fn acquisition_of_the_other_mode_ends_the_cached_holds_that_exclude_it() {
     for mode in [Mode::Read, Mode::Write] {
         let holder = cached(other(mode), 8);
-        let mut entry = holder.table.enter(&key(), mode, wants(), GRACE, now());
+        let mut entry = holder.table.enter(&key(), mode, wants(), now());
         assert!(asks(&mut entry));
         let ended = entry.end_cached();
         assert!(matches!(&ended[..], [hold] if Arc::ptr_eq(hold, &holder.hold)));
@@ -187,7 +187,7 @@ fn acquisition_of_the_other_mode_ends_the_cached_holds_that_exclude_it() {
 #[test]
 fn acquisition_does_not_end_a_used_hold_or_one_that_it_can_share() {
     let used = granted(Mode::Read, 1);
-    let mut writer = used.table.enter(&key(), Mode::Write, wants(), GRACE, now());
+    let mut writer = used.table.enter(&key(), Mode::Write, wants(), now());
     assert!(asks(&mut writer) && writer.end_cached().is_empty());
     let shared = cached(Mode::Read, 1);
     let reader = try_enter(&shared.table, Mode::Read).expect("no writer is here");
@@ -257,7 +257,7 @@ fn try_has_a_cached_hold_given_up() {
 #[test]
 fn hold_is_not_cached_where_a_writer_asks_for_it() {
     let holder = granted(Mode::Read, 1);
-    let mut writer = holder.table.enter(&key(), Mode::Write, wants(), GRACE, now());
+    let mut writer = holder.table.enter(&key(), Mode::Write, wants(), now());
     assert!(asks(&mut writer) && sends(&writer, 2).is_some());
     assert_eq!(holder.leave(), ShareRemoved::Last);
 }
@@ -416,7 +416,7 @@ fn writer_with_too_little_left_is_handed_a_cached_hold_and_waits_for_its_renewal
     let holder = cached(Mode::Write, 8);
     let long = ShareRequest { lease: LEASE * 6, ..wants() };
     assert!(holder.table.take_cached(key().hashed_name(), long, now()).is_none());
-    let mut entry = holder.table.enter(&key(), Mode::Write, long, GRACE, now());
+    let mut entry = holder.table.enter(&key(), Mode::Write, long, now());
     let Some(Wake::Handed(hold, share_id)) = signal_of(&mut entry) else { panic!("it has the lock") };
     let accepted = accept(&hold, share_id, long.from(now()), now(), now());
     assert!(matches!(accepted, Accepted::Short { .. }), "{accepted:?}");

@@ -28,7 +28,7 @@ use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, Notifications, WaitEntry, Wake};
 use crate::lock::watch::Watch;
 
-const GRACE: Duration = Duration::from_secs(2);
+const POLL_WITHIN: Duration = Duration::from_secs(2);
 const MAX_DELAY: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -42,6 +42,7 @@ fn rules() -> Rules {
         clock: Clock::System,
         max_clock_skew: Duration::ZERO,
         max_delay: MAX_DELAY,
+        poll_within: POLL_WITHIN,
         max_handoffs: 64,
         handoff_span: secs(60),
         metrics: Metrics::default(),
@@ -66,11 +67,11 @@ fn want() -> ShareRequest {
 }
 
 fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {
-    table.enter(&key(), mode, want(), GRACE, now())
+    table.enter(&key(), mode, want(), now())
 }
 
 fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {
-    table.try_enter(&key(), mode, want(), GRACE, now())
+    table.try_enter(&key(), mode, want(), now())
 }
 
 fn id(n: u64) -> AcquisitionId {
@@ -153,9 +154,9 @@ fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
 
 /// Signal that a waiter has got, if there is one.
 fn signal_of(entry: &mut WaitEntry) -> Option<Wake> {
-    let mut signal = std::pin::pin!(entry.signalled());
+    let mut signal = std::pin::pin!(entry.signalled(None));
     match signal.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(call) => Some(call),
+        Poll::Ready(call) => call,
         Poll::Pending => None,
     }
 }
@@ -235,7 +236,7 @@ fn leader_that_stalls_loses_the_right_to_ask_and_waits_again() {
     assert_eq!(table.deadlines.leaders(), 0, "nobody waits behind it");
     let mut second = enter(&table, Mode::Write);
     assert_eq!(table.deadlines.leaders(), 1);
-    let later = now().after(GRACE);
+    let later = now().after(POLL_WITHIN);
     table.deadlines.look_for_stalled(later);
     assert!(asks(&mut second), "the first one has not been seen");
     assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
@@ -255,13 +256,13 @@ fn leader_that_is_polled_goes_on_asking() {
     let table = table();
     let first = enter(&table, Mode::Read);
     let mut second = enter(&table, Mode::Read);
-    let later = now().after(GRACE);
+    let later = now().after(POLL_WITHIN);
     assert!(first.note_polled(later));
     table.deadlines.look_for_stalled(later);
     assert!(signal_of(&mut second).is_none());
     assert_eq!(table.deadlines.leaders(), 1, "it is looked at again");
     leave(second);
-    table.deadlines.look_for_stalled(later.after(GRACE));
+    table.deadlines.look_for_stalled(later.after(POLL_WITHIN));
     assert_eq!(table.deadlines.leaders(), 0, "nobody waits behind it any more");
     assert!(first.note_polled(later));
 }
@@ -272,7 +273,7 @@ fn waiter_that_was_passed_by_keeps_its_place() {
     let mut first = enter(&table, Mode::Write);
     let mut second = enter(&table, Mode::Write);
     let mut third = enter(&table, Mode::Write);
-    table.deadlines.look_for_stalled(now().after(GRACE));
+    table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
     assert!(asks(&mut second));
     assert!(first.waits_again(now()));
     leave(second);
@@ -468,7 +469,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
 fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
     let long = ShareRequest { lease: LEASE * 6, ..want() };
     let first = enter(table, Mode::Write);
-    let mut second = table.enter(&key(), Mode::Write, long, GRACE, now());
+    let mut second = table.enter(&key(), Mode::Write, long, now());
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let Some(Wake::Handed(_, share_id)) = signal_of(&mut second) else { panic!("it has the lock") };

@@ -15,6 +15,7 @@ use crate::base::sync::scheduler::{ThreadBody, ThreadScene, block_on, explore_or
 use crate::lock::cell::Surroundings;
 use crate::lock::effects::Effects;
 use crate::lock::hold::Next;
+use crate::lock::side::SideOutage;
 use crate::lock::state::State;
 
 /// Faults of a wrong driver.
@@ -49,8 +50,9 @@ enum Slip {
 type SceneOf = fn(Option<Slip>) -> ThreadScene;
 
 /// Scenes by their names, with a number of orders that each has at least when threads are preempted twice.
-const SCENES: [(&str, SceneOf, usize); 14] = [
+const SCENES: [(&str, SceneOf, usize); 15] = [
     ("a leader leaves, and the next waiter looks", leader_leaves_and_waiter_looks, 16),
+    ("an outage begins, and a waiter looks", outage_begins_as_a_waiter_looks, 10),
     ("a writer is handed the hold, and looks", writer_is_handed_a_hold, 17),
     ("a writer is handed the hold, and leaves", writer_leaves_as_it_is_handed_a_hold, 16),
     ("a reader is handed a share, and leaves", reader_leaves_as_it_is_handed_a_share, 48),
@@ -107,7 +109,7 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let looks = move || {
         let reason = match slip {
             Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&waiter, cx))),
-            _ => block_on(waiter.signalled()),
+            _ => block_on(waiter.signalled(None)).expect("the server answers"),
         };
         assert!(matches!(reason, Wake::Ask), "{reason:?}");
         leave(waiter);
@@ -135,10 +137,34 @@ fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
     let mut unused = Effects::default();
     let left = cell.ask(|state| {
         let left = state.leave(Mode::Write, leader.waiter_id(), Backoff::new(), now(), cell.rules(), &mut unused);
-        state.advance(now(), &mut unused);
+        state.advance(now(), cell.rules(), &mut unused);
         left
     });
     drop(left);
+}
+
+fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
+    let table = table();
+    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let begins = move || leader.on_outage(Some(SideOutage { since: now(), source: None }));
+    let looks = move || {
+        let woken = match slip {
+            Some(Slip::RegistersAfterItLooked) => {
+                block_on(poll_fn(|cx| look_for_outage_and_then_register(&waiter, cx)))
+            }
+            _ => block_on(waiter.signalled(None)),
+        };
+        assert!(woken.is_none(), "{woken:?}");
+    };
+    ThreadScene::new([body(looks), body(begins)], || Ok(()))
+}
+
+/// The wrong form of `WaitEntry::signalled`.
+fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Option<Wake>> {
+    match entry.cell().ask(|state| state.outage(Mode::Write)) {
+        Some(_) => Poll::Ready(None),
+        None => entry.cell().poll_waiter(entry.waiter_id(), cx, |_| None),
+    }
 }
 
 fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
@@ -149,7 +175,7 @@ fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let looks = move || {
         let reason = match slip {
             Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&second, cx))),
-            _ => block_on(second.signalled()),
+            _ => block_on(second.signalled(None)).expect("the server answers"),
         };
         let Wake::Handed(hold, share_id) = reason else { panic!("{reason:?}") };
         assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
@@ -252,8 +278,8 @@ fn enter_whatever_is_there(table: &Arc<Table>) -> WaitEntry {
 fn enter_cell(cell: Arc<Cell<Hold>>) -> WaitEntry {
     let (wants, now) = (want(), now());
     let (waiter_id, waits) =
-        cell.event(now, |state, inputs, effects| state.enter(Mode::Write, None, (wants, GRACE), now, inputs, effects));
-    WaitEntry::new(cell, Mode::Write, waiter_id, waits, wants, GRACE)
+        cell.event(now, |state, inputs, effects| state.enter(Mode::Write, None, wants, now, inputs, effects));
+    WaitEntry::new(cell, Mode::Write, waiter_id, waits, wants)
 }
 
 /// Table with a wrong queue of deadlines.
@@ -405,7 +431,7 @@ fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
         _ => drop(leader.leave(mine, Backoff::new(), now())),
     };
     let goes_on = move || {
-        assert!(matches!(block_on(waiter.signalled()), Wake::Ask));
+        assert!(matches!(block_on(waiter.signalled(None)), Some(Wake::Ask)));
         found.add(waiter.take_left());
         leave(waiter);
     };
@@ -505,7 +531,7 @@ fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
             }
         }
     };
-    let looks = move || driver.deadlines.look_for_stalled(now().after(GRACE * 2));
+    let looks = move || driver.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
     ThreadScene::new([body(takes), body(looks)], move || {
         let (goes_on, holds) = (sends(&waiter, 2) == Some(id(1)), holds.take());
         for (hold, share_id) in &holds {
@@ -542,8 +568,9 @@ fn two_threads_at_one_cell_are_right_with_more_preemptions() {
 
 #[test]
 fn each_slip_of_a_thread_is_found() {
-    let slips: [(Slip, SceneOf, &str); 15] = [
+    let slips: [(Slip, SceneOf, &str); 16] = [
         (Slip::RegistersAfterItLooked, leader_leaves_and_waiter_looks, "threads wait for ever"),
+        (Slip::RegistersAfterItLooked, outage_begins_as_a_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, writer_is_handed_a_hold, "threads wait for ever"),
         (Slip::WakesBeforeItChanges, leader_leaves_and_waiter_looks, "threads wait for ever"),
         (Slip::LeavesWithShare, writer_leaves_as_it_is_handed_a_hold, "[HandedOver"),

@@ -1,5 +1,7 @@
 //! Owners that acquire a lock twice at the same time.
 
+use std::time::Duration;
+
 use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
 
 use crate::record::Recorder;
@@ -28,6 +30,9 @@ async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() 
     let stranger = manager.write("cfg").await.expect("granted");
     stays_pending("the first", &mut first).await;
     stays_pending("the second", &mut second).await;
+    // Longer than until the first look for the owner's own holds.
+    let looked = tokio::time::timeout(Duration::from_secs(4), &mut second).await;
+    assert!(looked.is_err() && warnings(&recorder).is_empty(), "the stranger holds the lock");
     stranger.release().await.expect("released");
     let guard = soon("the first", first).await.expect("granted");
     warned(&recorder, &mut second).await;

@@ -1,6 +1,8 @@
 mod arming;
 mod withdrawal;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tokio::sync::oneshot;
 
 use super::pending::Taken;
@@ -477,17 +479,13 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
 async fn notified_grant_lasts_no_longer_than_a_claim() {
     let stage = Stage::new();
     let (engine, key) = (&stage.engine, Arc::clone(&stage.key));
-    let wants = ShareRequest {
-        owner: OwnerId::new(),
-        lease: Duration::from_secs(10),
-        max_hold: Duration::from_secs(3600),
-        cache_for: Duration::ZERO,
+    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+    let Ok(Entered::Waits(waiter)) = enter(engine, key, Mode::Write, &terms, Patience::Wait) else {
+        panic!("the lock is free")
     };
-    let entry = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
-    let (permit, now) = (engine.waiters.admit(&key).expect("a place"), engine.clock.now());
-    let tries = super::tries(engine, Patience::Wait, now);
-    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), tries);
-    let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
+    let now = engine.clock.now();
+    let mut acquisition = Acquisition::new(waiter, None);
+    let (request, _) = acquisition.begin_attempt().expect("open").expect("it asks");
     // An answer as after a jump of the server's clock.
     let remaining = Duration::from_secs(3600);
     let token = FencingToken::from_wire(1).expect("small");
@@ -772,17 +770,66 @@ async fn one_who_watches_is_woken_once_a_deadline_at_most() {
     assert!((2..=12).contains(&polls), "{polls} polls in a minute with leases of 10 s");
 }
 
+/// Returns an acquisition for writing that a task of its own can run.
+fn task_of(stage: &Stage) -> impl Future<Output = Result<()>> + Send + 'static {
+    let (engine, key) = (Arc::clone(&stage.engine), Arc::clone(&stage.key));
+    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+    async move { acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.map(|_| ()) }
+}
+
 #[tokio::test(start_paused = true)]
-async fn idle_waiter_looks_seldom() {
+async fn idle_waiter_looks_for_its_own_holds_only() {
     let stage = Stage::new();
     let held = stage.take(Mode::Write).await;
-    let engine = Arc::clone(&stage.engine);
-    let key = Arc::clone(&stage.key);
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-    let waits = async move { acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.map(|_| ()) };
-    let polls = polls_in_a_minute(waits).await;
-    assert!(polls <= 22, "{polls} polls in a minute, with 5 s of patience");
+    let polls = polls_in_a_minute(task_of(&stage)).await;
+    // At its start, and after 3, 6, 12, 24 and 48 seconds.
+    assert!(polls <= 6, "{polls} polls in a minute");
     drop(held);
+}
+
+/// The server is silent from the twentieth second on.
+#[tokio::test(start_paused = true)]
+async fn waiter_is_woken_when_an_outage_begins_and_when_it_has_lasted_too_long() {
+    let stage = Stage::new();
+    let foreign = stage.other().take(Mode::Write).await;
+    let leader = tokio::spawn(task_of(&stage));
+    let polls = Arc::default();
+    let waiter = tokio::spawn(Counted { future: Box::pin(task_of(&stage)), polls: Arc::clone(&polls) });
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let silent = tokio::time::Instant::now();
+    for _ in 0..1000 {
+        stage.scheme.next_acquire(Fate::NotDone);
+    }
+    let error = waiter.await.expect("no panic").expect_err("no server answers");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    let patience = stage.engine.options().unreachable_after;
+    // The last answer came up to a heartbeat before.
+    let span = patience - HEARTBEAT..patience + HEARTBEAT;
+    assert!(span.contains(&silent.elapsed()), "{:?}", silent.elapsed());
+    // At its start, after 3, 6 and 12 seconds, when the outage begins, when it has lasted too long, and perhaps as the next
+    // leader.
+    assert!(polls.load(Ordering::Relaxed) <= 7, "{polls:?} polls");
+    leader.await.expect("no panic").expect_err("no server answers");
+    drop(foreign);
+}
+
+/// One heartbeat fails, and the answer before it is older than the patience of an acquisition.
+#[tokio::test(start_paused = true)]
+async fn one_failure_after_a_long_time_without_requests_ends_the_leader_only() {
+    let patience = Duration::from_millis(500);
+    assert!(patience < HEARTBEAT);
+    let stage = Stage::with(Options { unreachable_after: patience, ..Options::default() });
+    let foreign = stage.other().take(Mode::Write).await;
+    let leader = tokio::spawn(task_of(&stage));
+    let waiters: Vec<_> = (0..5).map(|_| tokio::spawn(task_of(&stage))).collect();
+    tokio::time::sleep(HEARTBEAT + patience).await;
+    stage.scheme.next_acquire(Fate::NotDone);
+    leader.await.expect("no panic").expect_err("its heartbeat failed");
+    tokio::time::sleep(HEARTBEAT * 3).await;
+    foreign.release().await.expect("released");
+    for waiter in waiters {
+        waiter.await.expect("no panic").expect("granted");
+    }
 }
 
 /// Returns a guard of this stage that was granted by a notification.

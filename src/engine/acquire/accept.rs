@@ -1,0 +1,86 @@
+//! An acquisition takes a share that another task has handed over, or that the server has granted.
+
+use super::{Acquisition, LocalSignal, Patience};
+use crate::base::error::Result;
+use crate::engine::Held;
+use crate::lock::hold::Accepted;
+use crate::lock::side::SideOutage;
+use crate::store::{Failure, Mode};
+
+impl Acquisition<'_> {
+    /// Does what a waiter was woken for. Returns `None` if it may send requests, or waits again.
+    pub(super) async fn on_signal(&mut self, signal: LocalSignal) -> Result<Option<Held>> {
+        // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
+        let (outage, now) = (self.waiter.outage(), self.waiter.engine.clock.now());
+        self.waiter.tries.since = outage.map_or(now, |outage| outage.since.max(self.waiter.tries.since));
+        match signal {
+            LocalSignal::Ask => Ok(None),
+            LocalSignal::Handed(held) => {
+                if self.waiter.mode == Mode::Write {
+                    self.note_kept_out(now);
+                }
+                self.accept(held).await
+            }
+            // Always an error, since waiters share no failure that is worth another try.
+            LocalSignal::Failed(failure) => {
+                let (engine, key) = (self.waiter.engine, &self.waiter.key);
+                self.waiter.tries.on_failure(engine, key, failure).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes a share. If too little of the lease is left, it waits for the answer to a renewal first. If the hold ends before,
+    /// the acquisition waits again, and a try sends a request. If the future is dropped, the share is released.
+    pub(super) async fn accept(&mut self, held: Held) -> Result<Option<Held>> {
+        let clock = self.waiter.engine.clock;
+        let (since, mut underway, mut was_late) = (clock.now(), None, false);
+        loop {
+            let now = clock.now();
+            let Some(entry) = &self.waiter.entry else { return Ok(Some(held)) };
+            match entry.accept(held.hold(), held.share_id(), self.waiter.wants.from(now), since, now) {
+                Accepted::Taken(token) => {
+                    if was_late {
+                        self.on_first_answer(now);
+                    }
+                    self.waiter.entry = None;
+                    return Ok(Some(held.with_token(token)));
+                }
+                Accepted::Over => {
+                    match self.waiter.patience {
+                        Patience::Wait => self.wait_again(),
+                        Patience::AskOnce => {
+                            // Its own share must not refuse the try.
+                            drop(held);
+                            self.waiter.enter_again();
+                        }
+                    }
+                    return Ok(None);
+                }
+                Accepted::Short { until, is_late } => {
+                    // The limit waits for this answer, as for the answer to an acquisition.
+                    underway = underway.or_else(|| self.begin_underway());
+                    if is_late {
+                        was_late = true;
+                        self.renewal_is_late()?;
+                    }
+                    tokio::select! {
+                        biased;
+                        () = entry.renewal_answered(held.hold()) => {}
+                        () = clock.timer(until) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records that the renewal for which it waits has no answer. Fails after `unreachable_after`.
+    pub(super) fn renewal_is_late(&self) -> Result<()> {
+        if let Some(entry) = &self.waiter.entry {
+            entry.on_outage(Some(SideOutage { since: self.waiter.tries.since, source: None }));
+        }
+        // The cause is known to the background, which sends the renewal.
+        let silence = Failure::NotDone { source: self.waiter.outage().and_then(|outage| outage.source) };
+        self.waiter.tries.verdict(self.waiter.engine, &self.waiter.key, silence).map_or(Ok(()), Err)
+    }
+}
