@@ -1,6 +1,7 @@
 //! Events in, effects out: no runtime, no clock.
 
 mod cached;
+mod stages;
 mod threads;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
