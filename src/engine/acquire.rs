@@ -102,8 +102,9 @@ pub(crate) async fn acquire_or_denied(
         Entered::Waits(waiter) => waiter,
     };
     let first = waiter.first_signal().await?;
+    let mut acquisition = Acquisition::new(waiter, terms.at_least);
     // In a box, so that a task which waits for its turn has no memory for requests.
-    Box::pin(async move { Acquisition::new(waiter, terms.at_least).until_its_end(first).await }).await
+    Box::pin(async move { acquisition.until_its_end(first).await }).await
 }
 
 /// Longest time between two polls of a leader whose task runs. The leader waits for one answer, or for its heartbeat.
@@ -192,7 +193,7 @@ impl<'a> Acquisition<'a> {
             AcquireEnd::Over(result) => hand_out(self.waiter.engine, &self.waiter.key, result?)?,
         };
         let Some(held) = held else {
-            return Ok(Err(self.refused().await?));
+            return Ok(Err(Box::pin(self.refused()).await?));
         };
         if self.holder.is_some() {
             self.tell_of_wait(WaitEnds::Granted);
@@ -228,7 +229,7 @@ impl<'a> Acquisition<'a> {
             return Ok(denied);
         }
         let (engine, now) = (self.waiter.engine, self.waiter.engine.clock.now());
-        match Box::pin(self.withdraw(now.after(withdrawal_span(engine)))).await {
+        match self.withdraw(now.after(withdrawal_span(engine))).await {
             Withdrawn::Surely => Ok(denied),
             Withdrawn::Perhaps => {
                 let (lock, waited) = (self.waiter.key.shared_name(), engine.clock.now().since(self.waiter.began));

@@ -47,6 +47,10 @@ pub(super) struct LocalWaiter<'a> {
 }
 
 /// Outcome of [`enter`].
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the caller takes it apart at once, and a box would be one more allocation"
+)]
 pub(super) enum Entered<'a> {
     Held(Held),
     Denied(Box<Denied>),

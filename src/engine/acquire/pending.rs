@@ -403,7 +403,7 @@ impl Acquisition<'_> {
         };
         if let Some(source) = source {
             if let Some(entry) = &self.waiter.entry {
-                entry.on_outage(Some(SideOutage { since, source: Some(source.clone()) }));
+                entry.on_outage(Some(SideOutage { since, source: Some(Arc::clone(&source)) }));
             }
             self.last_failure = Some((now, source));
         }

@@ -83,6 +83,9 @@ impl LocalWaiter<'_> {
 
     /// Removes the entry, with its request and its share, unless they belong to the parent process.
     pub(super) fn abandon(&mut self, notices: Notifications) {
+        if self.entry.is_none() {
+            return;
+        }
         if self.engine.is_copied() {
             std::mem::forget(self.entry.take());
             return;

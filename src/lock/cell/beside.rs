@@ -100,7 +100,7 @@ impl Beside {
             match wakes {
                 Wakes::Waiter(waiter_id) => woken.tasks.extend(waiters.wakers.remove(&waiter_id)),
                 Wakes::Listeners(mode) => woken.listeners.extend(waiters.side(mode).first_answer.take()),
-                Wakes::All => woken.all = std::mem::take(&mut waiters.wakers),
+                Wakes::All => woken.all = Some(std::mem::take(&mut waiters.wakers)),
             }
         }
         for mode in [Mode::Read, Mode::Write] {
@@ -125,7 +125,7 @@ pub(in crate::lock) struct Woken {
     tasks: SmallVec<[Waker; 1]>,
     listeners: SmallVec<[Arc<Notify>; 1]>,
     /// All waiters of the lock. There may be many, so they are not moved under the mutex.
-    all: BTreeMap<WaiterId, Waker>,
+    all: Option<BTreeMap<WaiterId, Waker>>,
     /// Subscriptions that no leader needs. The end of a subscription wakes tasks.
     left: SmallVec<[Notifications; 0]>,
 }
@@ -137,15 +137,19 @@ impl Woken {
     }
 
     pub(in crate::lock) fn is_empty(&self) -> bool {
-        self.tasks.is_empty() && self.listeners.is_empty() && self.left.is_empty() && self.all.is_empty()
+        self.tasks.is_empty() && self.listeners.is_empty() && self.left.is_empty() && self.all.is_none()
     }
 
     /// Wakes the tasks. A waker that panics keeps no other task from being woken.
     pub(in crate::lock) fn wake(self) {
         let Self { tasks, listeners, all, left } = self;
-        tasks.into_iter().chain(all.into_values()).for_each(|task| {
+        let wake = |task: Waker| {
             catch_panic(|| task.wake());
-        });
+        };
+        tasks.into_iter().for_each(wake);
+        if let Some(all) = all {
+            all.into_values().for_each(wake);
+        }
         listeners.iter().for_each(|listener| {
             catch_panic(|| listener.notify_waiters());
         });
