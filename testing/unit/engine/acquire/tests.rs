@@ -823,8 +823,13 @@ async fn one_failure_after_a_long_time_without_requests_ends_the_leader_only() {
     let leader = tokio::spawn(task_of(&stage));
     let waiters: Vec<_> = (0..5).map(|_| tokio::spawn(task_of(&stage))).collect();
     tokio::time::sleep(HEARTBEAT + patience).await;
+    let (word, answer) = oneshot::channel();
     stage.scheme.next_acquire(Fate::NotDone);
+    // The next leader hears a little later.
+    stage.scheme.next_acquire(Fate::Answered(answer));
     leader.await.expect("no panic").expect_err("its heartbeat failed");
+    tokio::time::sleep(patience / 5).await;
+    word.send(()).expect("it is waited for");
     tokio::time::sleep(HEARTBEAT * 3).await;
     foreign.release().await.expect("released");
     for waiter in waiters {
