@@ -143,7 +143,7 @@ fn grants(entry: &WaitEntry, n: u64) -> (Arc<Hold>, ShareId) {
     }
 }
 
-/// What an acquisition finds when its future is polled.
+/// Returns the stage that an acquisition finds when its future is polled.
 fn stage_of(entry: &mut WaitEntry) -> &'static str {
     let woken = {
         let mut signal = std::pin::pin!(entry.signalled(None));

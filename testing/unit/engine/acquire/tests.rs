@@ -813,7 +813,7 @@ async fn waiter_is_woken_when_an_outage_begins_and_when_it_has_lasted_too_long()
     drop(foreign);
 }
 
-/// One heartbeat fails, and the answer before it is older than the patience of an acquisition.
+/// A heartbeat fails, and the answer before it is older than the patience of an acquisition.
 #[tokio::test(start_paused = true)]
 async fn one_failure_after_a_long_time_without_requests_ends_the_leader_only() {
     let patience = Duration::from_millis(500);
