@@ -72,6 +72,29 @@ if mode == 'r' and read and not (write or queue or fields[7]) then
   end
 end
 
+-- Fast path: readers are inside, and a writer waits. The new reader waits behind it.
+if mode == 'r' and queue and read and not (write or is_try or fields[7]) and ARGV[5] ~= '0' then
+  local slots, stamp = match(holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
+  local alive_until_ms, phase, later, writers, head, tail = match(queue, '^3 (%d+) (%a) 0 (%d+) (%d+) (%S+) (%S+)$')
+  -- The eighth waiter makes the hash a table.
+  if head and head ~= '-' and stamp == read and stamp + 0 > now_ms and later + writers ~= 7 then
+    local own, first, reader = unpack(call('HMGET', key, 'U' .. id, 'U' .. head, 'r' .. slots))
+    local record = call('HGET', key, 'R' .. reader)
+    local retry_in_ms = match(record, '^%d+') - now_ms
+    if not own and retry_in_ms > 0 and match(first, '^%d+') + 0 > now_ms then
+      local until_ms, count = now_ms + ARGV[5], format('%d', later + 1)
+      local place = (phase == 'x' and 'y' or 'x') .. count
+      alive_until_ms = max(alive_until_ms + 0, until_ms)
+      call('HSET', key, place, id, 'Q' .. id, place,
+        'U' .. id, format('%d %d %d %s', until_ms, math.min(lease_ms + 0, ARGV[5] + 0), now_ms, ARGV[6]),
+        'u', format('3 %d %s 0 %s %s %s %s', alive_until_ms, phase, count, writers, head, tail))
+      call('PEXPIREAT', key, format('%d', max(stamp + 0, alive_until_ms) + RETENTION_MS))
+      return 'queued ' .. id .. ' ' .. seconds .. ' ' .. micros .. format(' %d 0 s ', retry_in_ms) .. record .. ' ' .. reader
+        .. ' ' .. slots
+    end
+  end
+end
+
 -- Slow path.
 local waiter_ttl_ms, wanted_tokens, limits = tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local is_granted, free_ms, asked_mode = false, nil, mode

@@ -38,19 +38,29 @@ if held_until and not queue then -- no client waits
   return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
 end
 
--- Fast path: the caller is a reader of several, and no client waits. The reader in the last slot moves into the gap.
-local count, stamp = match(read and not (write or queue) and holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
+-- Fast path: the caller is a reader of several, and no client waits, or a writer that another reader keeps out. The reader
+-- in the last slot moves into the gap.
+local count, stamp = match(read and not write and holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
 if stamp == read and count ~= '1' and stamp + 0 > now_ms then
-  local record, slot_of, moved = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count))
-  if record and #record == 27 and match(record, '^%d+') + 0 > now_ms then -- a longer record has a note
-    local header = '3 r ' .. format('%d', count - 1) .. ' ' .. stamp .. ' 0 0'
+  local alive_until_ms, head = '0', ''
+  if queue then alive_until_ms, head = match(queue, '^3 (%d+) %a 0 %d+ %d+ (%S+) %S+$') end
+  local new_count = format('%d', count - 1)
+  local record, slot_of, moved, before, first =
+    unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count, 'r' .. new_count, 'U' .. (head or '')))
+  local is_plain = record and #record == 27 and match(record, '^%d+') + 0 > now_ms -- a longer record has a note
+  if is_plain and queue then
+    is_plain = first and match(first, '^%d+') + 0 > now_ms
+      and match(call('HGET', key, 'R' .. (slot_of == new_count and moved or before)), '^%d+') + 0 > now_ms
+  end
+  if is_plain then
+    local header = '3 r ' .. new_count .. ' ' .. stamp .. ' 0 0'
     if slot_of == count then
       call('HSET', key, 'h', header)
     else
       call('HSET', key, 'h', header, 'r' .. slot_of, moved, 's' .. moved, slot_of)
     end
     call('HDEL', key, 'r' .. count, 's' .. id, 'R' .. id)
-    call('PEXPIREAT', key, format('%d', stamp + RETENTION_MS))
+    call('PEXPIREAT', key, format('%d', max(stamp + 0, alive_until_ms + 0) + RETENTION_MS))
     return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
   end
 end

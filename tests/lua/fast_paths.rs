@@ -226,7 +226,7 @@ fn assert_taken(paths: &BTreeMap<String, u32>, expected: &[&str]) {
 
 fn fast_paths_of_acquire_agree_with_the_slow_path(lock: Lock) {
     let paths = compare(lock, &acquire(), |lock, (id, mode), rng| lock.wish_args(&id, mode, wish(rng)));
-    assert_taken(&paths, &["- alone granted", "r alone granted"]);
+    assert_taken(&paths, &["- alone granted", "r alone granted", "r one waits queued", "r several wait queued"]);
 }
 
 fn fast_paths_of_leave_agree_with_the_slow_path(lock: Lock) {
@@ -235,6 +235,8 @@ fn fast_paths_of_leave_agree_with_the_slow_path(lock: Lock) {
         &paths,
         &[
             "r alone held",
+            "r one waits held",
+            "r several wait held",
             "s alone held",
             "s one waits held",
             "s several wait held",
