@@ -79,9 +79,10 @@ if mode == 'r' and queue and read and not (write or is_try or fields[7]) and ARG
   -- The eighth waiter makes the hash a table.
   if head and head ~= '-' and stamp == read and stamp + 0 > now_ms and later + writers ~= 7 then
     local own, first, reader = unpack(call('HMGET', key, 'U' .. id, 'U' .. head, 'r' .. slots))
-    local record = call('HGET', key, 'R' .. reader)
-    local retry_in_ms = match(record, '^%d+') - now_ms
-    if not own and retry_in_ms > 0 and match(first, '^%d+') + 0 > now_ms then
+    local is_plain = not own and match(first, '^%d+') + 0 > now_ms
+    local record = is_plain and call('HGET', key, 'R' .. reader)
+    local retry_in_ms = is_plain and match(record, '^%d+') - now_ms
+    if is_plain and retry_in_ms > 0 then
       local until_ms, count = now_ms + ARGV[5], format('%d', later + 1)
       local place = (phase == 'x' and 'y' or 'x') .. count
       alive_until_ms = max(alive_until_ms + 0, until_ms)

@@ -42,11 +42,14 @@ end
 -- in the last slot moves into the gap.
 local count, stamp = match(read and not write and holder or '', '^3 r (%d+) (%d+%.0) 0 0$')
 if stamp == read and count ~= '1' and stamp + 0 > now_ms then
-  local alive_until_ms, head = '0', ''
-  if queue then alive_until_ms, head = match(queue, '^3 (%d+) %a 0 %d+ %d+ (%S+) %S+$') end
-  local new_count = format('%d', count - 1)
-  local record, slot_of, moved, before, first =
-    unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count, 'r' .. new_count, 'U' .. (head or '')))
+  local new_count, alive_until_ms, head, fields = format('%d', count - 1), '0', nil, nil
+  if queue then
+    alive_until_ms, head = match(queue, '^3 (%d+) %a 0 %d+ %d+ (%S+) %S+$')
+    fields = call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count, 'r' .. new_count, 'U' .. (head or ''))
+  else
+    fields = call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. count)
+  end
+  local record, slot_of, moved, before, first = unpack(fields)
   local is_plain = record and #record == 27 and match(record, '^%d+') + 0 > now_ms -- a longer record has a note
   if is_plain and queue then
     is_plain = first and match(first, '^%d+') + 0 > now_ms

@@ -204,7 +204,8 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
     }
     lock.queued("w", Write);
     assert_eq!(lock.leave_cost("a"), 7, "a reader of several, a writer waits");
-    lock.queued("r", Read);
+    assert_eq!(lock.wait_cost("r", Read), 6, "reader behind readers and a writer");
+    assert_eq!(lock.wait_cost("r", Read), 7, "its heartbeat");
     assert_eq!(lock.leave_cost("b"), 7, "a reader waits behind it");
     assert_eq!(lock.leave_cost("c"), 7, "the last reader hands over");
     for id in ["w", "r"] {
