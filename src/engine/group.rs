@@ -392,14 +392,8 @@ impl<'a> Group<'a> {
                 Ok(None) => return Beside::Done(()),
                 Err(index) => return Beside::Lost(index),
                 Ok(Some(AwaitedAnswer { hold, waiter_id, until })) => {
-                    let clock = self.engine.clock;
-                    let answered = async {
-                        tokio::select! {
-                            () = hold.renewal_answered(waiter_id) => {}
-                            () = clock.timer(until) => {}
-                        }
-                    };
-                    if let Beside::Lost(index) = self.beside(pin!(answered)).await {
+                    let answered = pin!(hold.renewal_answered(waiter_id, until));
+                    if let Beside::Lost(index) = self.beside(answered).await {
                         return Beside::Lost(index);
                     }
                 }

@@ -212,12 +212,16 @@ impl Hold {
         self.cell.ask(|state| state.waiter_id())
     }
 
-    /// Resolves when the renewal for which this waiter waits was answered, or has failed.
-    pub(crate) async fn renewal_answered(&self, waiter_id: WaiterId) {
+    /// Resolves when the renewal for which this waiter waits was answered, or has failed, or at `until`.
+    pub(crate) async fn renewal_answered(&self, waiter_id: WaiterId, until: Moment) {
         let _registered = Registered { hold: self, waiter_id };
         let is_answered =
             |state: &mut State<Self>| (!state.record(self.number).awaits_renewal(waiter_id)).then_some(());
-        poll_fn(|cx| self.cell.poll_waiter(waiter_id, cx, is_answered)).await;
+        tokio::select! {
+            biased;
+            () = poll_fn(|cx| self.cell.poll_waiter(waiter_id, cx, is_answered)) => {}
+            () = self.clock().timer(until) => {}
+        }
     }
 
     /// Removes a guard from a hold that others share or that is cached then. Returns false if there is more to do, and

@@ -161,9 +161,9 @@ impl WaitEntry {
         hold.accept(self.waiter_id, (share_id, share), since, now)
     }
 
-    /// Resolves when the renewal for which this waiter waits was answered, or has failed.
-    pub(crate) async fn renewal_answered(&self, hold: &Hold) {
-        hold.renewal_answered(self.waiter_id).await;
+    /// Resolves when the renewal for which this waiter waits was answered, or has failed, or at `until`.
+    pub(crate) async fn renewal_answered(&self, hold: &Hold, until: Moment) {
+        hold.renewal_answered(self.waiter_id, until).await;
     }
 
     /// Takes its old place in the queue again. Returns false if the cell is gone, because the lock was idle meanwhile.

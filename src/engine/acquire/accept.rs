@@ -64,11 +64,7 @@ impl Acquisition<'_> {
                         was_late = true;
                         self.renewal_is_late()?;
                     }
-                    tokio::select! {
-                        biased;
-                        () = entry.renewal_answered(held.hold()) => {}
-                        () = clock.timer(until) => {}
-                    }
+                    entry.renewal_answered(held.hold(), until).await;
                 }
             }
         }

@@ -98,11 +98,7 @@ impl Acquisition<'_> {
                     if is_late {
                         self.renewal_is_late()?;
                     }
-                    tokio::select! {
-                        biased;
-                        () = hold.renewal_answered(waiter_id) => {}
-                        () = clock.timer(until) => {}
-                    }
+                    hold.renewal_answered(waiter_id, until).await;
                 }
             }
         }
