@@ -796,10 +796,18 @@ macro_rules! alone_on_every_server {
     )+};
 }
 
-/// A case that starts its own servers, as `fn(Server)`: a test for each server. One of them runs on each push.
+/// A case that starts its own servers, as `fn(Server)`: a test for each server. On each push it runs on Valkey 9.1, and with
+/// `old too` on Redis 7.0 as well, because the two differ in what it tests.
 macro_rules! on_each_server {
+    (old too $case:expr) => {
+        $crate::fixture::on_each_server!(@ on_redis_7_0, Redis70, $crate::wait::BOUND * 2, $case);
+        $crate::fixture::on_each_server!(@ but redis_7_0 $crate::wait::BOUND * 2, $case);
+    };
     (within $bound:expr, $case:expr) => {
         $crate::fixture::on_each_server!(@ #[ignore = "runs in `.ci/all`"] on_redis_7_0, Redis70, $bound, $case);
+        $crate::fixture::on_each_server!(@ but redis_7_0 $bound, $case);
+    };
+    (@ but redis_7_0 $bound:expr, $case:expr) => {
         $crate::fixture::on_each_server!(@ #[ignore = "runs in `.ci/all`"] on_redis_8_2, Redis82, $bound, $case);
         $crate::fixture::on_each_server!(@ #[ignore = "runs in `.ci/all`"] on_valkey_8_1, Valkey81, $bound, $case);
         $crate::fixture::on_each_server!(@ on_valkey_9_1, Valkey91, $bound, $case);

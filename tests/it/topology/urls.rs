@@ -141,7 +141,7 @@ fn databases_that_cannot_be_are_refused_before_anything_is_sent() {
 }
 
 mod members_of_a_cluster_say_whether_they_have_a_database {
-    crate::fixture::on_each_server!(super::members_of_a_cluster_say_whether_they_have_a_database);
+    crate::fixture::on_each_server!(old too super::members_of_a_cluster_say_whether_they_have_a_database);
 }
 
 /// Not all servers can have several databases in a cluster.
