@@ -12,6 +12,10 @@
 //! If a reply grants no hold, its caller gets the reply at once, and only the connection waits for the replicas. An
 //! example is a reply with a place in the queue.
 
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/net/node/replicated.rs"]
+mod tests;
+
 use std::collections::VecDeque;
 use std::iter;
 use std::mem;
@@ -146,11 +150,28 @@ struct ReplicatedState {
     idle: Vec<Arc<OpenConnection>>,
     /// Number of connections that carry a batch or are being dialled.
     busy: usize,
-    /// True from the first batch of a step until the call of [`start`](ReplicatedPool::start) after the step.
-    is_start_due: bool,
+    /// Batches of the present step. [`start`](ReplicatedPool::start) queues them after the step, so that no connection that
+    /// becomes free during the step takes only some of them.
+    step: Vec<ReplicatedJob>,
 }
 
 impl ReplicatedState {
+    /// Adds a batch to the present step. Returns true if it is the first one.
+    fn put(&mut self, job: ReplicatedJob) -> bool {
+        self.step.push(job);
+        self.step.len() == 1
+    }
+
+    /// Queues the batches of a step that is over.
+    fn queue_step(&mut self) {
+        for job in mem::take(&mut self.step) {
+            match job.calls.precedence {
+                Precedence::Ahead => self.ahead.push_back(job),
+                Precedence::InTurn => self.in_turn.push_back(job),
+            }
+        }
+    }
+
     /// Takes the batches of the next pipeline from the queues. Drops the batches whose callers have stopped waiting.
     fn next(&mut self) -> Vec<ReplicatedJob> {
         let (mut jobs, mut count) = (Vec::new(), 0);
@@ -175,21 +196,16 @@ impl ReplicatedPool {
         self.state.lock().busy > 0
     }
 
-    /// Queues a batch. Returns true if the caller must call [`start`](Self::start) after the present step. Otherwise the
+    /// Adds a batch. Returns true if the caller must call [`start`](Self::start) after the present step. Otherwise the
     /// call that an earlier batch has made due is enough.
     fn put(&self, job: ReplicatedJob) -> bool {
-        let mut state = self.state.lock();
-        match job.calls.precedence {
-            Precedence::Ahead => state.ahead.push_back(job),
-            Precedence::InTurn => state.in_turn.push_back(job),
-        }
-        !mem::replace(&mut state.is_start_due, true)
+        self.state.lock().put(job)
     }
 
     /// Lets a connection send the waiting batches. If all connections are busy, the next free one sends them.
     fn start(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        state.is_start_due = false;
+        state.queue_step();
         if state.busy == MAX_REPLICATED_CONNECTIONS || state.ahead.is_empty() && state.in_turn.is_empty() {
             return;
         }
@@ -204,7 +220,7 @@ impl ReplicatedPool {
     /// batches.
     fn fail(&self, fault: &DialFault) {
         let mut state = self.state.lock();
-        let left = if state.busy == 1 && !state.is_start_due { state.take() } else { Vec::new() };
+        let left = if state.busy == 1 && state.step.is_empty() { state.take() } else { Vec::new() };
         drop(state);
         left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
     }
@@ -424,7 +440,7 @@ impl Drop for ReplicatedConnection {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.busy -= 1;
-        let left = if state.busy == 0 && !state.is_start_due { state.take() } else { Vec::new() };
+        let left = if state.busy == 0 && state.step.is_empty() { state.take() } else { Vec::new() };
         drop(state);
         left.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(None))));
     }
