@@ -12,7 +12,9 @@
 //! A node that answers but cannot serve its slots is suspect until it can serve them. So the fleet asks such a node for
 //! the map last. A node that is cut off from the others would name itself as the owner for ever.
 
-use std::collections::{HashMap, HashSet};
+mod refresh;
+
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,39 +23,29 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
 use crate::base::error::Result;
-use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::metrics::Counter;
 use crate::base::options::Options;
-use crate::base::panics::catch_panic;
-use crate::base::single_task::{Running, SingleTask};
+use crate::base::single_task::SingleTask;
 use crate::base::topology::{Access, AddressSource};
 use crate::net::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::net::announced::{Announced, Announcer};
 use crate::net::conditions::Conditions;
 use crate::net::fault::{Answer, Fault};
-use crate::net::members::{AskOrder, MAX_ASKED, Members};
-use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role, not_sent, shown};
+use crate::net::members::{MAX_ASKED, Members};
+use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role, shown};
 use crate::net::outages::Outages;
 use crate::net::secrets::Secrets;
 use crate::net::sentinels::Sentinels;
-use crate::net::slots::{Moved, SlotMap};
+use crate::net::slots::SlotMap;
 
-/// First pause between two questions to the map source while a node is suspect. The pauses grow up to
-/// [`MAX_LOOK_AGAIN`].
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
-/// Time in which all members usually learn of a failover.
-const FAILOVER_KNOWN_AFTER: Duration = Duration::from_secs(2);
 /// Time for which a slot counts as migrating after a node has redirected a call with `ASK`.
 const MIGRATION: Duration = Duration::from_secs(1);
-/// Limit for the suspects that are asked at the same time.
-const MAX_SUSPECTS_ASKED: usize = 8;
 
 pub(super) struct Fleet {
     me: Weak<Self>,
@@ -358,225 +350,10 @@ impl Fleet {
         }
     }
 
-    /// Asks the Sentinels for the primary, even if nothing suggests that it has changed. This is necessary because an
-    /// old primary does not report that it was replaced, as long as the Sentinels cannot reach it.
-    ///
-    /// Does nothing for a cluster, because its map is large and its nodes redirect calls.
-    pub(super) fn refresh_from_time_to_time(self: &Arc<Self>) {
-        if let MapSource::Sentinels(_) = self.map_source {
-            self.look_in_background();
-        }
-    }
-
-    /// Refreshes the map again and again for [`FAILOVER_KNOWN_AFTER`], because not all members know of a recent change
-    /// yet.
-    pub(super) fn refresh_after_change(self: &Arc<Self>) {
-        *self.look_until.lock() = self.clock.now().after(FAILOVER_KNOWN_AFTER);
-        self.look_in_background();
-    }
-
-    /// Starts the refresh loop, unless it runs already. The loop refreshes the map at least once, and goes on until no
-    /// owner of slots is silent.
-    pub(super) fn look_in_background(self: &Arc<Self>) {
-        let Some(running) = self.refresh_task.begin() else {
-            return;
-        };
-        let fleet = Arc::downgrade(self);
-        self.background_runtime.spawn(async move {
-            let (mut pause, mut running) = (LOOK_AGAIN, Some(running));
-            while let (Some(mark), Some(this)) = (running.take(), fleet.upgrade()) {
-                this.ask_suspects_in_background();
-                drop(this.ask_in_turn(None).await);
-                drop(this);
-                // The loop pauses even if all nodes work, because this limits the rate of the questions.
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_LOOK_AGAIN);
-                running = fleet.upgrade().and_then(|fleet| fleet.goes_on(mark));
-            }
-        });
-    }
-
-    /// Asks the suspects in a separate task, because a suspect without an answer must not delay the question to the map
-    /// source.
-    fn ask_suspects_in_background(self: &Arc<Self>) {
-        if let Some(running) = self.suspects_task.begin() {
-            let fleet = Arc::clone(self);
-            self.background_runtime.spawn(async move {
-                fleet.ask_suspects().await;
-                drop(running);
-            });
-        }
-    }
-
-    /// Asks silent suspects that own slots. So a suspect that answers again becomes trusted even if no caller sends it
-    /// a request.
-    async fn ask_suspects(&self) {
-        let mut silent: Vec<String> = {
-            let map = self.map.borrow();
-            let suspects = self.suspects.lock();
-            let silent = suspects
-                .iter()
-                .filter(|(address, suspect_reason)| **suspect_reason == SuspectReason::Silent && map.has(address));
-            silent.map(|(address, _)| address.clone()).collect()
-        };
-        fastrand::shuffle(&mut silent);
-        let nodes = silent.iter().take(MAX_SUSPECTS_ASKED).filter_map(|owner| self.node(owner).ok());
-        let mut answers: FuturesUnordered<_> = nodes
-            .map(|node| async move {
-                let answer = node.ask(&redis::cmd("TIME")).await;
-                answer.is_ok().then_some(node)
-            })
-            .collect();
-        while let Some(answer) = answers.next().await {
-            if let Some(node) = answer {
-                self.trust(&node);
-            }
-        }
-    }
-
-    /// Returns the mark of the refresh loop if the loop has to go on. If a node becomes suspect while the loop ends,
-    /// either this loop goes on or a new loop begins.
-    fn goes_on(&self, mark: Running) -> Option<Running> {
-        if !self.is_well() {
-            return Some(mark);
-        }
-        if let MapSource::Members(members) = &self.map_source {
-            members.lock().begin_again();
-        }
-        mark.end_unless(|| !self.is_well())
-    }
-
-    /// Returns true if no owner of slots is silent and no change is recent. Also forgets the suspects that own no slots
-    /// and are no members. A suspect that is a member stays suspect, because it may be asked for the map.
-    fn is_well(&self) -> bool {
-        if self.clock.now() < *self.look_until.lock() {
-            return false;
-        }
-        let map = self.map.borrow();
-        let mut is_well = true;
-        self.change_suspects(|suspects| {
-            suspects.retain(|suspect, _| map.has(suspect) || self.is_member(suspect));
-            is_well = !suspects
-                .iter()
-                .any(|(suspect, suspect_reason)| *suspect_reason == SuspectReason::Silent && map.has(suspect));
-        });
-        is_well
-    }
-
     fn is_member(&self, address: &str) -> bool {
         match &self.map_source {
             MapSource::Members(members) => members.lock().has(address),
             MapSource::Sentinels(_) => false,
-        }
-    }
-
-    /// Asks the map source for the owner of a slot. Callers at about the same time share one answer. If this answer
-    /// names no owner, another question would most likely give no owner either.
-    async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
-        self.ask_in_background(Some(slot)).await
-    }
-
-    /// Asks the map source for the newest map.
-    pub(super) async fn refresh(&self) -> Result<(), Fault> {
-        self.ask_in_background(None).await
-    }
-
-    /// Asks the map source in a task on the background runtime. The task holds `refresh_lock`, so it must go on when
-    /// the caller of this function is dropped.
-    async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
-        let (tell, told) = oneshot::channel();
-        let fleet = Weak::clone(&self.me);
-        self.background_runtime.spawn(async move {
-            if let Some(fleet) = fleet.upgrade() {
-                // The result is ignored, because the caller may have stopped waiting.
-                drop(tell.send(fleet.ask_in_turn(slot).await));
-            }
-        });
-        match tokio::time::timeout(self.limits.response_timeout * 3, told).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => {
-                Err(Fault::NotSent(Some(Arc::new(Answer("the question for the map has no answer".to_owned())))))
-            }
-        }
-    }
-
-    /// Asks the map source, after earlier questions have ended. If `slot` is given and its owner is known by then, asks
-    /// nothing.
-    async fn ask_in_turn(&self, slot: Option<u16>) -> Result<(), Fault> {
-        let mut last = self.refresh_lock.lock().await;
-        if let Some(slot) = slot {
-            if self.owner_address(slot).is_some() {
-                return Ok(());
-            }
-            if let Some((at, refreshed)) = &*last
-                && self.clock.now().since(*at) < LOOK_AGAIN
-            {
-                return Ok(refreshed.clone()?);
-            }
-        }
-        let refreshed = self.ask_map_source().await.map_err(not_sent);
-        *last = Some((self.clock.now(), refreshed.clone()));
-        Ok(refreshed?)
-    }
-
-    async fn ask_map_source(&self) -> Result<(), Fault> {
-        self.map_refreshes.fetch_add(1, Ordering::Relaxed);
-        self.map_refreshes_counter.add_one();
-        let map = match &self.map_source {
-            MapSource::Members(members) => self.ask_members(members).await?,
-            MapSource::Sentinels(sentinels) => {
-                let (primary, sentinel) = sentinels.primary().await?;
-                SlotMap::whole(&self.announced.on_announced(&primary, Announcer::Sentinel(&sentinel)))
-            }
-        };
-        self.forget_others(&map);
-        self.notify_change(&map);
-        self.map.send_replace(map);
-        Ok(())
-    }
-
-    /// Logs the slots whose owner has changed since the last log message about owners. Also forgets what is known of
-    /// nodes that are no longer members.
-    fn notify_change(&self, map: &SlotMap) {
-        self.outages.retain(|node| map.has(node) || self.is_member(node));
-        self.conditions.retain(|node| map.has(node) || self.is_member(node));
-        self.announced.retain(|node| map.has(node) || self.is_member(node));
-        let before = std::mem::replace(&mut *self.told.lock(), map.clone());
-        let is_first = before.is_empty();
-        for Moved { slots, owner, was } in map.moves_since(&before) {
-            // Behind Sentinels the message names no slots, because one primary owns all of them.
-            let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
-            catch_panic(|| match owner {
-                Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
-                owner => {
-                    let source = owner.as_deref().map(|owner| self.address_source(owner)).unwrap_or_default();
-                    events::primary_changed(slots, owner.as_deref(), &source, was.as_deref());
-                }
-            });
-        }
-    }
-
-    /// Forgets the nodes that own no slots, except the nodes that the user named. A caller that still waits for an
-    /// answer of such a node can go on.
-    ///
-    /// If no owner of slots is connected, the member that gave the map stays as well. Its connection is then the only
-    /// one, and the fleet would notice its end as a sign of changes.
-    fn forget_others(&self, map: &SlotMap) {
-        let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
-        let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
-        for node in nodes.iter().filter(|node| !map.has(node.address())) {
-            let is_kept = match &self.map_source {
-                MapSource::Members(members) => {
-                    let members = members.lock();
-                    members.is_seed(node.address()) || !has_owner && members.answered_last(node.address())
-                }
-                MapSource::Sentinels(_) => false,
-            };
-            if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
-                // The count is saved here. If the address is used again later, a new node is created, whose count
-                // begins at zero.
-                self.past_reconnects.fetch_add(node.reconnects(), Ordering::Relaxed);
-            }
         }
     }
 
@@ -650,84 +427,6 @@ impl Fleet {
     async fn greet(&self, owner: &str) -> Result<(), Fault> {
         let node = self.node(owner)?;
         node.ready().await.map_err(|fault| fault.at(node.shown()))
-    }
-
-    /// Asks a few members at a time for the map. Ends when a member gives a map, when all members were asked, or when
-    /// the time is over.
-    ///
-    /// The next round begins when all members of the last round have failed, or when the round is slow. A later call of
-    /// this function begins with the members that were not asked yet.
-    async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
-        let response_timeout = self.limits.response_timeout;
-        let time_is_over = tokio::time::sleep(response_timeout * 2);
-        tokio::pin!(time_is_over);
-        let mut fault = Fault::NotSent(None);
-        let mut unasked = members.lock().len();
-        let mut answers = FuturesUnordered::new();
-        loop {
-            let round = if unasked > 0 { self.next_members(members) } else { Vec::new() };
-            unasked = unasked.saturating_sub(if round.is_empty() { MAX_ASKED } else { round.len() });
-            answers.extend(round.into_iter().map(|address| self.ask_for_slots(address)));
-            let is_slow = tokio::time::sleep(response_timeout / 2);
-            tokio::pin!(is_slow);
-            loop {
-                tokio::select! {
-                    biased;
-                    answer = answers.next() => match answer {
-                        Some((address, Ok(map))) => {
-                            let mut members = members.lock();
-                            if members.believes(&address, &map) {
-                                members.on_map(&address, &map);
-                                return Ok(map);
-                            }
-                            fault = Fault::NotSent(Some(Arc::new(Answer(format!(
-                                "{address} is a member of another cluster by now"
-                            )))));
-                        }
-                        // A refusal replaces other faults, because it tells more than a missing answer.
-                        Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
-                        Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
-                        Some((_, Err(_))) => {}
-                        None if unasked > 0 => break,
-                        None => return Err(fault),
-                    },
-                    // This timer is checked before `is_slow`. On a busy machine both timers may be over at the same
-                    // time.
-                    () = &mut time_is_over => return Err(fault),
-                    () = &mut is_slow, if unasked > 0 => break,
-                }
-            }
-        }
-    }
-
-    /// Returns the members to ask next. Copies the state of the nodes before it locks the members. Otherwise calls,
-    /// which need the locks of this state, would have to wait.
-    fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
-        let suspects = self.suspects.lock().clone();
-        let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
-        nodes.retain(|node| node.is_connected());
-        let connected: HashSet<&str> = nodes.iter().map(|node| node.address()).collect();
-        members.lock().next(|address| match address {
-            _ if suspects.contains_key(address) => AskOrder::Suspect,
-            _ if connected.contains(address) => AskOrder::Connected,
-            _ => AskOrder::Unconnected,
-        })
-    }
-
-    async fn ask_for_slots(&self, address: Arc<str>) -> (Arc<str>, Result<SlotMap, Fault>) {
-        let asking = async {
-            let mut question = redis::cmd("CLUSTER");
-            question.arg("SLOTS");
-            let reply = self.node(&address)?.ask_for_map(&question).await?;
-            let map = SlotMap::parse(&reply, |announced| self.on_announced(announced, &address));
-            let map = map.filter(|map| !map.is_empty());
-            map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
-        };
-        // The time limit includes the dial. If the connection is ready later, the next question uses it.
-        let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
-        let no_answer = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
-        let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
-        (address, answer)
     }
 }
 

@@ -25,7 +25,7 @@ use crate::base::error::Refusal;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::net::{Router, Script};
-use crate::store::lua::{
+use crate::store::lua::replies::{
     parse_acquired, parse_converted, parse_forced, parse_released, parse_renewed, parse_view, read_reply,
     refused_commands,
 };

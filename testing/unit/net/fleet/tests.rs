@@ -1,8 +1,10 @@
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicBool;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::refresh::LOOK_AGAIN;
 use super::*;
 use crate::base::topology::Tls;
 use crate::net::address::parse_all;

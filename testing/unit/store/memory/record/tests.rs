@@ -3,7 +3,7 @@ mod rests;
 mod tickets;
 
 use super::*;
-use crate::store::{Forced, IfTaken};
+use crate::store::{Converted, Forced, IfTaken};
 
 const T0_US: u64 = 1_700_000_000_000_000;
 const FEW: RecordLimits = RecordLimits { records: 2, tokens: 64 };

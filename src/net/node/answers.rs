@@ -1,0 +1,174 @@
+//! Answers of a node: the wait for an answer, and what it says of the connection, of the node and of its clock.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{RedisError, Value};
+
+use super::Role;
+use super::connection::{Request, Wording};
+use super::connections::{Connections, OpenConnection};
+use super::greeting::{parse_time, unreadable};
+use crate::base::attempt::Answered;
+use crate::base::error::Refusal;
+use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::net::fault::{self, Answer, Fault};
+use crate::net::{Call, is_reply_to, is_unpublished, server_time};
+
+/// Limit for the age of a clock sample. After this time, two clocks whose rates differ by 1 % have drifted apart by 50
+/// ms. That is half of the default `max_clock_skew`.
+const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
+/// Least age of a connection whose login can have ended. On a younger connection, a server that requires a login has
+/// another reason, and a new connection would not help.
+const MIN_LOGIN: Duration = Duration::from_secs(1);
+
+impl Connections {
+    /// Waits for the reply to a request that was sent at `sent`, for at most one response timeout.
+    ///
+    /// If no reply comes in that time, checks whether another reply came on this connection in the second half of that
+    /// time. If none came, gives the connection up. A late reply reaches no caller, because the connection assigns each
+    /// reply to its own request.
+    pub(super) async fn in_time<T>(
+        self: &Arc<Self>,
+        live: &Arc<OpenConnection>,
+        sent: Moment,
+        reply: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
+    ) -> Result<T, Fault> {
+        let response_timeout = self.limits.response_timeout;
+        let outcome = tokio::time::timeout(response_timeout, reply).await;
+        let now = self.clock.now();
+        let arrives_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
+        match outcome {
+            // If the runtime stood still, a late reply is seen before the timer fires. So the clock decides whether the
+            // reply came in time.
+            Ok(Ok(value)) => {
+                live.has_answered(now);
+                live.space.is_back(sent, now);
+                self.outage.ends(now);
+                if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered_fault(arrives_until)) }
+            }
+            Ok(Err(error)) => {
+                let fault = Fault::of_request(error, arrives_until);
+                if matches!(fault, Fault::Unknown { .. }) {
+                    self.give_up(live);
+                }
+                Err(fault)
+            }
+            Err(_) => {
+                let fault = self.unanswered_fault(arrives_until);
+                live.space.is_back(sent, now);
+                // An answer that came in the first half of the wait does not prove that the connection still works.
+                let of_late = sent.after(response_timeout / 2);
+                if !live.has_answered_since(of_late) {
+                    self.give_up(live);
+                    // If this process stood still, a missing answer says nothing about the node. A missing answer on a
+                    // dedicated connection says nothing either, because its calls may take long.
+                    if !live.is_apart && now.since(sent) < response_timeout * 2 {
+                        self.is_missed(live, sent, now, &fault);
+                    }
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    /// Handles a request, sent at `sent`, whose connection has brought no recent answer. Begins an outage of the node,
+    /// unless another connection to the node has brought a recent answer.
+    fn is_missed(self: &Arc<Self>, live: &Arc<OpenConnection>, sent: Moment, now: Moment, fault: &Fault) {
+        let of_late = sent.after(self.limits.response_timeout / 2);
+        if let Fault::Unknown { source, .. } = fault
+            && !self.has_answered_elsewhere(live, of_late)
+        {
+            self.outage.begins(source.clone(), sent, now);
+        }
+    }
+
+    fn unanswered_fault(&self, arrives_until: Moment) -> Fault {
+        let outage = format!("no answer within {:?}", self.limits.response_timeout);
+        Fault::Unknown { arrives_until, source: Some(Arc::new(Answer(outage))) }
+    }
+
+    pub(super) fn on_answer(
+        self: &Arc<Self>,
+        live: &Arc<OpenConnection>,
+        call: &Call,
+        wording: Wording,
+        sent: Moment,
+        value: Value,
+    ) -> Result<Answered<Value>, Fault> {
+        let value = fault::reply(value).map_err(|fault| match self.limits.role {
+            Role::Proxy => fault.through_proxy(self.arrives_until(sent)),
+            Role::Standalone | Role::Voter | Role::ClusterMember => fault,
+        });
+        let value = value.map_err(|fault| self.on_script_fault(fault, call.script, wording));
+        let value = value.inspect_err(|fault| {
+            self.note_refusal(fault);
+            if fault.is_of_no_primary() && self.limits.role.is_one_server() {
+                self.leave(live);
+            }
+        });
+        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
+        if !is_reply_to(&value, call.echo()) {
+            // The connection assigns replies to the wrong requests, so it is given up. The server may still execute
+            // this request.
+            self.give_up(live);
+            return Err(Fault::Unknown {
+                arrives_until: self.arrives_until(sent),
+                source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
+            });
+        }
+        if is_unpublished(&value) {
+            self.conditions.note_unpublished(&self.address);
+        }
+        self.has_served(live);
+        let server = server_time(&value).unwrap_or_default();
+        if server != ServerTime::default() {
+            *live.clock_sample.lock() = ClockSample { sent, server };
+            self.note_time_if_due(server, sent);
+        }
+        Ok(Answered { sent, server, node: self.id, value })
+    }
+
+    /// Returns the moment until which a call that was sent at `sent` may still run.
+    fn arrives_until(&self, sent: Moment) -> Moment {
+        sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew))
+    }
+
+    /// Gives up a connection whose login has ended, if a provider can return other credentials. The next connection asks
+    /// the provider, so the call can be sent again.
+    pub(super) fn without_login(&self, live: &Arc<OpenConnection>, sent: Moment, fault: Fault) -> Fault {
+        match fault {
+            Fault::Refused { refusal: Refusal::Unauthenticated, message }
+                if self.secrets.has_provider() && sent.since(live.opened) >= MIN_LOGIN =>
+            {
+                self.give_up(live);
+                Fault::Again(Arc::new(Answer(message)))
+            }
+            fault => fault,
+        }
+    }
+
+    /// Returns the present moment. Also returns the server time after which the server must refuse a call that is sent
+    /// now.
+    pub(super) async fn not_after(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime), Fault> {
+        let mut now = self.clock.now();
+        let mut clock_sample = *live.clock_sample.lock();
+        if clock_sample.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
+            clock_sample = Box::pin(self.time_of(live)).await?;
+            *live.clock_sample.lock() = clock_sample;
+            now = self.clock.now();
+        }
+        Ok((now, clock_sample.server_time_at(now).after(self.limits.response_timeout)))
+    }
+
+    async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {
+        let sent = self.clock.now();
+        let time = redis::cmd("TIME");
+        let reply = pin!(live.connection.ask(Request::Command(&time)));
+        let value = fault::reply(self.in_time(live, sent, reply).await?);
+        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
+        let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
+        Ok(ClockSample { sent, server })
+    }
+}

@@ -1,0 +1,433 @@
+//! Replies and notifications of the scripts, read into types.
+//!
+//! A reply is one text of words. It may also be an array: the first element is such a text, and the other elements are
+//! rows. The first words are a code, the id in the request, and the server's time as two words. Numbers follow. The
+//! router has already compared the id with the request. A reply in another form comes from a foreign script. The
+//! result of the request then counts as unknown, because that script may have changed the lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::base::attempt::NodeId;
+use crate::base::error::{Refusal, UnreachableSource};
+use crate::base::lease::{ClockSample, FencingToken, ServerTime};
+use crate::net::{NO_ID, Words};
+use crate::store::{
+    Absence, Acquired, AcquisitionId, Answered, Attempt, Converted, Failure, Forced, Granted, Holder, Mode,
+    NamedHolder, Noted, Notification, QueuedWaiter, ReleaseReply, Renewed, View,
+};
+
+/// Reads from the reply to a check of rights which commands the user may not run.
+pub(in crate::store) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
+    let mut words = Words::of(reply)?;
+    words.word()?;
+    words.word()?;
+    words.time()?;
+    let refused = std::iter::from_fn(|| words.word()).filter(|word| !word.is_empty());
+    Some(refused.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
+/// Checks the words that all replies have and hands the rest to `parse`.
+pub(in crate::store) fn read_reply<T>(
+    reply: Answered<Value>,
+    id: &str,
+    parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
+) -> Attempt<T> {
+    let Answered { sent, node, value, .. } = reply;
+    let read = Fields::of(&value).and_then(|mut fields| {
+        let code = fields.text()?;
+        if fields.words.word()? != if id.is_empty() { NO_ID } else { id.as_bytes() } {
+            return None;
+        }
+        let server = fields.words.time()?;
+        if code == "version" {
+            return Some(Err(other_version()));
+        }
+        let value = parse(code, &mut fields)?;
+        Some(Ok(Answered { sent, server, node, value }))
+    });
+    read.unwrap_or_else(|| {
+        Err(Failure::Unknown {
+            // A script has run and replied, so no copy of this request is on its way.
+            arrives_until: sent,
+            source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
+        })
+    })
+}
+
+fn other_version() -> Failure {
+    let message = "another version of this crate, which keeps its records differently, holds the lock or waits for it";
+    Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
+}
+
+pub(in crate::store) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+    match code {
+        "granted" => Some(Acquired::Granted(parse_granted(fields)?)),
+        "queued" | "contended" | "kept" => parse_refused(code, fields),
+        "late" => Some(Acquired::Late),
+        _ => None,
+    }
+}
+
+/// Reads a refusal: the time, the flag of a recall, and the holder that the refusal names.
+fn parse_refused(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+    let (retry_in, is_cached) = (fields.millis()?, fields.number()? == 1);
+    let holder = match fields.text() {
+        Some("w") => Some(Arc::new(parse_named_writer(fields)?)),
+        Some("s") => Some(Arc::new(parse_named_reader(fields)?)),
+        Some(_) | None => None,
+    };
+    Some(match code {
+        "queued" => Acquired::Queued { retry_in, is_cached, holder },
+        "kept" => Acquired::Cached { retry_in, holder },
+        _ => Acquired::Contended { retry_in, holder },
+    })
+}
+
+/// Reads `deadline_ms since_ms tokens id holders`.
+fn parse_named_writer(fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    let (deadline_ms, since_ms, _tokens) = (fields.number()?, fields.number()?, fields.number()?);
+    parse_named(Mode::Write, deadline_ms, since_ms, fields)
+}
+
+/// Reads `deadline_ms since_ms id holders`.
+fn parse_named_reader(fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    let (deadline_ms, since_ms) = (fields.number()?, fields.number()?);
+    parse_named(Mode::Read, deadline_ms, since_ms, fields)
+}
+
+fn parse_named(mode: Mode, deadline_ms: u64, since_ms: u64, fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    // The two-key scheme does not read the time of a reader's grant, and says 0.
+    let since_ms = Some(since_ms).filter(|&since_ms| since_ms > 0);
+    let id = fields.text()?.to_owned();
+    Some(NamedHolder { id, mode, since_ms, deadline_ms, more: fields.count()?.checked_sub(1)? })
+}
+
+fn parse_granted(fields: &mut Fields<'_>) -> Option<Granted> {
+    let (last, tokens) = (fields.number()?, fields.number()?);
+    Some(Granted {
+        token: first_token(last, tokens)?,
+        tokens,
+        remaining: fields.millis()?,
+        is_waited_for: fields.number()? == 1,
+    })
+}
+
+/// Returns the first of `tokens` consecutive tokens. `last` is the last of them.
+fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
+    FencingToken::from_wire(last)?;
+    FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
+}
+
+pub(in crate::store) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
+    match code {
+        "granted" => Some(Converted::Granted(parse_granted(fields)?)),
+        "refused" => Some(Converted::Refused),
+        "kept" => Some(Converted::Cached),
+        "lost" => Some(Converted::Lost { forced: fields.token()? }),
+        "late" => Some(Converted::Late),
+        _ => None,
+    }
+}
+
+pub(in crate::store) fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
+    match code {
+        "held" => Some(ReleaseReply::Held),
+        "queued" => Some(ReleaseReply::Queued),
+        "none" => {
+            Some(ReleaseReply::None(Absence { forced: fields.token()?, last: fields.token()?, first: fields.token()? }))
+        }
+        _ => None,
+    }
+}
+
+pub(in crate::store) fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
+    match code {
+        "renewed" => parse_renewed_hold(fields),
+        "lost" => Some(Renewed::Lost { forced: fields.token()? }),
+        _ => None,
+    }
+}
+
+pub(super) fn parse_noted(code: &str, _: &mut Fields<'_>) -> Option<Noted> {
+    match code {
+        "noted" => Some(Noted::Noted),
+        "none" => Some(Noted::None),
+        _ => None,
+    }
+}
+
+fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
+    let remaining = fields.millis()?;
+    // The reply has more numbers only if the renewal asked to cache the hold.
+    let Some(waited_for) = fields.number() else {
+        return Some(Renewed::of(remaining));
+    };
+    let (first, count) = (fields.token()?, fields.number()?);
+    let tokens = first.filter(|_| count > 0).map(|first| (first, count));
+    Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
+}
+
+pub(in crate::store) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
+    if code != "view" {
+        return None;
+    }
+    let mut view = View {
+        token: fields.token()?,
+        client_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
+        client_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
+        holders: Vec::new(),
+        more_holders: fields.count()?,
+        waiters: Vec::new(),
+        more_waiters: fields.count()?,
+        tokens: Vec::new(),
+        // Only the hash scheme has this number.
+        is_recallable: fields.number() == Some(1),
+    };
+    while let Some(mut row) = fields.row() {
+        let kind = row.text()?;
+        let (id, mode, since_ms) = (row.text()?.to_owned(), row.mode()?, row.number()?);
+        match kind {
+            "hold" => {
+                let remaining = row.millis()?;
+                // The text may contain blanks, so it is an element of its own behind the row.
+                let note = if row.text() == Some("note") { Some(fields.whole_text()?) } else { None };
+                view.holders.push(Holder { id, mode, since_ms, remaining, note });
+            }
+            "wait" => view.waiters.push(QueuedWaiter { id, mode, since_ms }),
+            _ => return None,
+        }
+    }
+    view.waiters.sort_by_key(|waiter| waiter.since_ms);
+    Some(view)
+}
+
+pub(in crate::store) fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
+    if code != "forced" {
+        return None;
+    }
+    let more = fields.number()? == 1;
+    let ids = std::iter::from_fn(|| fields.row()?.text().map(str::to_owned)).collect();
+    Some(Forced { ids, has_more: more })
+}
+
+/// Reads a notification for waiters. The notification of a grant has the id of its acquisition. Any message that is
+/// neither a grant nor a recall reply makes the waiter ask again.
+pub(super) fn read_notification(message: &[u8], clock_sample: Option<ClockSample>) -> Notification {
+    if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
+        return Notification::Used { id };
+    }
+    clock_sample
+        .and_then(|clock_sample| parse_grant_notification(message, clock_sample))
+        .unwrap_or(Notification::AskAgain)
+}
+
+fn id_of(text: &[u8]) -> Option<Arc<str>> {
+    str::from_utf8(text).ok().filter(|id| AcquisitionId::is_one(id)).map(Arc::from)
+}
+
+/// Reads a recall: `<last_token>`, or `<last_token> <id>` from a try. Any other message becomes a recall with a token
+/// below all others, which recalls no hold.
+pub(super) fn read_recall(message: &[u8], _: Option<ClockSample>) -> Notification {
+    parse_recall(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
+}
+
+fn parse_recall(message: &[u8]) -> Option<Notification> {
+    let mut words = message.splitn(2, |byte| *byte == b' ');
+    let token = FencingToken::from_wire(str::from_utf8(words.next()?).ok()?.parse().ok()?)?;
+    let id = match words.next() {
+        Some(id) => Some(id_of(id)?),
+        None => None,
+    };
+    Some(Notification::Called { token, id })
+}
+
+/// Reads `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`. The remaining time counts from the
+/// clock sample, which comes from an earlier answer of the same node. So a late message causes no error.
+fn parse_grant_notification(message: &[u8], clock_sample: ClockSample) -> Option<Notification> {
+    let mut words = std::str::from_utf8(message).ok()?.split(' ');
+    let id = words.next()?.into();
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (last, tokens) = (number()?, number()?);
+    let token = first_token(last, tokens)?;
+    let deadline = ServerTime::from_micros(number()?.checked_mul(1000)?);
+    let at = ServerTime::from_micros(number()?);
+    let is_waited_for = number()? == 1;
+    let micros = deadline.as_micros().checked_sub(clock_sample.server.as_micros()).filter(|&micros| micros > 0)?;
+    let remaining = Duration::from_micros(micros);
+    let value = Granted { token, tokens, remaining, is_waited_for };
+    Some(Notification::Granted {
+        id,
+        at,
+        answer: Answered { sent: clock_sample.sent, server: clock_sample.server, node: NodeId::default(), value },
+    })
+}
+
+/// Words of a reply or of a row, and the rows of the reply.
+pub(in crate::store) struct Fields<'a> {
+    words: Words<'a>,
+    rows: &'a [Value],
+}
+
+impl<'a> Fields<'a> {
+    fn of(value: &'a Value) -> Option<Self> {
+        let rows = match value {
+            Value::Array(items) => items.get(1..)?,
+            _ => &[],
+        };
+        Some(Self { words: Words::of(value)?, rows })
+    }
+
+    fn row(&mut self) -> Option<Self> {
+        let (row, rows) = self.rows.split_first()?;
+        self.rows = rows;
+        Self::of(row)
+    }
+
+    /// Takes the next row, which is one text.
+    fn whole_text(&mut self) -> Option<String> {
+        let (row, rows) = self.rows.split_first()?;
+        self.rows = rows;
+        match row {
+            Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
+            _ => None,
+        }
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        str::from_utf8(self.words.word()?).ok()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        self.words.number()
+    }
+
+    fn count(&mut self) -> Option<usize> {
+        self.number()?.try_into().ok()
+    }
+
+    fn mode(&mut self) -> Option<Mode> {
+        match self.text()? {
+            "r" => Some(Mode::Read),
+            "w" => Some(Mode::Write),
+            _ => None,
+        }
+    }
+
+    fn millis(&mut self) -> Option<Duration> {
+        self.number().map(Duration::from_millis)
+    }
+
+    /// Reads a token. The number 0 means that there is no token.
+    fn token(&mut self) -> Option<Option<FencingToken>> {
+        let raw = self.number()?;
+        if raw == 0 {
+            return Some(None);
+        }
+        FencingToken::from_wire(raw).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::lease::Moment;
+
+    fn reply(words: &str) -> Answered<Value> {
+        let value = Value::BulkString(words.as_bytes().to_vec());
+        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), node: NodeId::default(), value }
+    }
+
+    fn token(raw: u64) -> FencingToken {
+        FencingToken::from_wire(raw).expect("small")
+    }
+
+    #[test]
+    fn granted_reply_is_read() {
+        for (flag, is_waited_for) in [(0, false), (1, true)] {
+            let words = format!("granted a.1.x 3 7 72 64 500 {flag}");
+            let read = read_reply(reply(&words), "a.1.x", parse_acquired).expect("readable");
+            assert_eq!(read.server.as_micros(), 3_000_007);
+            let (token, remaining) = (token(9), Duration::from_millis(500));
+            assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, is_waited_for }));
+        }
+    }
+
+    #[test]
+    fn reply_to_another_request_is_never_believed() {
+        let read = read_reply(reply("granted b.1.x 3 7 9 1 500 0"), "a.1.x", parse_acquired);
+        assert!(matches!(read, Err(Failure::Unknown { .. })));
+    }
+
+    #[test]
+    fn reply_of_another_shape_is_unknown_not_denied() {
+        for words in [
+            "",
+            "granted",
+            "granted a.1.x 3 7 9 64 500 0",
+            "granted a.1.x 3 7 9 0 500 0",
+            "late a.1.x soon 3",
+            "late a.1.x 3",
+            "granted a.1.x 3 7 9 1",
+            "held a.1.x 3 7",
+        ] {
+            let read = read_reply(reply(words), "a.1.x", parse_acquired);
+            assert!(matches!(read, Err(Failure::Unknown { .. })), "{words}");
+        }
+    }
+
+    #[test]
+    fn reply_of_another_version_is_a_refusal() {
+        let read = read_reply(reply("version a.1.x 3 7"), "a.1.x", parse_acquired);
+        assert!(matches!(read, Err(Failure::Refused { refusal: Refusal::OtherVersion, .. })));
+    }
+
+    const ANCHOR: ClockSample = ClockSample { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
+
+    #[test]
+    fn notification_of_a_grant_counts_from_the_clock_sample() {
+        for (flag, is_waited_for) in [("0", false), ("1", true)] {
+            let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
+            let Notification::Granted { id, at, answer } = read_notification(message.as_bytes(), Some(ANCHOR)) else {
+                panic!("it is one")
+            };
+            assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
+            assert_eq!((answer.sent, answer.server), (ANCHOR.sent, ANCHOR.server));
+            let (token, remaining) = (token((1 << 53) - 63), Duration::from_micros(999_600));
+            assert_eq!(answer.value, Granted { token, tokens: 64, remaining, is_waited_for });
+        }
+    }
+
+    #[test]
+    fn other_notices_mean_that_it_is_time_to_ask() {
+        let granted = "m.1.label 72 64 6000 5900123 0";
+        // Without a clock sample, no deadline can be trusted.
+        assert!(matches!(read_notification(granted.as_bytes(), None), Notification::AskAgain));
+        let others = [
+            "",
+            "m.1.label",                      // the two-key scheme names the next waiter
+            "m.1.label 9 64 6000 5900123",    // too short
+            "m.1.label 72 64 soon 5900123 0", // no number
+            "m.1.label 72 64 5000 4900123 0", // over before the clock sample
+            "m.1.label 9007199254740993 1 6000 5900123 0",
+            "m.1.label 72 64 18446744073709551615 5900123 0",
+            "m.1.label 9 64 6000 5900123 0", // more tokens than there are
+        ];
+        for other in others {
+            assert!(matches!(read_notification(other.as_bytes(), Some(ANCHOR)), Notification::AskAgain), "{other}");
+        }
+        assert!(matches!(read_notification(b"\xff", Some(ANCHOR)), Notification::AskAgain));
+    }
+
+    #[test]
+    fn waiters_are_read_in_the_order_in_which_they_came() {
+        let rows = ["view - 0 7 9 0 0 3 4", "hold h r 1 2", "wait a w 5", "wait b w 7", "wait c r 6"];
+        let value = Value::Array(rows.map(|row| Value::BulkString(row.as_bytes().to_vec())).into());
+        let view = read_reply(Answered { value, ..reply("") }, "", parse_view).expect("readable").value;
+        let ids: Vec<_> = view.waiters.iter().map(|waiter| (waiter.id.as_str(), waiter.mode)).collect();
+        assert_eq!(ids, [("a", Mode::Write), ("c", Mode::Read), ("b", Mode::Write)]);
+        assert_eq!((view.holders.len(), view.more_holders, view.more_waiters), (1, 3, 4));
+    }
+}
