@@ -10,8 +10,8 @@ use harness::{Answer, Limit, MANAGER, READ_LIMIT_MS, Seen, Server, Side, Step, W
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Holder, IfTaken, Mode, NamedHolder,
-    Note, Noted, ReleaseReply, Renewed, View,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Forced, Granted, Holder, IfTaken, Mode,
+    NamedHolder, Note, Noted, ReleaseReply, Renewed, View,
 };
 
 #[test]
@@ -32,14 +32,7 @@ impl Server for Record {
                 None => self.acquire(now, wish.not_after_ms, &request(wish)),
             }),
             Step::Release { id: name, rest_until_ms } => {
-                match self.release_until(now, &id(name), until(*rest_until_ms)) {
-                    ReleaseReply::Held => "held".to_owned(),
-                    ReleaseReply::Queued => "queued".to_owned(),
-                    ReleaseReply::None(Absence { forced, last, first }) => {
-                        let [forced, last, first] = [forced, last, first].map(number);
-                        format!("none {forced} {last} {first}")
-                    }
-                }
+                released(self.release_until(now, &id(name), until(*rest_until_ms)))
             }
             Step::Renew { id: name, lease_ms, tokens, rest_until_ms } => renewed(
                 *tokens,
@@ -65,13 +58,7 @@ impl Server for Record {
                 view_text(&view)
             }
             Step::Force(seen) => {
-                let forced = match seen.highest {
-                    Some(highest) => {
-                        let shown = View { token: FencingToken::from_wire(highest), ..view_of(seen) };
-                        self.force_shown(now, FencingToken::from_wire(seen.token), &shown)
-                    }
-                    None => self.force_seen(now, &view_of(seen)),
-                };
+                let forced = force(self, now, seen);
                 rows = forced.ids;
                 format!("forced {}", u8::from(forced.has_more))
             }
@@ -121,6 +108,27 @@ fn messages(record: &mut Record, now: ServerTime, step: &Step) -> Vec<String> {
         messages.push(format!("call {}{by}", token.as_u64()));
     }
     messages
+}
+
+fn force(record: &mut Record, now: ServerTime, seen: &Seen) -> Forced {
+    match seen.highest {
+        Some(highest) => {
+            let shown = View { token: FencingToken::from_wire(highest), ..view_of(seen) };
+            record.force_shown(now, FencingToken::from_wire(seen.token), &shown)
+        }
+        None => record.force_seen(now, &view_of(seen)),
+    }
+}
+
+fn released(reply: ReleaseReply) -> String {
+    match reply {
+        ReleaseReply::Held => "held".to_owned(),
+        ReleaseReply::Queued => "queued".to_owned(),
+        ReleaseReply::None(Absence { forced, last, first }) => {
+            let [forced, last, first] = [forced, last, first].map(number);
+            format!("none {forced} {last} {first}")
+        }
+    }
 }
 
 fn id(text: &str) -> AcquisitionId {

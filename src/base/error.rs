@@ -200,14 +200,8 @@ impl fmt::Display for Error {
                 write!(
                     f,
                     "waited {waited} for lock {lock:?}: {denied}; raise `wait_timeout`, try again later, or look at the \
-                     lock with `inspect`"
-                )?;
-                if *confirmed {
-                    return Ok(());
-                }
-                f.write_str(
-                    "; the server did not confirm within two response timeouts that the place in the queue is gone, \
-                     so it may still grant the lock to this caller, for one lease at most",
+                     lock with `inspect`{}",
+                    if *confirmed { "" } else { UNCONFIRMED }
                 )
             }
             Self::Lost { lock, reason } => write!(
@@ -221,13 +215,7 @@ impl fmt::Display for Error {
                  the lock for writing"
             ),
             Self::Unreachable { lock, waited, node, source } => {
-                match node {
-                    Some(node) if is_out_of_descriptors(source.as_deref()) || is_full(source.as_deref()) => {
-                        write!(f, "no connection to {node}")?;
-                    }
-                    Some(node) => write!(f, "{node} did not answer")?,
-                    None => f.write_str("no server answered")?,
-                }
+                fmt_unreachable_node(f, node.as_deref(), source.as_deref())?;
                 let advice = advice_on(source.as_deref());
                 write!(f, "{} within {}: {advice}, then try again", For(lock), DurationText(*waited))
             }
@@ -274,6 +262,22 @@ struct WithinFor<'a> {
 impl fmt::Display for WithinFor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} within {}", For(self.lock), DurationText(self.waited))
+    }
+}
+
+/// End of the message of a wait whose place in the queue may still be there.
+const UNCONFIRMED: &str = "; the server did not confirm within two response timeouts that the place in the queue is gone, so it may still \
+     grant the lock to this caller, for one lease at most";
+
+fn fmt_unreachable_node(
+    f: &mut fmt::Formatter<'_>,
+    node: Option<&str>,
+    source: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
+) -> fmt::Result {
+    match node {
+        Some(node) if is_out_of_descriptors(source) || is_full(source) => write!(f, "no connection to {node}"),
+        Some(node) => write!(f, "{node} did not answer"),
+        None => f.write_str("no server answered"),
     }
 }
 

@@ -282,31 +282,39 @@ impl Converting {
                 },
                 Err(failure) => failure,
             };
-            let is_broken = matches!(failure, Failure::Broken { .. });
-            let is_unreplicated = matches!(failure, Failure::Unreplicated { .. });
-            if self.copies.is_none() && !is_broken && !is_unreplicated {
-                self.old.cancel_conversion();
-            } else {
-                // If the answer to this renewal finds the old hold, the server has not converted it before.
-                self.old.renew_now(now);
-            }
-            let is_over = now >= self.old.deadline();
-            match tries.verdict(&engine, self.old.key(), failure) {
-                // The primary has the new hold, and a replica may still have the old one. So the guard can rely on
-                // neither.
-                Some(error) if is_unreplicated => return ConversionOutcome::Unreplicated(error),
-                // The server executed a part of the script. So it is unknown which of the two holds it has, and for how
-                // long.
-                Some(error) if is_broken => {
-                    events::conversion_broke_off(self.old.key().name(), &error);
-                    return ConversionOutcome::Lost(LossReason::Gone);
-                }
-                // The server may have executed an earlier copy.
-                Some(error) if !self.copies.is_none() => return ConversionOutcome::Open(error),
-                Some(error) => return ConversionOutcome::Stays(error),
-                None if is_over => return ConversionOutcome::Lost(LossReason::Expired),
+            match self.end_after(failure, &tries, now) {
+                Some(outcome) => return outcome,
                 None => tries.backoff.wait().await,
             }
+        }
+    }
+
+    /// Returns the end of the conversion after a failed try, or `None` if another try follows.
+    fn end_after(&self, failure: Failure, tries: &Tries, now: Moment) -> Option<ConversionOutcome> {
+        let is_broken = matches!(failure, Failure::Broken { .. });
+        let is_unreplicated = matches!(failure, Failure::Unreplicated { .. });
+        if self.copies.is_none() && !is_broken && !is_unreplicated {
+            self.old.cancel_conversion();
+        } else {
+            // If the answer to this renewal finds the old hold, the server has not converted it before.
+            self.old.renew_now(now);
+        }
+        let is_over = now >= self.old.deadline();
+        match tries.verdict(&self.engine, self.old.key(), failure) {
+            // The primary has the new hold, and a replica may still have the old one. So the guard can rely on
+            // neither.
+            Some(error) if is_unreplicated => Some(ConversionOutcome::Unreplicated(error)),
+            // The server executed a part of the script. So it is unknown which of the two holds it has, and for how
+            // long.
+            Some(error) if is_broken => {
+                events::conversion_broke_off(self.old.key().name(), &error);
+                Some(ConversionOutcome::Lost(LossReason::Gone))
+            }
+            // The server may have executed an earlier copy.
+            Some(error) if !self.copies.is_none() => Some(ConversionOutcome::Open(error)),
+            Some(error) => Some(ConversionOutcome::Stays(error)),
+            None if is_over => Some(ConversionOutcome::Lost(LossReason::Expired)),
+            None => None,
         }
     }
 

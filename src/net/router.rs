@@ -74,14 +74,9 @@ impl Router {
             Arc::new(Conditions::new(place, clock, options.max_clock_skew))
         };
         match topology.kind() {
-            Kind::Node(url) => {
-                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
-                secrets.check(std::slice::from_ref(&info))?;
-                let conditions = conditions(std::slice::from_ref(&info));
-                Self::single(info, &secrets, limits, options, background_runtime, &conditions)
-            }
-            Kind::Proxy(url) => {
-                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Proxy));
+            Kind::Node(url) | Kind::Proxy(url) => {
+                let role = if let Kind::Proxy(_) = topology.kind() { Role::Proxy } else { Role::Standalone };
+                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, role));
                 secrets.check(std::slice::from_ref(&info))?;
                 let conditions = conditions(std::slice::from_ref(&info));
                 Self::single(info, &secrets, limits, options, background_runtime, &conditions)
@@ -93,18 +88,7 @@ impl Router {
                 secrets.check_provider(&infos)?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
-                Recheck::install(
-                    &SlotOwners::Many(Arc::clone(&fleet)),
-                    background_runtime,
-                    fleet.outages(),
-                    &conditions,
-                );
-                Ok(Self::of(
-                    SlotOwners::Many(fleet),
-                    Limits::new(options, Role::ClusterMember),
-                    options,
-                    background_runtime,
-                ))
+                Ok(Self::of_fleet(fleet, Role::ClusterMember, options, background_runtime, &conditions))
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
@@ -119,20 +103,22 @@ impl Router {
                     background_runtime.clone(),
                     &conditions,
                 )?;
-                Recheck::install(
-                    &SlotOwners::Many(Arc::clone(&fleet)),
-                    background_runtime,
-                    fleet.outages(),
-                    &conditions,
-                );
-                Ok(Self::of(
-                    SlotOwners::Many(fleet),
-                    Limits::new(options, Role::Standalone),
-                    options,
-                    background_runtime,
-                ))
+                Ok(Self::of_fleet(fleet, Role::Standalone, options, background_runtime, &conditions))
             }
         }
+    }
+
+    fn of_fleet(
+        fleet: Arc<Fleet>,
+        role: Role,
+        options: &Options,
+        background_runtime: &BackgroundRuntime,
+        conditions: &Arc<Conditions>,
+    ) -> Self {
+        let outages = Arc::clone(fleet.outages());
+        let owners = SlotOwners::Many(fleet);
+        Recheck::install(&owners, background_runtime, &outages, conditions);
+        Self::of(owners, Limits::new(options, role), options, background_runtime)
     }
 
     /// Creates one router for each of several independent servers.

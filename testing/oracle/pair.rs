@@ -135,26 +135,34 @@ impl<'a> Pair<'a> {
             Operation::TheirLock { mode, skew_ms } => self.their_lock(mode, skew_ms),
             Operation::TheirUnlock { nth } => self.their_unlock(nth),
             Operation::Step { ms } => {
-                let clock = self.clock.expect("a clock that can be set");
-                let by = Duration::from_millis(ms.unsigned_abs());
-                if ms > 0 {
-                    clock.step_forward(by);
-                } else {
-                    self.sweep_two_keys();
-                    clock.step_back(by);
-                    (self.highest, self.highest_lost) = (0, 0);
-                }
+                self.step_clock(ms);
                 Ok(())
             }
             Operation::Lose => {
-                let keys = self.keys();
-                let command: Vec<_> = ["DEL"].into_iter().chain(keys.iter().map(String::as_str)).collect();
-                self.ask_raw(&command);
-                self.forget("key lost");
-                self.expires_ms = None;
+                self.lose_keys();
                 Ok(())
             }
         }
+    }
+
+    fn step_clock(&mut self, ms: i64) {
+        let clock = self.clock.expect("a clock that can be set");
+        let by = Duration::from_millis(ms.unsigned_abs());
+        if ms > 0 {
+            clock.step_forward(by);
+        } else {
+            self.sweep_two_keys();
+            clock.step_back(by);
+            (self.highest, self.highest_lost) = (0, 0);
+        }
+    }
+
+    fn lose_keys(&mut self) {
+        let keys = self.keys();
+        let command: Vec<_> = ["DEL"].into_iter().chain(keys.iter().map(String::as_str)).collect();
+        self.ask_raw(&command);
+        self.forget("key lost");
+        self.expires_ms = None;
     }
 
     async fn leave(&mut self, who: usize, rest_ms: Option<u64>) -> TestCaseResult {

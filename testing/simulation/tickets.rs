@@ -117,6 +117,25 @@ async fn contends(manager: SimManager, inside: Arc<Inside>) {
     }
 }
 
+/// Lets a process die, or the server fall back to an older state.
+fn disturb(world: &Arc<World>, addresses: &[Address], profile: Profile, fault: Fault) {
+    if let Fault::Dies(process, after_ms) = fault {
+        let gate = Arc::clone(&addresses[process as usize].gate);
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(after_ms)).await;
+            gate.crash();
+        }));
+    }
+    if profile.stale > 0 {
+        drop(tokio::spawn(Arc::clone(world).replicate()));
+        let world = Arc::clone(world);
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(world.draw(|rng| rng.u64(1..400)))).await;
+            world.falls_back();
+        }));
+    }
+}
+
 fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
@@ -127,21 +146,7 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
         let [first, second, third, other] = managers.try_into().unwrap_or_else(|_| unreachable!("there are four"));
         let (inside, adopted, detached) =
             (Arc::<Inside>::default(), Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());
-        if let Fault::Dies(process, after_ms) = fault {
-            let gate = Arc::clone(&addresses[process as usize].gate);
-            drop(tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(after_ms)).await;
-                gate.crash();
-            }));
-        }
-        if profile.stale > 0 {
-            drop(tokio::spawn(Arc::clone(&world).replicate()));
-            let world = Arc::clone(&world);
-            drop(tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(world.draw(|rng| rng.u64(1..400)))).await;
-                world.falls_back();
-            }));
-        }
+        disturb(&world, &addresses, profile, fault);
         let contending = tokio::spawn(contends(other, Arc::clone(&inside)));
         let story = {
             let (inside, adopted, detached) = (Arc::clone(&inside), Arc::clone(&adopted), Arc::clone(&detached));

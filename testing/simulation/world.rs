@@ -162,16 +162,10 @@ pub(super) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl World {
-    /// Creates the world. Needs a runtime whose clock is paused.
-    pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
-        // The engine's jitter comes from the generator of the thread.
-        fastrand::seed(seed);
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let clock = Clock::runtime();
-        let many =
-            if let [many] = profile.servers { *many } else { profile.servers[rng.usize(0..profile.servers.len())] };
-        let server = |rng: &mut fastrand::Rng| Server {
+impl Server {
+    /// Creates one of `many` servers, whose clocks differ.
+    fn new(many: usize, rng: &mut fastrand::Rng) -> Self {
+        Self {
             store: Arc::new(Store::new()),
             down: None,
             frozen: false,
@@ -187,8 +181,20 @@ impl World {
             skew_ms: if many == 1 { 0 } else { rng.i64(-40..=40) },
             replica: Vec::new(),
             acknowledged: 0,
-        };
-        let servers = (0..many).map(|_| server(&mut rng)).collect();
+        }
+    }
+}
+
+impl World {
+    /// Creates the world. Needs a runtime whose clock is paused.
+    pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
+        // The engine's jitter comes from the generator of the thread.
+        fastrand::seed(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let clock = Clock::runtime();
+        let many =
+            if let [many] = profile.servers { *many } else { profile.servers[rng.usize(0..profile.servers.len())] };
+        let servers = (0..many).map(|_| Server::new(many, &mut rng)).collect();
         let restarts = match profile.restarts {
             Some(restarts) => restarts,
             // A restart that is delayed by a long lease would come after the run.

@@ -138,6 +138,19 @@ impl Survey {
                 "give the URL of the primary",
             );
         }
+        self.tell_memory(node, findings);
+        if self.wants_no_password {
+            let message = "the URL has a password, but the server requires none: any client may log in";
+            let finding = Finding::new(Level::Warning, "login", message).at(node);
+            findings.add(finding.advise("set a password for the server's user, or remove the password from the URL"));
+        }
+        self.tell_replicas(node, asked, findings);
+    }
+
+    fn tell_memory(&self, node: &str, findings: &mut Findings) {
+        let mut problem = |check, message: String, advice: &str| {
+            findings.add(Finding::new(Level::Problem, check, message).at(node).advise(advice));
+        };
         if let Some((used, max)) = self.full_memory() {
             let message = format!("memory is full, {used} bytes of maxmemory {max}: the server grants no locks");
             problem("memory", message, "free memory, or raise maxmemory");
@@ -152,12 +165,6 @@ impl Survey {
                 "CONFIG SET maxmemory-policy noeviction, and the same in the server's configuration file",
             );
         }
-        if self.wants_no_password {
-            let message = "the URL has a password, but the server requires none: any client may log in";
-            let finding = Finding::new(Level::Warning, "login", message).at(node);
-            findings.add(finding.advise("set a password for the server's user, or remove the password from the URL"));
-        }
-        self.tell_replicas(node, asked, findings);
     }
 
     fn tell_replicas(&self, node: &str, asked: Option<Asked>, findings: &mut Findings) {

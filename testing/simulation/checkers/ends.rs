@@ -65,11 +65,8 @@ fn of_request(
         _ => all_others_remain,
     };
     findings.add_unless(others_remain, at, || format!("others had {before:?} and have {after:?}"));
-    let told = |held: &Held| {
-        notifications
-            .iter()
-            .any(|notification| notification.id == held.id && notification.deadline_ms <= held.deadline_ms)
-    };
+    let told =
+        |held: &Held| notifications.iter().any(|sent| sent.id == held.id && sent.deadline_ms <= held.deadline_ms);
     let known = |held: &Held| before.held.iter().any(|before| before.id == held.id) || told(held);
     let all_known = after.held.iter().all(|held| Some(held.id) == own || known(held));
     findings.add_unless(all_known, at, || format!("{before:?} became {after:?} and nobody is told"));

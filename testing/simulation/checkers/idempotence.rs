@@ -5,7 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Findings;
 use super::facts::{Facts, Given, MS};
-use crate::testing::simulation::history::{Id, Micros, Op, Released, Reply, What};
+use crate::testing::simulation::history::{Guard, Id, Micros, Op, Released, Reply, What};
+
+/// Returns a hold that ended with this guard, and when all copies of its acquisition are over.
+fn release_of(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<(Id, Micros)> {
+    let held = &facts.guards[&guard];
+    let id = held.id;
+    let alone = facts.guards.values().filter(|held| held.id == id).count() == 1;
+    // A server knows nothing of the releases that another server received.
+    let told = facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
+    let by = told.filter_map(|request| request.applied).last().map(|(_, primary)| primary);
+    let is_over = alone && by == Some(facts.lineage(now));
+    is_over.then(|| (id, now + facts.process(held.process).max_delay() + 20 * MS))
+}
 
 pub(super) fn copies(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 idempotence");
@@ -50,20 +62,7 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                     findings.add_unless(!back, at, || format!("{held:?} is back after its release"));
                 }
             }
-            What::Released { guard, how: Released::Ours } => {
-                let held = &facts.guards[guard];
-                let id = held.id;
-                // This was the last guard of the hold, and all copies of the acquisition are over by then.
-                let alone = facts.guards.values().filter(|held| held.id == id).count() == 1;
-                // A server knows nothing of the releases that another server received.
-                let told =
-                    facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
-                let by = told.filter_map(|request| request.applied).last().map(|(_, primary)| primary);
-                if alone && by == Some(facts.lineage(now)) {
-                    let slack = facts.process(held.process).max_delay() + 20 * MS;
-                    released.insert(id, now + slack);
-                }
-            }
+            What::Released { guard, how: Released::Ours } => released.extend(release_of(facts, *guard, now)),
             What::Unanswered { request } | What::NotDone { request } => {
                 // The process repeats the release until the server answers.
                 if let Op::Leave { id } = facts.requests[request].op {

@@ -7,6 +7,18 @@ use super::facts::{Facts, Given};
 use crate::store::Mode;
 use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Reply, Seen, What};
 
+/// Compares the token of a grant with that of its phase, or with the highest so far.
+fn judge_grant(grant: &Given, expected: Option<u64>, highest: u64, at: usize, findings: &mut Findings) {
+    match expected {
+        Some(expected) => findings.add_unless(grant.token == expected, at, || {
+            format!("{:?} has token {} in the phase of {expected}", grant.id, grant.token)
+        }),
+        None => findings.add_unless(grant.token > highest, at, || {
+            format!("a phase begins with token {} after {highest}", grant.token)
+        }),
+    }
+}
+
 pub(super) fn grow(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("2 tokens");
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
@@ -28,20 +40,12 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                 }
                 let grants = Given::by(what);
                 if *deposed {
-                    let blocks = grants.iter().map(|grant| (grant.id, (grant.token, grant.tokens)));
-                    given_by_deposed.extend(blocks);
+                    given_by_deposed.extend(grants.iter().map(|grant| (grant.id, (grant.token, grant.tokens))));
                     continue;
                 }
                 let mut phase = phase_of((before, after), *op, &given);
                 for grant in &grants {
-                    match expected(grant, before, &given, phase) {
-                        Some(expected) => findings.add_unless(grant.token == expected, at, || {
-                            format!("{:?} has token {} in the phase of {expected}", grant.id, grant.token)
-                        }),
-                        None => findings.add_unless(grant.token > *highest, at, || {
-                            format!("a phase begins with token {} after {highest}", grant.token)
-                        }),
-                    }
+                    judge_grant(grant, expected(grant, before, &given, phase), *highest, at, &mut findings);
                     if grant.mode == Mode::Read {
                         phase = Some(grant.token);
                     }
@@ -66,10 +70,9 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                         format!("the turn of guard {guard} has token {token} after {last:?}")
                     });
                 }
-                if let Some(outer) = held.wish.within {
-                    let outer = facts.guards[&outer].token;
-                    findings.add_unless(outer == *token, at, || format!("{token} is nested in {outer}"));
-                }
+                let outer = held.wish.within.map(|outer| facts.guards[&outer].token);
+                let is_outer = outer.is_none_or(|outer| outer == *token);
+                findings.add_unless(is_outer, at, || format!("{token} is nested in {outer:?}"));
             }
             What::Fenced { guard, valid: true, token, accepted: false } => {
                 let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
