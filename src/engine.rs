@@ -476,6 +476,8 @@ impl Engine {
         // contains its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();
+        // For waiters in their first wait. Each registers its task before it reads the flag, so it is woken or sees the flag.
+        self.table.wake_waiters();
         let began = self.clock.now();
         let mut latest = began;
         // The table contains each hold from its grant to its end. The deadline queue does not, because drivers take

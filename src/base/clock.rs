@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Sleep;
+
 use crate::base::lease::Moment;
 
 /// Longest time between two readings of the clock while a task sleeps. The runtime's timers stop while the machine is
@@ -53,7 +55,12 @@ impl Clock {
         if moment == Moment::NEVER {
             return std::future::pending().await;
         }
-        tokio::time::sleep(moment.since(self.now())).await;
+        self.sleep(moment).await;
+    }
+
+    /// Returns the bare timer of [`timer`](Self::timer), for a waiter that keeps it.
+    pub(crate) fn sleep(self, moment: Moment) -> Sleep {
+        tokio::time::sleep(moment.since(self.now()))
     }
 }
 

@@ -10,6 +10,7 @@
 mod accept;
 mod arm;
 mod denial;
+mod first_wait;
 mod limits;
 mod local;
 mod patience;
@@ -23,6 +24,8 @@ mod withdraw;
 #[path = "../../testing/unit/engine/acquire/tests.rs"]
 mod tests;
 
+use std::future::ready;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,11 +41,12 @@ use crate::engine::{Engine, Held};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::wait::Notifications;
-use crate::store::Mode;
+use crate::store::{BoxFuture, Mode};
 
 use self::arm::Arming;
-use self::limits::{Attempts, GivesUp, UnderwayAttempt, WaitEnd, heard_out, withdrawal_span};
-use self::local::{Entered, LocalEnd, LocalSignal, LocalWaiter, enter};
+use self::first_wait::{FirstEnd, FirstWait};
+use self::limits::{Attempts, GivesUp, UnderwayAttempt, WaitEnd, given_up, heard_out, withdrawal_span};
+use self::local::{Entered, LocalSignal, LocalWaiter, enter};
 use self::patience::WaitEnds;
 use self::pending::Pursued;
 use self::withdraw::Withdrawn;
@@ -76,6 +80,44 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
     }
 }
 
+/// Outcome of an acquisition. The inner error is the refusal, for a caller that wants one answer.
+pub(crate) type AcquireOutcome = Result<Result<Held, Box<Denied>>>;
+
+/// Future of an acquisition that was started.
+pub(crate) type StartedAcquire = BoxFuture<'static, AcquireOutcome>;
+
+/// Options of an acquisition that count after the grant. Most acquisitions have none, so waiters keep them in a box.
+#[derive(Default)]
+struct AfterGrant {
+    at_least: Option<Duration>,
+    note: Option<Arc<str>>,
+}
+
+impl AfterGrant {
+    fn into_box(self) -> Option<Box<Self>> {
+        (self.at_least.is_some() || self.note.is_some()).then(|| Box::new(self))
+    }
+}
+
+/// Starts an acquisition. The caller must poll or drop the future at once, because the acquisition has its place among the
+/// waiters of the process already.
+pub(crate) fn start(
+    engine: &Arc<Engine>,
+    key: &Arc<Key>,
+    mode: Mode,
+    terms: &Terms,
+    patience: Patience,
+    note: Option<Arc<str>>,
+) -> Result<StartedAcquire> {
+    let after = AfterGrant { at_least: terms.at_least, note };
+    Ok(match enter(engine, key, mode, terms, patience)? {
+        Entered::Held(held) => Box::pin(async move { with_note(held, after.note).await.map(Ok) }),
+        Entered::Denied(denied) => Box::pin(ready(Ok(Err(denied)))),
+        Entered::Waits(waiter) if waiter.is_leader() => run(waiter, FirstEnd::Leads, after),
+        Entered::Waits(waiter) => Box::pin(FirstWait::new(waiter, after.into_box())),
+    })
+}
+
 /// Acquires the lock. Returns `None` only if the caller wants one answer, and the server refused.
 #[cfg(test)]
 pub(crate) async fn acquire(
@@ -85,26 +127,46 @@ pub(crate) async fn acquire(
     terms: Terms,
     patience: Patience,
 ) -> Result<Option<Held>> {
-    Ok(acquire_or_denied(engine, key, mode, &terms, patience).await?.ok())
+    Ok(acquire_or_denied(engine, &key, mode, &terms, patience).await?.ok())
 }
 
 /// Acquires the lock, or returns the refusal if the caller wants one answer.
 pub(crate) async fn acquire_or_denied(
     engine: &Arc<Engine>,
-    key: Arc<Key>,
+    key: &Arc<Key>,
     mode: Mode,
     terms: &Terms,
     patience: Patience,
-) -> Result<Result<Held, Box<Denied>>> {
-    let mut waiter = match enter(engine, key, mode, terms, patience)? {
-        Entered::Held(held) => return Ok(Ok(held)),
-        Entered::Denied(denied) => return Ok(Err(denied)),
-        Entered::Waits(waiter) => waiter,
-    };
-    let first = waiter.first_signal().await?;
-    let mut acquisition = Acquisition::new(waiter, terms.at_least);
-    // In a box, so that a task which waits for its turn has no memory for requests.
-    Box::pin(async move { acquisition.until_its_end(first).await }).await
+) -> AcquireOutcome {
+    start(engine, key, mode, terms, patience, None)?.await
+}
+
+/// Returns the future that runs an acquisition from its first request or share on.
+fn run(waiter: LocalWaiter, first: FirstEnd, after: AfterGrant) -> StartedAcquire {
+    let (engine, key) = (Arc::clone(&waiter.engine), Arc::clone(&waiter.key));
+    let mut acquisition = Acquisition::new(waiter, after.at_least);
+    let note = after.note;
+    Box::pin(async move {
+        let outcome = {
+            let ended = pin!(acquisition.until_its_end(first));
+            engine.process.here(key.name(), ended).await?
+        };
+        drop(acquisition);
+        match outcome {
+            Ok(held) => Ok(Ok(with_note(held, note).await?)),
+            Err(denied) => Ok(Err(denied)),
+        }
+    })
+}
+
+/// Sets the note of a hold that was just acquired, or removes that of the guard before. If that fails, the hold is released.
+async fn with_note(held: Held, note: Option<Arc<str>>) -> Result<Held> {
+    match note {
+        // In a box, since most acquisitions have no note, and each future has room for the longest way.
+        Some(note) => Box::pin(held.set_note(&note)).await?,
+        None => held.engine().drop_old_note(held.hold()),
+    }
+    Ok(held)
 }
 
 /// Longest time between two polls of a leader whose task runs. The leader waits for one answer, or for its heartbeat.
@@ -124,8 +186,8 @@ fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Hel
 }
 
 /// Acquisition from its first request or share on. Its drop withdraws its request, which the cell keeps for its entry.
-struct Acquisition<'a> {
-    waiter: LocalWaiter<'a>,
+struct Acquisition {
+    waiter: LocalWaiter,
     notices: Notifications,
     /// Time of the server in its last answer. A grant before that time would have been in the answer.
     answered_at: ServerTime,
@@ -158,8 +220,8 @@ enum AcquireEnd {
     GivesUp(GivesUp),
 }
 
-impl<'a> Acquisition<'a> {
-    fn new(waiter: LocalWaiter<'a>, at_least: Option<Duration>) -> Self {
+impl Acquisition {
+    fn new(waiter: LocalWaiter, at_least: Option<Duration>) -> Self {
         Self {
             waiter,
             notices: Notifications::default(),
@@ -180,17 +242,17 @@ impl<'a> Acquisition<'a> {
 
     /// Runs until the lock is granted, or until the wait ends without a grant. A caller that gives up gets its error when its
     /// request is withdrawn.
-    async fn until_its_end(&mut self, first: LocalEnd) -> Result<Result<Held, Box<Denied>>> {
+    async fn until_its_end(&mut self, first: FirstEnd) -> AcquireOutcome {
         let signal = match first {
-            LocalEnd::Leads => None,
-            LocalEnd::Signal(signal) => Some(signal),
-            LocalEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
+            FirstEnd::Leads => None,
+            FirstEnd::Signal(signal) => Some(signal),
+            FirstEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
         };
         let held = match self.run_within(signal).await {
             AcquireEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
             // The arming has checked that the engine is open.
             AcquireEnd::Over(result) if self.arming.is_some() => result?,
-            AcquireEnd::Over(result) => hand_out(self.waiter.engine, &self.waiter.key, result?)?,
+            AcquireEnd::Over(result) => hand_out(&self.waiter.engine, &self.waiter.key, result?)?,
         };
         let Some(held) = held else {
             return Ok(Err(Box::pin(self.refused()).await?));
@@ -228,11 +290,11 @@ impl<'a> Acquisition<'a> {
         if self.waiter.has_left_nothing() {
             return Ok(denied);
         }
-        let (engine, now) = (self.waiter.engine, self.waiter.engine.clock.now());
-        match self.withdraw(now.after(withdrawal_span(engine))).await {
+        let clock = self.waiter.engine.clock;
+        match self.withdraw(clock.now().after(withdrawal_span(&self.waiter.engine))).await {
             Withdrawn::Surely => Ok(denied),
             Withdrawn::Perhaps => {
-                let (lock, waited) = (self.waiter.key.shared_name(), engine.clock.now().since(self.waiter.began));
+                let (lock, waited) = (self.waiter.key.shared_name(), clock.now().since(self.waiter.began));
                 Err(Error::WaitTimeout { lock, waited, confirmed: false, denied })
             }
         }
@@ -241,15 +303,15 @@ impl<'a> Acquisition<'a> {
     /// Runs until the acquisition is over, or until its limit. It waits for the end of an attempt that is under way at the limit:
     /// a grant counts, and a request that the server may still carry out cannot be withdrawn for good.
     async fn run_within(&mut self, signal: Option<LocalSignal>) -> AcquireEnd {
-        let engine = self.waiter.engine;
+        let engine = &Arc::clone(&self.waiter.engine);
         let attempts = self.waiter.limit.map(|_| Arc::clone(self.attempts.insert(Arc::default())));
         let mut impatience = self.waiter.impatience(attempts.clone());
-        let mut run = std::pin::pin!(self.run(signal));
+        let mut run = pin!(self.run(signal));
         // Biased, so that a grant counts even if the limit has passed too.
         let given_up = tokio::select! {
             biased;
             result = &mut run => return AcquireEnd::Over(result),
-            given_up = LocalWaiter::given_up(engine, &mut impatience) => given_up,
+            given_up = given_up(engine, &mut impatience) => given_up,
         };
         if let (WaitEnd::Limit, Some(attempts)) = (given_up.why, &attempts)
             && let Some(result) = Box::pin(heard_out(engine, run, attempts, given_up.answer_by)).await
@@ -334,7 +396,7 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-impl Drop for Acquisition<'_> {
+impl Drop for Acquisition {
     fn drop(&mut self) {
         let notices = std::mem::take(&mut self.notices);
         self.waiter.abandon(notices);

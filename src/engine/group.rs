@@ -259,7 +259,7 @@ impl<'a> Group<'a> {
             .into_iter()
             .map(|index| async move {
                 let Wanted { key, mode } = &wanted[index];
-                (index, acquire_or_denied(engine, Arc::clone(key), *mode, terms, Patience::AskOnce).await)
+                (index, acquire_or_denied(engine, key, *mode, terms, Patience::AskOnce).await)
             })
             .collect();
         let mut first: Option<(usize, Missing)> = None;
@@ -320,7 +320,7 @@ impl<'a> Group<'a> {
         }
         let terms = &Terms { wait_timeout: left, ..self.terms };
         let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
-        let waits = pin!(acquire_or_denied(engine, Arc::clone(key), *mode, terms, Patience::Wait));
+        let waits = pin!(acquire_or_denied(engine, key, *mode, terms, Patience::Wait));
         match self.beside(waits).await {
             Beside::Done(Ok(Ok(held))) => {
                 self.add(index, held);

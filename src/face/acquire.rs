@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::base::metrics;
 use crate::base::options::{Overrides, Terms};
 use crate::base::process::Process;
 use crate::base::reentry::{OwnerId, Reentry};
-use crate::engine::acquire::{self, Patience};
+use crate::engine::acquire::{self, AcquireOutcome, Patience, StartedAcquire};
 use crate::engine::{Engine, Held};
 use crate::face::guard::Guard;
 #[allow(unused_imports)] // only links in the documentation use this import
 use crate::face::guard::WriteGuard;
 use crate::lock::hold::{Hold, ShareId};
-use crate::store::{BoxFuture, Mode};
+use crate::store::Mode;
 
 /// Options of an acquisition. Awaiting the `Acquire` acquires the lock; before that, nothing is sent.
 ///
@@ -93,19 +93,17 @@ pub struct Acquire<G: Guard> {
     guard: PhantomData<fn() -> G>,
 }
 
-/// Guard of an acquisition that was granted, or its refusal.
-type Outcome<G> = Result<G, Box<Denied>>;
-
 /// Name and options of an acquisition.
 struct Request {
     name: LockName,
-    overrides: Overrides,
+    /// Present if an option was set.
+    overrides: Option<Box<Overrides>>,
     note: Option<Arc<str>>,
 }
 
 impl<G: Guard> Acquire<G> {
     pub(crate) fn new(engine: Arc<Engine>, name: LockName) -> Self {
-        Self { engine, request: Request { name, overrides: Overrides::default(), note: None }, guard: PhantomData }
+        Self { engine, request: Request { name, overrides: None, note: None }, guard: PhantomData }
     }
 
     /// Sets how long the server keeps the hold without a renewal. Defaults to the lease of the manager, which is 10 s
@@ -124,7 +122,7 @@ impl<G: Guard> Acquire<G> {
     /// - A nested guard.
     /// - A guard of `try_read` or `try_write`, if the server's answer came late.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.request.overrides.lease = Some(lease);
+        self.request.overrides().lease = Some(lease);
         self
     }
 
@@ -139,7 +137,7 @@ impl<G: Guard> Acquire<G> {
     ///
     /// A shorter limit ends a forgotten hold sooner. A longer limit allows longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.request.overrides.max_hold = Some(max_hold);
+        self.request.overrides().max_hold = Some(max_hold);
         self
     }
 
@@ -182,7 +180,7 @@ impl<G: Guard> Acquire<G> {
     /// answer reports such a hold, the acquisition waits after that answer for at least
     /// [`recall_timeout`](crate::Builder::recall_timeout), even beyond the limit.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.request.overrides.wait_timeout = Some(wait_timeout);
+        self.request.overrides().wait_timeout = Some(wait_timeout);
         self
     }
 
@@ -193,7 +191,7 @@ impl<G: Guard> Acquire<G> {
     /// A longer time saves requests if this process uses the lock again. After a shorter time, the lock is free for
     /// other processes. Until then, they must first recall the hold, which means to ask this process to release it.
     pub fn cache_for(mut self, cache_for: Duration) -> Self {
-        self.request.overrides.cache_for = Some(cache_for);
+        self.request.overrides().cache_for = Some(cache_for);
         self
     }
 
@@ -260,7 +258,7 @@ impl<G: Guard> Acquire<G> {
     /// # }
     /// ```
     pub fn reentry(mut self, reentry: Reentry) -> Self {
-        self.request.overrides.reentry = Some(reentry);
+        self.request.overrides().reentry = Some(reentry);
         self
     }
 
@@ -277,7 +275,7 @@ impl<G: Guard> Acquire<G> {
     /// The same rules hold as for the acquisition itself; see [`Acquire`].
     pub async fn try_now(self) -> Result<Option<G>> {
         self.engine.process.check(self.request.name.as_str())?;
-        Ok(self.request.try_take(self.engine).await?.ok())
+        Ok(self.request.ask_once(self.engine, G::MODE).await?.ok().map(G::new))
     }
 
     /// Asks the server once, as [`try_now`](Acquire::try_now) does. A refusal names the holder of the lock. The manager
@@ -307,7 +305,7 @@ impl<G: Guard> Acquire<G> {
     /// ```
     pub async fn try_or_denied(self) -> Result<Result<G, Denied>> {
         self.engine.process.check(self.request.name.as_str())?;
-        Ok(self.request.try_take(self.engine).await?.map_err(|denied| *denied))
+        Ok(self.request.ask_once(self.engine, G::MODE).await?.map(G::new).map_err(|denied| *denied))
     }
 
     /// Acquires the lock, runs `work`, and releases the lock.
@@ -428,80 +426,56 @@ impl Acquire<WriteGuard> {
     /// # }
     /// ```
     pub fn at_least(mut self, at_least: Duration) -> Self {
-        self.request.overrides.at_least = Some(at_least);
+        self.request.overrides().at_least = Some(at_least);
         self
     }
 }
 
 impl Request {
+    fn overrides(&mut self) -> &mut Overrides {
+        self.overrides.get_or_insert_default()
+    }
+
     /// Returns a share of a hold that this process already has, if the share needs no request.
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
         // Here a writer can only get a cached hold, and without the option `cache_for` there is none. Nested
-        // acquisitions and hand-offs need a future, which `take` returns.
+        // acquisitions and hand-offs need a future, which `start` returns.
         if mode == Mode::Write && !engine.options().may_cache() || self.note.is_some() {
             return None;
         }
+        let overrides = self.overrides.as_deref().copied().unwrap_or_default();
         // A hold that is to rest needs a request before its guard is handed out.
-        if self.overrides.at_least.is_some() {
+        if overrides.at_least.is_some() {
             return None;
         }
-        let terms = Terms::new(engine.options(), self.overrides).ok()?;
+        let terms = Terms::new(engine.options(), overrides).ok()?;
         acquire::join(engine, &self.name, mode, &terms)
     }
 
-    async fn try_take<G: Guard>(self, engine: Arc<Engine>) -> Result<Outcome<G>> {
-        if is_observed() {
-            return self.take_observed(engine, Patience::AskOnce).await;
+    async fn ask_once(self, engine: Arc<Engine>, mode: Mode) -> AcquireOutcome {
+        self.start(&engine, mode, Patience::AskOnce)?.await
+    }
+
+    /// Starts the acquisition. If an observer wants metrics or spans, the returned future starts it.
+    fn start(self, engine: &Arc<Engine>, mode: Mode, patience: Patience) -> Result<StartedAcquire> {
+        if !is_observed() {
+            return self.start_unobserved(engine, mode, patience);
         }
-        self.take(engine, Patience::AskOnce)?.await
+        let (engine, name) = (Arc::clone(engine), self.name.as_str().to_owned());
+        Ok(Box::pin(async move {
+            let acquiring = async { self.start_unobserved(&engine, mode, patience)?.await };
+            observed(&engine, &name, mode, acquiring).await
+        }))
     }
 
-    fn take_observed<G: Guard>(
-        self,
-        engine: Arc<Engine>,
-        patience: Patience,
-    ) -> BoxFuture<'static, Result<Outcome<G>>> {
-        let (name, observer) = (self.name.as_str().to_owned(), Arc::clone(&engine));
-        Box::pin(async move { observed(&observer, &name, async move { self.take(engine, patience)?.await }).await })
-    }
-
-    /// Returns the future that acquires the lock. The future stores only the needed parts of `self`, because many
-    /// futures may wait at once and each of them needs memory.
-    fn take<G: Guard>(
-        self,
-        engine: Arc<Engine>,
-        patience: Patience,
-    ) -> Result<impl Future<Output = Result<Outcome<G>>> + Send + 'static> {
+    fn start_unobserved(self, engine: &Arc<Engine>, mode: Mode, patience: Patience) -> Result<StartedAcquire> {
         let key = engine.key(self.name.as_str())?;
-        let terms = Terms::new(engine.options(), self.overrides)?;
+        let terms = Terms::new(engine.options(), self.overrides.as_deref().copied().unwrap_or_default())?;
         let note = self.note;
         note.as_deref().map_or(Ok(()), |note| engine.check_note(note))?;
-        Ok(async move {
-            let outcome = {
-                let taken = pin!(acquire::acquire_or_denied(&engine, Arc::clone(&key), G::MODE, &terms, patience));
-                engine.process.here(key.name(), taken).await?
-            };
-            let held = match outcome {
-                Ok(held) => held,
-                Err(denied) => return Ok(Err(denied)),
-            };
-            match note {
-                // In a box, since most acquisitions have no note, and each future has room for the longest way.
-                Some(note) => Ok(Ok(G::new(Box::pin(with_note(held, note)).await?))),
-                None => {
-                    engine.drop_old_note(held.hold());
-                    Ok(Ok(G::new(held)))
-                }
-            }
-        })
+        acquire::start(engine, &key, mode, &terms, patience, note)
     }
-}
-
-/// Sets the note of a hold that was just acquired. If that fails, the hold is released.
-async fn with_note(held: Held, note: Arc<str>) -> Result<Held> {
-    held.set_note(&note).await?;
-    Ok(held)
 }
 
 /// Returns true if the feature `metrics` is on, or if a subscriber of `tracing` wants spans. Usually returns false.
@@ -512,17 +486,18 @@ fn is_observed() -> bool {
 
 /// Counts an acquisition and runs it within its tracing span. The span of the hold begins after the span of the
 /// acquisition has ended. So the parent of the hold's span is the span of the caller.
-async fn observed<G: Guard>(
+async fn observed(
     engine: &Engine,
     name: &str,
-    acquiring: impl Future<Output = Result<Outcome<G>>> + Send,
-) -> Result<Outcome<G>> {
-    let underway = engine.table.metrics().begin(G::MODE, engine.clock);
-    let outcome = events::within(name, G::MODE, acquiring, Outcome::is_ok).await;
-    if let Ok(Ok(guard)) = &outcome {
-        guard.as_held().hold().begin_span();
+    mode: Mode,
+    acquiring: impl Future<Output = AcquireOutcome> + Send,
+) -> AcquireOutcome {
+    let underway = engine.table.metrics().begin(mode, engine.clock);
+    let outcome = events::within(name, mode, acquiring, Result::is_ok).await;
+    if let Ok(Ok(held)) = &outcome {
+        held.hold().begin_span();
     }
-    underway.end(events::word_for_outcome(&outcome, Outcome::is_ok));
+    underway.end(events::word_for_outcome(&outcome, Result::is_ok));
     outcome
 }
 
@@ -532,7 +507,7 @@ impl<G: Guard> IntoFuture for Acquire<G> {
 
     #[inline]
     fn into_future(self) -> Acquiring<G> {
-        Acquiring { engine: Some(self.engine), step: AcquireStep::New(self.request) }
+        Acquiring { engine: Some(self.engine), step: AcquireStep::New(self.request), guard: PhantomData }
     }
 }
 
@@ -541,7 +516,7 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
         f.debug_struct("Acquire")
             .field("lock", &self.request.name.as_str())
             .field("mode", &G::MODE)
-            .field("options", &self.request.overrides)
+            .field("options", &self.request.overrides.as_deref().copied().unwrap_or_default())
             .finish_non_exhaustive()
     }
 }
@@ -551,31 +526,29 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
 pub struct Acquiring<G: Guard> {
     /// Engine until the acquisition starts; `None` while it runs and after its end.
     engine: Option<Arc<Engine>>,
-    step: AcquireStep<G>,
+    step: AcquireStep,
+    guard: PhantomData<fn() -> G>,
 }
 
-enum AcquireStep<G: Guard> {
+enum AcquireStep {
     /// State before the first poll. A reader that joins a hold of its process is ready at the first poll, without an
     /// allocation.
     New(Request),
     Underway {
         process: Process,
-        future: BoxFuture<'static, Result<Outcome<G>>>,
+        future: StartedAcquire,
     },
     Done,
 }
 
 impl<G: Guard> Acquiring<G> {
     /// Starts an acquisition that could not join a hold at its first poll.
-    fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
+    fn set_out(&mut self, engine: &Arc<Engine>) -> Result<()> {
         // If this method fails, the step stays `Done`, because the future returns the error and has then ended.
         if let AcquireStep::New(request) = std::mem::replace(&mut self.step, AcquireStep::Done) {
             let process = engine.process.clone();
             process.check(request.name.as_str())?;
-            let future = match is_observed() {
-                true => request.take_observed(engine, Patience::Wait),
-                false => Box::pin(request.take(engine, Patience::Wait)?),
-            };
+            let future = request.start(engine, G::MODE, Patience::Wait)?;
             self.step = AcquireStep::Underway { process, future };
         }
         Ok(())
@@ -596,12 +569,12 @@ impl<G: Guard> Future for Acquiring<G> {
                 engine.drop_old_note(&hold);
                 return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
             }
-            self.set_out(engine)?;
+            self.set_out(&engine)?;
         }
         match &mut self.step {
-            AcquireStep::Underway { future, .. } => future.as_mut().poll(cx).map_ok(|guard| match guard {
-                Ok(guard) => guard,
-                Err(_) => unreachable!("only a caller that asks once is told no"),
+            AcquireStep::Underway { future, .. } => future.as_mut().poll(cx).map_ok(|outcome| match outcome {
+                Ok(held) => G::new(held),
+                Err(_) => unreachable!("only a caller that asks once is refused"),
             }),
             AcquireStep::New(_) | AcquireStep::Done => panic!("polled after its end"),
         }

@@ -86,8 +86,8 @@ impl Signals {
         self.0.push(Signal::FirstAnswer(mode));
     }
 
-    /// Wakes all waiters of the lock, because the server does not answer the leader of a side any more. Waiters of the other
-    /// side look, and wait on.
+    /// Wakes all waiters of the lock, because the server does not answer the leader of a side any more, or because the manager
+    /// is closed. Waiters without a reason to end wait on.
     pub(super) fn wake_all(&mut self) {
         self.0.push(Signal::WakeAll);
     }

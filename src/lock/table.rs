@@ -167,7 +167,7 @@ impl Table {
                 (!state.is_gone).then(|| state.enter(mode, None, wants, now, inputs, effects))
             });
             if let Some((waiter_id, waits)) = entered {
-                return WaitEntry::new(cell, mode, waiter_id, waits, wants);
+                return WaitEntry::new(cell, mode, waiter_id, waits);
             }
         }
     }
@@ -188,7 +188,7 @@ impl Table {
             });
             if let Some(entered) = entered {
                 let (waiter_id, waits) = entered?;
-                return Some(WaitEntry::new(cell, mode, waiter_id, waits, wants));
+                return Some(WaitEntry::new(cell, mode, waiter_id, waits));
             }
         }
     }
@@ -235,6 +235,14 @@ impl Table {
     /// Returns the holds of a lock.
     pub(crate) fn holds(&self, key: &Key) -> Vec<Arc<Hold>> {
         self.of(key).map_or_else(Vec::new, |cell| cell.ask(|state| state.handles().collect()))
+    }
+
+    /// Wakes all waiters, because the manager is closed.
+    pub(crate) fn wake_waiters(&self) {
+        for shard in &self.shards {
+            let cells = shard.0.lock().all();
+            cells.iter().for_each(|cell| cell.quietly(|_, _, effects| effects.signals.wake_all()));
+        }
     }
 
     /// Returns the numbers of holds, guards, holds with a late renewal, and waiting acquisitions.

@@ -1,8 +1,8 @@
 //! Handle of a waiter or leader of one side of a lock.
 
-use std::future::poll_fn;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Attempt, Failure};
 use crate::base::backoff::Backoff;
@@ -10,6 +10,7 @@ use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Recalls};
+use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Beside, Cell};
 use crate::lock::effects::InRenewalQueue;
 use crate::lock::hold::{Accepted, Hold, NewHold};
@@ -55,7 +56,6 @@ pub(crate) struct WaitEntry {
     waiter_id: WaiterId,
     /// False if it was the leader from the start, or was woken.
     waits: bool,
-    wants: ShareRequest,
 }
 
 /// Copy of a request that the caller sends now.
@@ -108,14 +108,13 @@ impl FirstAnswer {
 }
 
 impl WaitEntry {
-    pub(super) fn new(
-        cell: Arc<Cell<Hold>>,
-        mode: Mode,
-        waiter_id: WaiterId,
-        waits: bool,
-        wants: ShareRequest,
-    ) -> Self {
-        Self { cell, mode, waiter_id, waits, wants }
+    pub(super) fn new(cell: Arc<Cell<Hold>>, mode: Mode, waiter_id: WaiterId, waits: bool) -> Self {
+        Self { cell, mode, waiter_id, waits }
+    }
+
+    /// Returns the key that all waiters of the lock share.
+    pub(crate) fn key(&self) -> &Arc<Key> {
+        self.cell.key()
     }
 
     #[cfg(all(test, feature = "_testing"))]
@@ -137,22 +136,24 @@ impl WaitEntry {
         FirstAnswer { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
     }
 
-    /// Resolves when this waiter is woken, or with `None` when the server does not answer the leader. An outage that began at
-    /// `known` is no reason. The entry stays if the future is dropped.
-    pub(crate) async fn signalled(&mut self, known: Option<Moment>) -> Option<Wake> {
+    /// Is ready when this waiter is woken, or with `None` when the server does not answer the leader. An outage that began at
+    /// `known` is no reason.
+    pub(crate) fn poll_wake(&mut self, known: Option<Moment>, cx: &Context<'_>) -> Poll<Option<Wake>> {
         if !self.waits {
-            return Some(Wake::Ask);
+            return Poll::Ready(Some(Wake::Ask));
         }
-        let wake = poll_fn(|cx| self.poll_wake(known, cx)).await;
-        self.waits = wake.is_none();
+        let wake =
+            self.cell.poll_waiter(self.waiter_id, cx, |state| match state.take_signal(self.mode, self.waiter_id) {
+                Some(wake) => Some(Some(wake)),
+                None => state.outage(self.mode).is_some_and(|outage| known != Some(outage.since)).then_some(None),
+            });
+        self.waits = !matches!(wake, Poll::Ready(Some(_)));
         wake
     }
 
-    fn poll_wake(&self, known: Option<Moment>, cx: &Context<'_>) -> Poll<Option<Wake>> {
-        self.cell.poll_waiter(self.waiter_id, cx, |state| match state.take_signal(self.mode, self.waiter_id) {
-            Some(wake) => Some(Some(wake)),
-            None => state.outage(self.mode).is_some_and(|outage| known != Some(outage.since)).then_some(None),
-        })
+    #[cfg(all(test, feature = "_testing"))]
+    pub(super) async fn woken(&mut self, known: Option<Moment>) -> Option<Wake> {
+        std::future::poll_fn(|cx| self.poll_wake(known, cx)).await
     }
 
     /// Takes a share that this waiter was handed or granted. With too little of its lease left, the waiter waits for the
@@ -167,8 +168,8 @@ impl WaitEntry {
     }
 
     /// Takes its old place in the queue again. Returns false if the cell is gone, because the lock was idle meanwhile.
-    pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
-        let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
+    pub(crate) fn waits_again(&mut self, wants: ShareRequest, now: Moment) -> bool {
+        let (mode, waiter_id) = (self.mode, self.waiter_id);
         let entered = self.cell.event(now, |state, inputs, effects| {
             (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, now, inputs, effects))
         });
@@ -183,8 +184,8 @@ impl WaitEntry {
     }
 
     /// Joins a read hold of this process, if there is one that may be joined and no writer of the process waits.
-    pub(crate) fn join(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        self.cell.ask_heard(|state, heard| state.join(self.wants, heard, now))
+    pub(crate) fn join(&self, wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
+        self.cell.ask_heard(|state, heard| state.join(wants, heard, now))
     }
 
     /// Returns the last token of the lock that this process has had.
@@ -202,9 +203,9 @@ impl WaitEntry {
         self.cell.quietly(|state, _, effects| state.end_cached(self.mode, effects))
     }
 
-    /// Returns true if it waits for a guard of its own owner.
-    pub(crate) fn waits_for_itself(&self, now: Moment) -> bool {
-        self.cell.quietly(|state, _, effects| state.held_by(self.wants.owner, now, effects)).is_some()
+    /// Returns true if it waits for a guard of `owner`.
+    pub(crate) fn waits_for(&self, owner: OwnerId, now: Moment) -> bool {
+        self.cell.quietly(|state, _, effects| state.held_by(owner, now, effects)).is_some()
     }
 
     /// Returns the moment by which a leader that is polled now must be polled again.
@@ -218,14 +219,14 @@ impl WaitEntry {
         self.cell.ask(|state| state.note_polled(self.mode, self.waiter_id, poll_deadline))
     }
 
-    /// Begins a copy of the request in progress, or of the one that `begin` makes. Returns `None` if this waiter is not the
-    /// leader any more.
-    pub(crate) fn begin_attempt(&self, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
+    /// Begins a copy of the request in progress, or of the one that `begin` makes. The copy asks for this lease. Returns `None`
+    /// if this waiter is not the leader any more.
+    pub(crate) fn begin_attempt(&self, lease: Duration, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
         let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| {
             let pending = state.begin_attempt(self.mode, self.waiter_id, poll_deadline, begin)?;
             let is_first = !std::mem::replace(&mut pending.is_counted, true);
-            pending.copies.ask_for(self.wants.lease.min(self.wants.max_hold));
+            pending.copies.ask_for(lease);
             let (id, backoff) = (pending.id.clone(), pending.backoff.take());
             Some(Begun { id, backoff, is_first, is_waited_for: state.is_waited_for(self.mode) })
         })

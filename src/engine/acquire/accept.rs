@@ -7,7 +7,7 @@ use crate::lock::hold::Accepted;
 use crate::lock::side::SideOutage;
 use crate::store::{Failure, Mode};
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Does what a waiter was woken for. Returns `None` if it may send requests, or waits again.
     pub(super) async fn on_signal(&mut self, signal: LocalSignal) -> Result<Option<Held>> {
         // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
@@ -23,7 +23,7 @@ impl Acquisition<'_> {
             }
             // Always an error, since waiters share no failure that is worth another try.
             LocalSignal::Failed(failure) => {
-                let (engine, key) = (self.waiter.engine, &self.waiter.key);
+                let (engine, key) = (&self.waiter.engine, &self.waiter.key);
                 self.waiter.tries.on_failure(engine, key, failure).await?;
                 Ok(None)
             }
@@ -77,6 +77,6 @@ impl Acquisition<'_> {
         }
         // The cause is known to the background, which sends the renewal.
         let silence = Failure::NotDone { source: self.waiter.outage().and_then(|outage| outage.source) };
-        self.waiter.tries.verdict(self.waiter.engine, &self.waiter.key, silence).map_or(Ok(()), Err)
+        self.waiter.tries.verdict(&self.waiter.engine, &self.waiter.key, silence).map_or(Ok(()), Err)
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn nested_error() -> Error {
     }
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Notes the reading of the server's clock that came with a grant.
     pub(super) fn note_clock<T>(&mut self, answer: &Answered<T>) {
         if let Some(arming) = self.arming.as_mut().filter(|_| answer.server != ServerTime::default()) {

@@ -90,19 +90,20 @@ impl Attempts {
 }
 
 /// Resolves when the caller does not wait any longer. `None` for a caller that waits for as long as others hold the lock.
-pub(super) type Impatience<'a> = Option<BoxFuture<'a, GivesUp>>;
+pub(super) type Impatience = Option<BoxFuture<'static, GivesUp>>;
 
-impl<'a> LocalWaiter<'a> {
+impl LocalWaiter {
     /// Returns the end of the caller's patience. `attempts` are those of the acquisition, if it may send requests. A waiter that
     /// is woken begins to count anew, from the same moments.
-    pub(super) fn impatience(&self, attempts: Option<Arc<Attempts>>) -> Impatience<'a> {
-        let (engine, began, limit, patience) = (self.engine, self.began, self.limit, self.patience);
+    pub(super) fn impatience(&self, attempts: Option<Arc<Attempts>>) -> Impatience {
+        let (began, limit, patience) = (self.began, self.limit, self.patience);
         if limit.is_none() && patience == Patience::Wait {
             return None;
         }
         let listening = self.entry.as_ref()?.awaited_first_answer();
-        let key = Arc::clone(&self.key);
+        let (engine, key) = (Arc::clone(&self.engine), Arc::clone(&self.key));
         Some(Box::pin(async move {
+            let engine = &engine;
             let silence = async {
                 match patience {
                     Patience::Wait => std::future::pending().await,
@@ -120,23 +121,27 @@ impl<'a> LocalWaiter<'a> {
             GivesUp { why, at, outage: listening.outage(), answer_by }
         }))
     }
+}
 
-    /// Resolves when the caller does not wait any longer, or when the manager is closed.
-    pub(super) async fn given_up(engine: &Engine, impatience: &mut Impatience<'_>) -> GivesUp {
-        let impatient = async {
-            match impatience {
-                Some(impatience) => impatience.await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = engine.closing.closed() => {
-                let at = engine.clock.now();
-                GivesUp { why: WaitEnd::Closed, at, outage: None, answer_by: at }
-            }
-            given_up = impatient => given_up,
+impl GivesUp {
+    /// Returns the end of an acquisition whose manager is closed.
+    pub(super) fn at_close(now: Moment) -> Self {
+        Self { why: WaitEnd::Closed, at: now, outage: None, answer_by: now }
+    }
+}
+
+/// Resolves when the caller does not wait any longer, or when the manager is closed.
+pub(super) async fn given_up(engine: &Engine, impatience: &mut Impatience) -> GivesUp {
+    let impatient = async {
+        match impatience {
+            Some(impatience) => impatience.await,
+            None => std::future::pending().await,
         }
+    };
+    tokio::select! {
+        biased;
+        () = engine.closing.closed() => GivesUp::at_close(engine.clock.now()),
+        given_up = impatient => given_up,
     }
 }
 

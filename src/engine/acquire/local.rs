@@ -1,11 +1,13 @@
 //! An acquisition waits in its process, for the right to send requests or for a share that another task hands over.
-//!
-//! Many tasks may wait for one lock, so this part of an acquisition is small. The other part is made when the waiter is woken.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use super::limits::GivesUp;
+use tokio::time::Sleep;
+
 use super::{Patience, arm};
 use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
@@ -27,8 +29,10 @@ const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
 
 /// Acquisition as its process sees it. Its drop gives up its entry in the cell, with the request that the cell keeps for the
 /// entry.
-pub(super) struct LocalWaiter<'a> {
-    pub(super) engine: &'a Arc<Engine>,
+pub(super) struct LocalWaiter {
+    /// Handle of the engine, which counts the acquisition among those that are in progress.
+    pub(super) engine: WaiterPermit,
+    /// Key of the lock's cell, which all waiters share.
     pub(super) key: Arc<Key>,
     pub(super) mode: Mode,
     pub(super) wants: ShareRequest,
@@ -42,19 +46,13 @@ pub(super) struct LocalWaiter<'a> {
     warned: bool,
     /// Requests without an answer, since the last answer or since the acquisition began.
     pub(super) tries: Tries,
-    /// Counts the acquisition among those of the manager that are in progress.
-    _permit: WaiterPermit<'a>,
 }
 
 /// Outcome of [`enter`].
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the caller takes it apart at once, and a box would be one more allocation"
-)]
-pub(super) enum Entered<'a> {
+pub(super) enum Entered {
     Held(Held),
     Denied(Box<Denied>),
-    Waits(LocalWaiter<'a>),
+    Waits(LocalWaiter),
 }
 
 /// Reason for which a waiter is woken.
@@ -66,23 +64,31 @@ pub(super) enum LocalSignal {
     Failed(Failure),
 }
 
-/// End of the first wait in the process.
-pub(super) enum LocalEnd {
-    /// No wait, because the acquisition may send a request from the start.
-    Leads,
-    Signal(LocalSignal),
-    GivesUp(GivesUp),
+/// Memory of a waiter between two looks. It looks whether an outage lasts, and whether its own task holds the lock.
+pub(super) struct Looks {
+    /// Start of the outage that the waiter knows of.
+    known: Option<Moment>,
+    /// End of the wait, if that outage lasts until then.
+    ends_at: Moment,
+    /// Timer of the next look.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Looks {
+    pub(super) fn new() -> Self {
+        Self { known: None, ends_at: Moment::NEVER, timer: None }
+    }
 }
 
 /// Takes a share that needs no request, or adds an entry to the cell.
-pub(super) fn enter<'a>(
-    engine: &'a Arc<Engine>,
-    key: Arc<Key>,
+pub(super) fn enter(
+    engine: &Arc<Engine>,
+    key: &Arc<Key>,
     mode: Mode,
     terms: &Terms,
     patience: Patience,
-) -> Result<Entered<'a>> {
-    engine.check_open(&key)?;
+) -> Result<Entered> {
+    engine.check_open(key)?;
     in_runtime()?;
     if terms.at_least.is_some() {
         arm::check(engine)?;
@@ -96,7 +102,7 @@ pub(super) fn enter<'a>(
         cache_for: terms.cache_for,
     };
     if terms.reentry.owner().is_some()
-        && let Some(held) = join_own(engine, &key, wants, mode, began)?
+        && let Some(held) = join_own(engine, key, wants, mode, began)?
     {
         return if terms.at_least.is_some() { Err(arm::nested_error()) } else { Ok(Entered::Held(held)) };
     }
@@ -105,17 +111,17 @@ pub(super) fn enter<'a>(
     {
         return Ok(Entered::Held(Held::new(engine, hold, share_id)));
     }
-    let permit = engine.waiters.admit(&key)?;
+    let permit = WaiterPermit::admit(engine, key)?;
     let entry = match patience {
-        Patience::Wait => engine.table.enter(&key, mode, wants, began),
-        Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, began) {
+        Patience::Wait => engine.table.enter(key, mode, wants, began),
+        Patience::AskOnce => match engine.table.try_enter(key, mode, wants, began) {
             Some(entry) => entry,
-            None => return Ok(Entered::Denied(engine.denial_here(&key, mode, began))),
+            None => return Ok(Entered::Denied(engine.denial_here(key, mode, began))),
         },
     };
     Ok(Entered::Waits(LocalWaiter {
-        engine,
-        key,
+        engine: permit,
+        key: Arc::clone(entry.key()),
         mode,
         wants,
         reentry: terms.reentry,
@@ -125,7 +131,6 @@ pub(super) fn enter<'a>(
         began,
         warned: false,
         tries: tries(engine, patience, began),
-        _permit: permit,
     }))
 }
 
@@ -153,27 +158,10 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
     Ok(share_id.map(|share_id| Held::new(engine, hold, share_id)))
 }
 
-/// Resolves at this moment. A waiter without a timer needs no memory for one.
-async fn timer(engine: &Engine, moment: Moment) {
-    if moment == Moment::NEVER {
-        std::future::pending().await
-    }
-    Box::pin(engine.clock.timer(moment)).await;
-}
-
-impl LocalWaiter<'_> {
-    /// Waits until it is woken for the first time, or until the caller waits no longer.
-    pub(super) async fn first_signal(&mut self) -> Result<LocalEnd> {
-        if self.is_leader() {
-            return Ok(LocalEnd::Leads);
-        }
-        let (engine, mut impatience) = (self.engine, self.impatience(None));
-        // Biased, so that a grant counts even if the limit has passed too.
-        tokio::select! {
-            biased;
-            signal = self.signalled() => signal.map(LocalEnd::Signal),
-            given_up = Self::given_up(engine, &mut impatience) => Ok(LocalEnd::GivesUp(given_up)),
-        }
+impl LocalWaiter {
+    /// Returns the lease that it asks the server for.
+    pub(super) fn lease(&self) -> Duration {
+        self.wants.lease.min(self.wants.max_hold)
     }
 
     /// Returns true if it may send requests, as far as it has heard.
@@ -181,36 +169,54 @@ impl LocalWaiter<'_> {
         self.entry.as_ref().is_none_or(WaitEntry::is_leader)
     }
 
-    /// Waits until it may send requests, or until it gets a share. Ends early if the server does not answer the leader for too
-    /// long. An outage wakes the waiter when it begins, so that many waiters do not have to look for one.
+    /// Waits until it may send requests, or until it gets a share.
     pub(super) async fn signalled(&mut self) -> Result<LocalSignal> {
-        let (mut known, mut ends_at) = (None, Moment::NEVER);
+        let mut looks = Looks::new();
+        poll_fn(|cx| self.poll_signal(&mut looks, cx)).await
+    }
+
+    /// Is ready when it may send requests, or when it gets a share. Ends early if the server does not answer the leader for too
+    /// long. An outage wakes the waiter when it begins, so that many waiters do not have to look for one.
+    pub(super) fn poll_signal(&mut self, looks: &mut Looks, cx: &mut Context<'_>) -> Poll<Result<LocalSignal>> {
         loop {
-            let looks_at = ends_at.min(self.next_warning(self.engine.clock.now()));
             let Some(entry) = &mut self.entry else {
-                return Ok(LocalSignal::Ask);
+                return Poll::Ready(Ok(LocalSignal::Ask));
             };
-            let woken = tokio::select! {
-                biased;
-                woken = entry.signalled(known) => woken,
-                () = timer(self.engine, looks_at) => None,
-            };
-            match woken {
-                None => {}
-                Some(Wake::Ask) => return Ok(LocalSignal::Ask),
-                Some(Wake::Handed(hold, share_id)) => {
-                    return Ok(LocalSignal::Handed(Held::new(self.engine, hold, share_id)));
-                }
-                Some(Wake::Failed(failure)) => return Ok(LocalSignal::Failed(failure)),
+            match entry.poll_wake(looks.known, cx) {
+                Poll::Ready(Some(wake)) => return Poll::Ready(Ok(self.signal_of(wake))),
+                Poll::Ready(None) => {}
+                Poll::Pending => ready!(self.poll_timer(looks, cx)),
             }
             let (outage, now) = (self.outage(), self.engine.clock.now());
-            ends_at = self.end_of(outage.as_ref(), known, ends_at, now);
-            known = outage.as_ref().map(|outage| outage.since);
-            if ends_at <= now {
-                return Err(self.unreachable(outage, now));
+            looks.ends_at = self.end_of(outage.as_ref(), looks.known, looks.ends_at, now);
+            looks.known = outage.as_ref().map(|outage| outage.since);
+            looks.timer = None;
+            if looks.ends_at <= now {
+                return Poll::Ready(Err(self.unreachable(outage, now)));
             }
             self.warn_of_self(now);
         }
+    }
+
+    fn signal_of(&self, wake: Wake) -> LocalSignal {
+        match wake {
+            Wake::Ask => LocalSignal::Ask,
+            Wake::Handed(hold, share_id) => LocalSignal::Handed(Held::new(&self.engine, hold, share_id)),
+            Wake::Failed(failure) => LocalSignal::Failed(failure),
+        }
+    }
+
+    /// Is ready at the next look. A waiter without one needs no memory for a timer.
+    fn poll_timer(&self, looks: &mut Looks, cx: &mut Context<'_>) -> Poll<()> {
+        if looks.timer.is_none() {
+            let now = self.engine.clock.now();
+            let at = looks.ends_at.min(self.next_warning(now));
+            if at == Moment::NEVER {
+                return Poll::Pending;
+            }
+            looks.timer = Some(Box::pin(self.engine.clock.sleep(at)));
+        }
+        looks.timer.as_mut().map_or(Poll::Pending, |timer| timer.as_mut().poll(cx))
     }
 
     /// Returns when the wait ends if the outage lasts until then. A waiter that hears of an outage only now waits for one more
@@ -252,7 +258,7 @@ impl LocalWaiter<'_> {
     /// Logs once that the waiter's own task holds the lock, because such a waiter would wait for ever.
     pub(super) fn warn_of_self(&mut self, now: Moment) {
         let due = !self.warned && now.since(self.began) >= SELF_WAIT_WARNING;
-        if due && self.entry.as_ref().is_some_and(|entry| entry.waits_for_itself(now)) {
+        if due && self.entry.as_ref().is_some_and(|entry| entry.waits_for(self.wants.owner, now)) {
             self.warned = true;
             events::waits_for_itself(self.key.name(), self.reentry);
         }
@@ -276,7 +282,7 @@ impl LocalWaiter<'_> {
         let Some(entry) = &mut self.entry else {
             return;
         };
-        if !entry.waits_again(now) {
+        if !entry.waits_again(self.wants, now) {
             *entry = table.enter(&self.key, self.mode, self.wants, now);
         }
     }
@@ -284,8 +290,7 @@ impl LocalWaiter<'_> {
     /// Waits for the lock again, behind the other waiters of this process. A try asks the server at once, unless a task of
     /// this process is before it.
     pub(super) fn enter_again(&mut self) {
-        let (engine, now) = (self.engine, self.engine.clock.now());
-        let table = &engine.table;
+        let (table, now) = (&self.engine.table, self.engine.clock.now());
         self.entry = match self.patience {
             Patience::Wait => Some(table.enter(&self.key, self.mode, self.wants, now)),
             Patience::AskOnce => table.try_enter(&self.key, self.mode, self.wants, now),
@@ -293,7 +298,7 @@ impl LocalWaiter<'_> {
     }
 }
 
-impl Drop for LocalWaiter<'_> {
+impl Drop for LocalWaiter {
     fn drop(&mut self) {
         self.abandon(Notifications::Unwanted);
     }

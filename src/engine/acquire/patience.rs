@@ -11,7 +11,7 @@ pub(super) enum WaitEnds {
     InVain,
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Notes a further refusal of the server.
     pub(super) fn note_wait(&mut self, now: Moment) {
         self.waiter.warn_of_self(now);

@@ -39,13 +39,12 @@ pub(super) enum Taken {
     PassedBy,
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Sends the request until the server grants the lock. The rare futures are boxed, because this future is moved.
     pub(super) async fn pursue(&mut self) -> Result<Pursued> {
         let (mut pause, mut queued) = (Pause::new(), false);
         loop {
             self.stop_if_given_up().await;
-            let engine = self.waiter.engine;
             let Some((request, is_waited_for)) = self.begin_attempt()? else {
                 return Ok(Pursued::PassedBy);
             };
@@ -73,11 +72,11 @@ impl Acquisition<'_> {
                 },
                 NextStep::EndRefused => return Ok(Pursued::Refused),
                 NextStep::Pause { retry_in } => {
-                    self.note_wait(engine.clock.now());
+                    self.note_wait(self.waiter.engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
                 NextStep::AwaitTurn { retry_in } => {
-                    self.note_wait(engine.clock.now());
+                    self.note_wait(self.waiter.engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
                         events::log_queued(self.waiter.key.name(), self.waiter.mode);
                     }
@@ -122,7 +121,7 @@ impl Acquisition<'_> {
     /// Begins a copy of the request that the leader before has left, or of a new request. Returns `None` if this waiter is not
     /// the leader any more. The second value is true if others wait behind it.
     pub(super) fn begin_attempt(&mut self) -> Result<Option<(AcquireRequest, bool)>> {
-        let engine = self.waiter.engine;
+        let engine = &self.waiter.engine;
         let Some(entry) = &self.waiter.entry else {
             return Ok(None);
         };
@@ -130,7 +129,7 @@ impl Acquisition<'_> {
         let counted = engine.releases.begin_unsettled();
         engine.check_open(&self.waiter.key)?;
         let mut is_new = false;
-        let begun = entry.begin_attempt(engine.clock.now(), || {
+        let begun = entry.begin_attempt(self.waiter.lease(), engine.clock.now(), || {
             is_new = true;
             Pending::new(engine.next_id())
         });
@@ -166,7 +165,7 @@ impl Acquisition<'_> {
             caches: keeps,
             id: begun.id,
             mode: self.waiter.mode,
-            lease: self.waiter.wants.lease.min(self.waiter.wants.max_hold),
+            lease: self.waiter.lease(),
             // A cached hold is handed on for as long as no waiter recalls it.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().max_handoffs },
             if_taken: match self.waiter.patience {
@@ -211,13 +210,13 @@ impl Acquisition<'_> {
     /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
     /// of the grant sooner.
     pub(super) fn heartbeat(&self) -> Duration {
-        HEARTBEAT.min(self.waiter.wants.lease.min(self.waiter.wants.max_hold) / 3)
+        HEARTBEAT.min(self.waiter.lease() / 3)
     }
 
     /// Makes one attempt, and returns it with the time at which it was over. A limit waits for its end. Returns `None` if this
     /// waiter is not the leader any more. If the future is dropped meanwhile, a copy is in doubt.
     async fn attempt(&mut self, request: &AcquireRequest, is_waited_for: bool) -> Option<(Attempt<Acquired>, Moment)> {
-        let engine = self.waiter.engine;
+        let engine = &self.waiter.engine;
         let underway = self.begin_underway();
         let attempt = if is_waited_for {
             Box::pin(self.attempt_in_sight(request)).await
@@ -349,7 +348,7 @@ impl Acquisition<'_> {
     }
 
     fn take(&mut self, granted: hold::NewHold, now: Moment) -> Taken {
-        let engine = self.waiter.engine;
+        let engine = &self.waiter.engine;
         let may_stay = granted.cache.is_some();
         let Some(entry) = &self.waiter.entry else {
             return Taken::PassedBy;
@@ -412,7 +411,7 @@ impl Acquisition<'_> {
             entry.fail_waiters(&failure);
         }
         events::attempt_unanswered(self.waiter.key.name(), &failure, &self.waiter.engine.attempt_lines, now);
-        self.waiter.tries.on_failure(self.waiter.engine, &self.waiter.key, failure).await
+        self.waiter.tries.on_failure(&self.waiter.engine, &self.waiter.key, failure).await
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Bounds {
     newest: Option<FencingToken>,
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Returns the bounds for a grant of `request` that comes by a notification.
     pub(super) fn bounds(&self, request: &AcquireRequest) -> Bounds {
         Bounds {

@@ -21,7 +21,7 @@ enum RecheckOutcome {
     Again,
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Joins a read hold that its process has, by asking the server whether a writer waits.
     pub(super) async fn recheck_own(&mut self) -> Result<Option<Held>> {
         loop {
@@ -29,8 +29,8 @@ impl Acquisition<'_> {
             let (now, Some(entry)) = (self.waiter.engine.clock.now(), &self.waiter.entry) else {
                 return Ok(None);
             };
-            if let Some((hold, share_id)) = entry.join(now) {
-                return Ok(Some(self.on_joined(Held::new(self.waiter.engine, hold, share_id))));
+            if let Some((hold, share_id)) = entry.join(self.waiter.wants, now) {
+                return Ok(Some(self.on_joined(Held::new(&self.waiter.engine, hold, share_id))));
             }
             let Some(hold) = entry.to_recheck() else {
                 return Ok(None);
@@ -41,7 +41,7 @@ impl Acquisition<'_> {
             let Some((share_id, lease)) = hold.begin_recheck(self.waiter.wants.from(now), now) else {
                 return Ok(None);
             };
-            match self.recheck(Held::new(self.waiter.engine, hold, share_id), lease).await? {
+            match self.recheck(Held::new(&self.waiter.engine, hold, share_id), lease).await? {
                 RecheckOutcome::Joined(held) => return Ok(Some(self.on_joined(held))),
                 RecheckOutcome::Closed => return Ok(None),
                 RecheckOutcome::Again => {}
@@ -68,7 +68,7 @@ impl Acquisition<'_> {
     }
 
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<RecheckOutcome> {
-        let engine = self.waiter.engine;
+        let engine = &Arc::clone(&self.waiter.engine);
         let hold = &Arc::clone(held.hold());
         let standing = hold.offered_subscription();
         let request = AcquireRequest {

@@ -98,7 +98,7 @@ impl HeardNotification {
     }
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Waits in the server's queue until a notification brings the grant, or until it is time to ask again.
     pub(super) async fn await_notification(
         &mut self,

@@ -36,7 +36,7 @@ pub(super) struct Left {
     handed: Option<(Arc<Hold>, ShareId)>,
 }
 
-impl LocalWaiter<'_> {
+impl LocalWaiter {
     /// Returns true if the server can have no hold and no place of this acquisition.
     pub(super) fn has_left_nothing(&self) -> bool {
         self.entry.as_ref().is_none_or(|entry| !entry.has_traces())
@@ -64,7 +64,7 @@ impl LocalWaiter<'_> {
             self.cancel(pending);
         }
         if let Some((hold, share_id)) = left.handed {
-            drop(Held::new(self.engine, hold, share_id));
+            drop(Held::new(&self.engine, hold, share_id));
         }
     }
 
@@ -99,8 +99,7 @@ impl LocalWaiter<'_> {
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
         let now = self.engine.clock.now();
         let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
-        let covers =
-            lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().max_clock_skew);
+        let covers = lease::surely_over(self.lease(), self.engine.options().max_clock_skew);
         Release {
             key: Arc::clone(&self.key),
             id: pending.id.clone(),
@@ -111,11 +110,11 @@ impl LocalWaiter<'_> {
     }
 }
 
-impl Acquisition<'_> {
+impl Acquisition {
     /// Removes the entry and waits until the request is withdrawn, until `answer_by` at most. Without an answer by then, or if
     /// the future is dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
-        let engine = self.waiter.engine;
+        let engine = &Arc::clone(&self.waiter.engine);
         let unarmed = self.take_unarmed();
         let left = self
             .waiter

@@ -146,7 +146,7 @@ fn grants(entry: &WaitEntry, n: u64) -> (Arc<Hold>, ShareId) {
 /// Returns the stage that an acquisition finds when its future is polled.
 fn stage_of(entry: &mut WaitEntry) -> &'static str {
     let woken = {
-        let mut signal = std::pin::pin!(entry.signalled(None));
+        let mut signal = std::pin::pin!(entry.woken(None));
         signal.as_mut().poll(&mut Context::from_waker(Waker::noop()))
     };
     match woken {

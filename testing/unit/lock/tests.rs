@@ -91,7 +91,7 @@ fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerT
 
 /// Sends a copy of the waiter's request.
 fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
-    entry.begin_attempt(now(), || Pending::new(id(n))).map(|begun| begun.id)
+    entry.begin_attempt(LEASE, now(), || Pending::new(id(n))).map(|begun| begun.id)
 }
 
 /// Grants a waiter's request, as the server would.
@@ -155,7 +155,7 @@ fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
 
 /// Signal that a waiter has got, if there is one.
 fn signal_of(entry: &mut WaitEntry) -> Option<Wake> {
-    let mut signal = std::pin::pin!(entry.signalled(None));
+    let mut signal = std::pin::pin!(entry.woken(None));
     match signal.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(call) => call,
         Poll::Pending => None,
@@ -243,7 +243,7 @@ fn leader_that_stalls_loses_the_right_to_ask_and_waits_again() {
     assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
     assert_eq!(sends(&first, 3), None);
     assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
-    assert!(first.waits_again(later));
+    assert!(first.waits_again(want(), later));
     assert!(signal_of(&mut first).is_none());
     // The first waiter's request may yet arrive.
     assert!(leave(second).pending.is_none());
@@ -276,7 +276,7 @@ fn waiter_that_was_passed_by_keeps_its_place() {
     let mut third = enter(&table, Mode::Write);
     table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
     assert!(asks(&mut second));
-    assert!(first.waits_again(now()));
+    assert!(first.waits_again(want(), now()));
     leave(second);
     assert!(asks(&mut first));
     assert!(signal_of(&mut third).is_none());
@@ -832,7 +832,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     remove(&hold, share_id);
     table.on_end(&hold);
     assert!(table.is_idle());
-    assert!(!second.waits_again(now()), "nobody would call it here");
+    assert!(!second.waits_again(want(), now()), "nobody would call it here");
 }
 
 /// CPU time that `run` costs the thread, in the best of three runs.
@@ -869,11 +869,11 @@ fn nothing_costs_more_the_more_wait_or_share() {
     is_linear("readers that come and go, and one who waits for itself", |many| {
         let (table, at) = (table(), now());
         let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-        let waits = enter(&table, Mode::Read);
+        let (waits, owner) = (enter(&table, Mode::Read), OwnerId::new());
         let shares: Vec<_> =
             (0..many).map(|_| table.join(key().hashed_name(), want(), at).expect("it is open").1).collect();
         for share_id in shares.into_iter().rev() {
-            assert!(!waits.waits_for_itself(at));
+            assert!(!waits.waits_for(owner, at));
             hold.next(at);
             remove(&hold, share_id);
         }

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::base::single_task::{Running, SingleTask};
-use crate::base::sync::Mutex;
 use crate::base::sync::scheduler::{ThreadBody, ThreadScene, block_on, explore_orders, has_lock};
+use crate::base::sync::{AtomicBool, Mutex};
 use crate::lock::cell::Surroundings;
 use crate::lock::effects::Effects;
 use crate::lock::hold::Next;
@@ -50,9 +50,10 @@ enum Slip {
 type SceneOf = fn(Option<Slip>) -> ThreadScene;
 
 /// Scenes by their names, with a number of orders that each has at least when threads are preempted twice.
-const SCENES: [(&str, SceneOf, usize); 15] = [
+const SCENES: [(&str, SceneOf, usize); 16] = [
     ("a leader leaves, and the next waiter looks", leader_leaves_and_waiter_looks, 16),
     ("an outage begins, and a waiter looks", outage_begins_as_a_waiter_looks, 10),
+    ("the manager is closed, and a waiter looks", manager_is_closed_as_a_waiter_looks, 10),
     ("a writer is handed the hold, and looks", writer_is_handed_a_hold, 17),
     ("a writer is handed the hold, and leaves", writer_leaves_as_it_is_handed_a_hold, 16),
     ("a reader is handed a share, and leaves", reader_leaves_as_it_is_handed_a_share, 48),
@@ -109,7 +110,7 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let looks = move || {
         let reason = match slip {
             Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&waiter, cx))),
-            _ => block_on(waiter.signalled(None)).expect("the server answers"),
+            _ => block_on(waiter.woken(None)).expect("the server answers"),
         };
         assert!(matches!(reason, Wake::Ask), "{reason:?}");
         leave(waiter);
@@ -121,7 +122,7 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     ThreadScene::new([body(looks), body(leaves)], move || check(table.is_idle(), "the table has an idle cell"))
 }
 
-/// The wrong form of `WaitEntry::signalled`.
+/// The wrong form of `WaitEntry::poll_wake`.
 fn look_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Wake> {
     let waiter_id = entry.waiter_id();
     match entry.cell().ask(|state| state.take_signal(Mode::Write, waiter_id)) {
@@ -152,19 +153,51 @@ fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
             Some(Slip::RegistersAfterItLooked) => {
                 block_on(poll_fn(|cx| look_for_outage_and_then_register(&waiter, cx)))
             }
-            _ => block_on(waiter.signalled(None)),
+            _ => block_on(waiter.woken(None)),
         };
         assert!(woken.is_none(), "{woken:?}");
     };
     ThreadScene::new([body(looks), body(begins)], || Ok(()))
 }
 
-/// The wrong form of `WaitEntry::signalled`.
+/// The wrong form of `WaitEntry::poll_wake`.
 fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Option<Wake>> {
     match entry.cell().ask(|state| state.outage(Mode::Write)) {
         Some(_) => Poll::Ready(None),
         None => entry.cell().poll_waiter(entry.waiter_id(), cx, |_| None),
     }
+}
+
+fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
+    let table = table();
+    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let is_closed = Arc::new(AtomicBool::new(false));
+    // What `Table::wake_waiters` does at this cell. Without the other shards there are fewer orders.
+    let (seen, cell) = (Arc::clone(&is_closed), Arc::clone(leader.cell()));
+    let wakes = move || cell.quietly(|_, _, effects| effects.signals.wake_all());
+    let looks = move || {
+        block_on(poll_fn(|cx| {
+            let was_closed = seen.load(Ordering::SeqCst);
+            assert!(waiter.poll_wake(None, cx).is_pending());
+            let ends =
+                if slip == Some(Slip::RegistersAfterItLooked) { was_closed } else { seen.load(Ordering::SeqCst) };
+            if ends { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        leave(waiter);
+    };
+    let closes = move || {
+        if slip == Some(Slip::WakesBeforeItChanges) {
+            wakes();
+        }
+        is_closed.store(true, Ordering::SeqCst);
+        if slip != Some(Slip::WakesBeforeItChanges) {
+            wakes();
+        }
+    };
+    ThreadScene::new([body(looks), body(closes)], move || {
+        drop(leave(leader));
+        check(table.is_idle(), "the table has an idle cell")
+    })
 }
 
 fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
@@ -175,7 +208,7 @@ fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let looks = move || {
         let reason = match slip {
             Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&second, cx))),
-            _ => block_on(second.signalled(None)).expect("the server answers"),
+            _ => block_on(second.woken(None)).expect("the server answers"),
         };
         let Wake::Handed(hold, share_id) = reason else { panic!("{reason:?}") };
         assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
@@ -279,7 +312,7 @@ fn enter_cell(cell: Arc<Cell<Hold>>) -> WaitEntry {
     let (wants, now) = (want(), now());
     let (waiter_id, waits) =
         cell.event(now, |state, inputs, effects| state.enter(Mode::Write, None, wants, now, inputs, effects));
-    WaitEntry::new(cell, Mode::Write, waiter_id, waits, wants)
+    WaitEntry::new(cell, Mode::Write, waiter_id, waits)
 }
 
 /// Table with a wrong queue of deadlines.
@@ -431,7 +464,7 @@ fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
         _ => drop(leader.leave(mine, Backoff::new(), now())),
     };
     let goes_on = move || {
-        assert!(matches!(block_on(waiter.signalled(None)), Some(Wake::Ask)));
+        assert!(matches!(block_on(waiter.woken(None)), Some(Wake::Ask)));
         found.add(waiter.take_left());
         leave(waiter);
     };
@@ -568,9 +601,11 @@ fn two_threads_at_one_cell_are_right_with_more_preemptions() {
 
 #[test]
 fn each_slip_of_a_thread_is_found() {
-    let slips: [(Slip, SceneOf, &str); 16] = [
+    let slips: [(Slip, SceneOf, &str); 18] = [
         (Slip::RegistersAfterItLooked, leader_leaves_and_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, outage_begins_as_a_waiter_looks, "threads wait for ever"),
+        (Slip::RegistersAfterItLooked, manager_is_closed_as_a_waiter_looks, "threads wait for ever"),
+        (Slip::WakesBeforeItChanges, manager_is_closed_as_a_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, writer_is_handed_a_hold, "threads wait for ever"),
         (Slip::WakesBeforeItChanges, leader_leaves_and_waiter_looks, "threads wait for ever"),
         (Slip::LeavesWithShare, writer_leaves_as_it_is_handed_a_hold, "[HandedOver"),

@@ -478,9 +478,9 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
 #[tokio::test(start_paused = true)]
 async fn notified_grant_lasts_no_longer_than_a_claim() {
     let stage = Stage::new();
-    let (engine, key) = (&stage.engine, Arc::clone(&stage.key));
+    let engine = &stage.engine;
     let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-    let Ok(Entered::Waits(waiter)) = enter(engine, key, Mode::Write, &terms, Patience::Wait) else {
+    let Ok(Entered::Waits(waiter)) = enter(engine, &stage.key, Mode::Write, &terms, Patience::Wait) else {
         panic!("the lock is free")
     };
     let now = engine.clock.now();
