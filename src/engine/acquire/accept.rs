@@ -64,7 +64,9 @@ impl Acquisition {
                         was_late = true;
                         self.renewal_is_late()?;
                     }
-                    entry.renewal_answered(held.hold(), until).await;
+                    if !Box::pin(self.waiter.engine.renew_from_here(held.hold(), until)).await {
+                        entry.renewal_answered(held.hold(), until).await;
+                    }
                 }
             }
         }

@@ -98,7 +98,9 @@ impl Acquisition {
                     if is_late {
                         self.renewal_is_late()?;
                     }
-                    hold.renewal_answered(waiter_id, until).await;
+                    if !Box::pin(self.waiter.engine.renew_from_here(&hold, until)).await {
+                        hold.renewal_answered(waiter_id, until).await;
+                    }
                 }
             }
         }

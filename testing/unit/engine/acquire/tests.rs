@@ -106,6 +106,22 @@ async fn guard_with_too_little_left_is_there_when_its_renewal_is_answered_and_a_
 }
 
 #[tokio::test(start_paused = true)]
+async fn waiter_sends_the_renewal_that_it_needs_and_the_next_one_sends_it_again() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    let second = handed_with_little_left(&stage, LONG).await;
+    assert_eq!(stage.scheme.chunks().len(), 1, "no other task has run");
+    let mut third = stage.asks(Mode::Write, LONG, Patience::Wait);
+    start(&mut third);
+    drop(second);
+    let held = third.await.expect("answered").expect("handed over");
+    assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 2), "it is the same hold");
+    held.release().await.expect("ours to the end");
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiter_that_dies_before_its_renewal_is_answered_passes_the_hold_on() {
     let stage = Stage::new();
     let (_word, answer) = oneshot::channel();
