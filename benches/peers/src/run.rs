@@ -95,7 +95,8 @@ impl Arguments {
     }
 
     fn is_asked(&self, name: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
+        let is_meant = |only: &String| only.strip_prefix('=').map_or(name.contains(only), |whole| name == whole);
+        self.only.is_empty() || self.only.iter().any(is_meant)
     }
 
     fn folder(&self) -> &Path {
