@@ -307,6 +307,11 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
     }
+    /// Returns true if this runtime can send [`renew`](Scheme::renew) for one hold of this lock without waiting for a
+    /// connection.
+    fn can_renew_inline(&self, _key: &Key) -> bool {
+        false
+    }
     /// Ends several holds or waiting acquisitions of one route. Returns one answer for each request, in order.
     fn release_all<'a>(
         &'a self,

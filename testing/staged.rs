@@ -111,7 +111,7 @@ impl Staged {
         self.leaves.lock().push_back(fate);
     }
 
-    /// Makes releases inline from now on.
+    /// Makes releases, and renewals that waiters need, inline from now on.
     pub(crate) fn leaves_are_at_hand(&self) {
         self.leaves_at_hand.store(true, Ordering::SeqCst);
     }
@@ -243,6 +243,10 @@ impl Scheme for Staged {
     }
 
     fn can_send_inline(&self, _: &ReleaseRequest) -> bool {
+        self.leaves_at_hand.load(Ordering::SeqCst)
+    }
+
+    fn can_renew_inline(&self, _: &Key) -> bool {
         self.leaves_at_hand.load(Ordering::SeqCst)
     }
 

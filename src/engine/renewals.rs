@@ -9,7 +9,6 @@ use crate::base::error::LossReason;
 use crate::base::events::{self, Limiter};
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::metrics::RenewalOutcome;
-use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
 use crate::base::recalls::SubscriptionId;
 use crate::engine::Engine;
@@ -179,50 +178,27 @@ impl Renewals {
     }
 }
 
-/// Renewal that a waiter sends. If it is dropped before the answer, the background sends the renewal again.
-struct OwnRenewal<'a> {
-    engine: &'a Engine,
-    /// Present until the answer.
-    due: Option<DueRenewal>,
-}
-
-impl OwnRenewal<'_> {
-    async fn send(mut self) {
-        let Self { engine, due: Some(due) } = &self else { return };
-        let route = engine.scheme.route(due.hold.key());
-        let attempt = engine.scheme.renew(&route, &[due.renewal()]).await.pop();
-        if let (Some(attempt), Some(due)) = (attempt, self.due.take()) {
-            self.engine.renewals.on_answer(due, attempt, self.engine.clock.now());
-        }
-    }
-}
-
-impl Drop for OwnRenewal<'_> {
-    fn drop(&mut self) {
-        let due = self.due.take();
-        if let Some(due) = due.filter(|_| !self.engine.is_copied()) {
-            due.hold.leave_batch(self.engine.clock.now());
-        }
-    }
-}
-
 impl Engine {
-    /// Sends the renewal of a write hold from here, if it is due and nobody has sent it, and waits for the answer until
-    /// `until`. Returns false if another task sends it.
+    /// Sends the renewal of a write hold from here, if it is due and this runtime can send it at once. Returns true if it was
+    /// answered. The background sends it soon, too, so this future may fail, be dropped, or not be polled.
     ///
-    /// A waiter calls this because its share has too little time. The background would have to be woken first, which takes
-    /// longer than the request. Only the waiter has a share of the hold, so no other guard depends on this task.
-    pub(super) async fn renew_from_here(&self, hold: &Arc<Hold>, until: Moment) -> bool {
+    /// A waiter calls this because its share has too little time. To wake the background first takes longer than the request.
+    pub(super) async fn renew_from_here(&self, hold: &Arc<Hold>) -> bool {
         let now = self.clock.now();
-        let lease = if hold.mode() == Mode::Write { hold.begin_renewal(now, now) } else { None };
-        let Some(lease) = lease else { return false };
-        let due = Some(DueRenewal::new(Arc::clone(hold), lease, now));
-        tokio::select! {
-            biased;
-            () = OwnRenewal { engine: self, due }.send() => {}
-            () = self.clock.timer(until) => {}
+        if !self.scheme.can_renew_inline(hold.key()) {
+            return false;
         }
-        true
+        let Some(lease) = hold.begin_own_renewal(now) else { return false };
+        let due = DueRenewal::new(Arc::clone(hold), lease, now);
+        let route = self.scheme.route(hold.key());
+        match self.scheme.renew(&route, &[due.renewal()]).await.pop() {
+            Some(answer @ Ok(_)) => {
+                self.renewals.on_answer(due, answer, self.clock.now());
+                true
+            }
+            // The background learns the reason.
+            Some(Err(_)) | None => false,
+        }
     }
 }
 

@@ -438,6 +438,12 @@ impl Hold {
         self.event(|record, rules, signals| record.begin_renewal(now, by, rules, signals))
     }
 
+    /// Begins the renewal of a write hold that is due, for a waiter that sends it. Returns the lease to request. The
+    /// background sends the renewal, too, if no answer comes soon.
+    pub(crate) fn begin_own_renewal(&self, now: Moment) -> Option<Duration> {
+        self.event(|record, rules, signals| record.begin_own_renewal(now, rules, signals))
+    }
+
     /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
     pub(crate) fn on_renewed(&self, grant: Grant, now: Moment) -> RenewalConfirmed {
         self.event(|record, rules, signals| record.on_renewed(grant, now, rules, signals))

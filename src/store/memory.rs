@@ -366,6 +366,10 @@ impl Scheme for MemoryScheme {
         true
     }
 
+    fn can_renew_inline(&self, _: &Key) -> bool {
+        true
+    }
+
     fn convert<'a>(
         &'a self,
         key: &'a Key,

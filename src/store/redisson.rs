@@ -120,6 +120,10 @@ impl Scheme for RedissonScheme {
         self.router.can_send_inline(leave.key.slot())
     }
 
+    fn can_renew_inline(&self, key: &Key) -> bool {
+        self.router.can_send_inline(key.slot())
+    }
+
     fn release_all<'a>(
         &'a self,
         route: &'a Route,

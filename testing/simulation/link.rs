@@ -469,6 +469,10 @@ impl Scheme for Link {
         true
     }
 
+    fn can_renew_inline(&self, _: &Key) -> bool {
+        runtime::current().is_some()
+    }
+
     fn release_all<'a>(
         &'a self,
         _: &'a Route,

@@ -64,8 +64,10 @@ impl Acquisition {
                         was_late = true;
                         self.renewal_is_late()?;
                     }
-                    if !Box::pin(self.waiter.engine.renew_from_here(held.hold(), until)).await {
-                        entry.renewal_answered(held.hold(), until).await;
+                    tokio::select! {
+                        biased;
+                        true = self.waiter.engine.renew_from_here(held.hold()) => {}
+                        () = entry.renewal_answered(held.hold(), until) => {}
                     }
                 }
             }

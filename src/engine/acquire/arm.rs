@@ -98,8 +98,10 @@ impl Acquisition {
                     if is_late {
                         self.renewal_is_late()?;
                     }
-                    if !Box::pin(self.waiter.engine.renew_from_here(&hold, until)).await {
-                        hold.renewal_answered(waiter_id, until).await;
+                    tokio::select! {
+                        biased;
+                        true = self.waiter.engine.renew_from_here(&hold) => {}
+                        () = hold.renewal_answered(waiter_id, until) => {}
                     }
                 }
             }

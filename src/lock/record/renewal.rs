@@ -17,6 +17,10 @@ use crate::lock::side::WaiterId;
 /// request can have.
 const MIN_RENEWAL: Duration = Duration::from_millis(5);
 
+/// Time that a waiter has for a renewal that it sends, before the background sends it, too. It is longer than most servers
+/// take, and much shorter than a claim.
+const OWN_RENEWAL_PATIENCE: Duration = Duration::from_millis(50);
+
 /// Consequences of the answer to a renewal.
 #[derive(Debug, Default)]
 pub(crate) struct RenewalConfirmed {
@@ -121,6 +125,22 @@ impl HoldRecord {
         let lease = self.awaited.as_ref().map_or(lease, |awaited| lease.max(awaited.lease));
         self.renewal = RenewalState::Underway;
         self.begin_request(now, lease, rules);
+        Some(lease)
+    }
+
+    /// Begins the renewal of a write hold that is due, for a waiter that sends it. The next renewal is due soon, because the
+    /// future of the waiter may be dropped, or not be polled any more.
+    pub(in crate::lock) fn begin_own_renewal(
+        &mut self,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Option<Duration> {
+        if self.mode != Mode::Write || !self.is_renewal_due(now) {
+            return None;
+        }
+        let lease = self.begin_renewal(now, now, rules, signals)?;
+        self.renewal = RenewalState::Due(now.after(OWN_RENEWAL_PATIENCE).min(now.halfway_to(self.deadline())));
         Some(lease)
     }
 

@@ -110,6 +110,7 @@ async fn waiter_sends_the_renewal_that_it_needs_and_the_next_one_sends_it_again(
     let stage = Stage::new();
     let (_word, answer) = oneshot::channel();
     stage.scheme.next_renewals(answer);
+    stage.scheme.leaves_are_at_hand();
     let second = handed_with_little_left(&stage, LONG).await;
     assert_eq!(stage.scheme.chunks().len(), 1, "no other task has run");
     let mut third = stage.asks(Mode::Write, LONG, Patience::Wait);
@@ -119,6 +120,19 @@ async fn waiter_sends_the_renewal_that_it_needs_and_the_next_one_sends_it_again(
     assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 2), "it is the same hold");
     held.release().await.expect("ours to the end");
     assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_of_a_waiter_that_nobody_polls_is_sent_by_the_background() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    stage.scheme.leaves_are_at_hand();
+    let mut second = handed_with_little_left(&stage, LONG).await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(stage.scheme.chunks().len(), 2, "the first copy has no answer");
+    let held = second.as_mut().await.expect("answered").expect("granted");
+    assert!(remaining(&held) > Duration::from_secs(50), "{:?}", remaining(&held));
 }
 
 #[tokio::test(start_paused = true)]
