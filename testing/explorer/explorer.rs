@@ -98,6 +98,8 @@ struct Faults {
     breaks: u8,
     /// Operators who look at the lock, and end the holds that they have seen.
     forces: u8,
+    /// Futures of waiting tasks that are not polled any more.
+    sleeps: u8,
 }
 
 /// Fate of a request.
@@ -275,7 +277,7 @@ impl Scene {
             .map_or_else(RecordLimits::default, |records| RecordLimits { records, ..RecordLimits::default() });
         let server = Server::new(limits, fault);
         let server = if self.caching == Caching::Nothing { server } else { server.with_calling_tries() };
-        let processes = Processes::new(self.caching, blunder);
+        let processes = Processes::new(self, blunder);
         Explorer { scene: self, server, processes, sent: 0, fault: None, draw: 0, chances: 1 }.explore()
     }
 }
@@ -404,6 +406,9 @@ impl Explorer<'_> {
             }
         }
         state.waiting().chain(state.converting()).for_each(|task| tell(Told::Cancel { task }));
+        if world.faults.sleeps > 0 {
+            state.awake().for_each(|task| tell(Told::FallAsleep { task }));
+        }
         state.pausing().for_each(|task| tell(Told::Retry { task }));
         for task in state.holding() {
             tell(Told::Release { task });
@@ -455,6 +460,7 @@ impl Explorer<'_> {
                 self.tell(&mut next, process, told)?;
                 let has_converted = matches!(told, Told::Convert { .. }) && next.processes != world.processes;
                 next.faults.conversions -= u8::from(has_converted);
+                next.faults.sleeps -= u8::from(matches!(told, Told::FallAsleep { .. }));
             }
             Act::Deliver { at } => {
                 let mail = next.mail.remove(at.into());

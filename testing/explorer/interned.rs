@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::rc::Rc;
 
-use super::Caching;
 use super::search::{Own, mixed};
+use super::{Caching, Scene};
 use crate::lock::process::{Blunder, Outputs, Process, Slot, Told};
 
 /// Fingerprint of a process: moments relative to its present moment, tokens relative to the highest one.
@@ -104,9 +104,11 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn new(caching: Caching, blunder: Option<Blunder>) -> Self {
+    pub(super) fn new(scene: &Scene, blunder: Option<Blunder>) -> Self {
         let mut processes = Self { blunder, all: Vec::new(), numbers: HashMap::default(), steps: HashMap::new() };
+        let caching = scene.caching;
         let process = Process::new(caching != Caching::Nothing, blunder);
+        let process = if scene.faults.sleeps > 0 { process.with_sleepers() } else { process };
         let is_subscribed = caching == Caching::Subscribed || blunder == Some(Blunder::ReliesUnconfirmed);
         processes.number(if is_subscribed { process.into_subscriber() } else { process });
         processes

@@ -3,8 +3,11 @@
 use super::server::{LEASE, PATIENCE};
 use super::{Caching, Explorer, Faults, Invariant, Judged, RecallLine, World};
 use crate::base::mode::Mode;
-use crate::lock::process::Told;
+use crate::lock::process::{STALLED_AFTER, Told};
 use crate::lock::side::WaiterId;
+
+/// Ticks for which a share waits for the task that it was handed to.
+const UNCLAIMED_FOR: u8 = 6;
 
 impl Explorer<'_> {
     pub(super) fn judge(&self, world: &World) -> Judged {
@@ -46,9 +49,12 @@ impl Explorer<'_> {
     }
 
     /// Returns the number of ticks within which some waiter enters, after all guards have left. With bounded operations,
-    /// a waiter asks more than once.
+    /// a waiter asks more than once. A task that is asleep may have the place in the queue, or a share that no other task of
+    /// its process gets before its time is over.
     fn progress_ticks(&self) -> u8 {
-        LEASE + PATIENCE + 2 + if self.scene.records.is_some() { 2 * PATIENCE } else { 0 }
+        let bounded = if self.scene.records.is_some() { 2 * PATIENCE } else { 0 };
+        let asleep = if self.scene.faults.sleeps > 0 { STALLED_AFTER + UNCLAIMED_FOR } else { 0 };
+        LEASE + PATIENCE + 2 + bounded + asleep
     }
 
     /// Judges a world in which nothing is under way: when all guards leave, some waiter enters, or a try learns that a

@@ -90,6 +90,10 @@ pub(crate) enum Told {
     Cancel {
         task: u8,
     },
+    /// The future of a waiting task is not polled from now on.
+    FallAsleep {
+        task: u8,
+    },
     /// The guard of a task is dropped.
     Release {
         task: u8,
@@ -314,6 +318,8 @@ struct ExploredTask {
     has_heard_nothing: bool,
     /// True if this task was polled so late that a share which it was handed was over, in a process with threads.
     was_late: bool,
+    /// True if the future of this task is not polled any more.
+    is_asleep: bool,
     stage: Stage,
 }
 
@@ -364,6 +370,8 @@ pub(crate) struct Process {
     is_behind: bool,
     /// True if holds may be cached.
     caches: bool,
+    /// Longest time between two polls of a leader that is not asleep.
+    poll_within: Duration,
     /// Recalls that have arrived.
     reception: Reception,
     /// Number of the last subscription.
@@ -378,19 +386,19 @@ impl Hash for Process {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { state: lock, now: _, top: _, tasks, begun, copies, departing, holds, .. } = self;
         (lock, tasks, begun, copies, departing, holds).hash(state);
-        let Self { is_behind, caches: _, reception, last_epoch, pending, blunder: _, .. } = self;
+        let Self { is_behind, caches: _, poll_within: _, reception, last_epoch, pending, blunder: _, .. } = self;
         let Reception { subscription, live_until, last_recall } = reception;
         (is_behind, subscription, live_until, last_recall, last_epoch, pending).hash(state);
     }
 }
 
-fn rules() -> Rules {
+fn rules(poll_within: Duration) -> Rules {
     Rules {
         process: OsProcess::current(),
         clock: Clock::System,
         max_clock_skew: Duration::ZERO,
         max_delay: ticks(MAX_DELAY),
-        poll_within: POLL_WITHIN,
+        poll_within,
         max_handoffs: MAX_HANDOFFS,
         handoff_span: Duration::from_secs(3600),
         metrics: Metrics::default(),
@@ -402,8 +410,10 @@ fn rules() -> Rules {
 const HOLD_LEASE: Duration = Duration::from_millis(1500);
 /// Time that is longer than any exploration.
 const LONG: Duration = Duration::from_secs(3600);
-/// Time that is longer than any task waits between two polls.
+/// Time between two polls of a leader, where no task falls asleep.
 const POLL_WITHIN: Duration = Duration::from_secs(60);
+/// The same where tasks fall asleep: a heartbeat, and two times the age up to which a copy may be carried out.
+pub(crate) const STALLED_AFTER: u8 = 5;
 
 /// Step in progress: the process, and the results so far.
 struct Driver<'a> {
@@ -427,6 +437,7 @@ impl Process {
             holds: Vec::new(),
             is_behind: false,
             caches,
+            poll_within: POLL_WITHIN,
             reception: Reception::NONE,
             last_epoch: 0,
             pending: None,
@@ -434,9 +445,14 @@ impl Process {
         }
     }
 
+    /// Returns a process whose leaders are replaced when their futures are not polled.
+    pub(crate) fn with_sleepers(self) -> Self {
+        Self { poll_within: ticks(STALLED_AFTER.into()), ..self }
+    }
+
     /// Takes a step. `free` has the slots that neither the server nor a message knows.
     pub(crate) fn step(&self, told: Told, free: u16) -> (Self, Outputs) {
-        let rules = rules();
+        let rules = rules(self.poll_within);
         self.note_places();
         let mut driver = Driver { process: self.clone(), rules: &rules, free, out: Outputs::default() };
         driver.hear(told);
@@ -506,19 +522,30 @@ impl Process {
         self.numbered(|stage| matches!(stage, Stage::Converts { .. }))
     }
 
+    /// Returns the waiting tasks whose futures are polled.
+    pub(crate) fn awake(&self) -> impl Iterator<Item = u8> {
+        self.waiting().filter(|task| !self.is_asleep(*task))
+    }
+
+    fn is_asleep(&self, task: u8) -> bool {
+        self.tasks[usize::from(task)].is_asleep
+    }
+
     /// Returns the tasks that may ask again before the next tick.
     pub(crate) fn pausing(&self) -> impl Iterator<Item = u8> {
-        self.numbered(|stage| match stage {
+        let pauses = self.numbered(|stage| match stage {
             Stage::Asks(Ask::Pauses { is_queued: false } | Ask::RechecksLater) => true,
             Stage::Converts { conversion, .. } => matches!(conversion.stage, ConversionStage::Pauses(_)),
             _ => false,
-        })
+        });
+        pauses.filter(|task| !self.is_asleep(*task))
     }
 
-    /// Returns the numbers of the waiters that wait for as long as it takes.
+    /// Returns the numbers of the waiters that wait for as long as it takes, and whose futures are polled.
     pub(crate) fn patient(&self) -> impl Iterator<Item = WaiterId> {
         let waits = |task: &&ExploredTask| {
-            task.waits && matches!(task.stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. })
+            let waits = matches!(task.stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. });
+            task.waits && !task.is_asleep && waits
         };
         self.tasks.iter().filter(waits).map(|task| task.waiter_id)
     }
@@ -564,6 +591,14 @@ impl Process {
 }
 
 impl Purpose {
+    /// Returns the task whose future waits for the answer.
+    fn task(self) -> Option<u8> {
+        match self {
+            Self::Acquire { task, .. } | Self::Recheck { task, .. } | Self::Convert { task, .. } => Some(task),
+            Self::Renew { .. } | Self::Leave { .. } => None,
+        }
+    }
+
     /// Counts the tasks without the one at `at`.
     fn forget_task(&mut self, at: usize) {
         if let Self::Acquire { task, .. } | Self::Recheck { task, .. } | Self::Convert { task, .. } = self

@@ -9,6 +9,9 @@ impl Driver<'_> {
         let Some(at) = self.process.copies.iter().position(|copy| copy.number == number) else { return };
         let copy = self.process.copies.remove(at);
         self.out.closed.push(number);
+        if copy.purpose.task().is_some_and(|task| self.task(task).is_asleep) {
+            return;
+        }
         match copy.purpose {
             Purpose::Acquire { task, slot } => self.on_acquire_answer(task, slot, copy, reply),
             Purpose::Recheck { task, .. } => self.on_recheck_answer(task, copy, reply),
@@ -76,15 +79,16 @@ impl Driver<'_> {
             return self.on_grant(number, slot, new_hold);
         }
         self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
-        let is_mine = self.process.state.end_attempt(mode, waiter_id, now.after(POLL_WITHIN)).map(|pending| {
-            pending.note_attempt(&attempt);
-            if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
-                pending.copies = InDoubt::default();
-            }
-            if reply == Some(HeardReply::Late) && self.process.blunder == Some(Blunder::LateForgetsRecord) {
-                pending.is_recorded = false;
-            }
-        });
+        let is_mine =
+            self.process.state.end_attempt(mode, waiter_id, now.after(self.rules.poll_within)).map(|pending| {
+                pending.note_attempt(&attempt);
+                if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
+                    pending.copies = InDoubt::default();
+                }
+                if reply == Some(HeardReply::Late) && self.process.blunder == Some(Blunder::LateForgetsRecord) {
+                    pending.is_recorded = false;
+                }
+            });
         if is_mine.is_none() {
             self.task(number).stage = Stage::Waits(true);
             return;
@@ -141,7 +145,7 @@ impl Driver<'_> {
         // A task that is not polled in time may be overtaken.
         let is_late = |task: &ExploredTask| self.has_threads() && (task.was_late || task.stage == Stage::Waits(true));
         let is_before = |task: &ExploredTask| {
-            let waits = matches!(task.stage, Stage::Waits(_)) && !is_late(task);
+            let waits = matches!(task.stage, Stage::Waits(_)) && !task.is_asleep && !is_late(task);
             waits && task.mode == mode && task.waiter_id < waiter_id
         };
         if waits && mode == Mode::Write && self.process.tasks.iter().any(is_before) {
@@ -170,6 +174,7 @@ impl Driver<'_> {
             Accepted::Taken(token) => self.seat(number, hold, share_id, token),
             Accepted::Short { .. } => {
                 self.task(number).stage = Stage::Accepts { hold, share_id, since };
+                self.renew_from_here(hold);
                 self.look_soon(hold);
             }
             Accepted::Over => {
@@ -190,6 +195,16 @@ impl Driver<'_> {
                 };
                 task.waiter_id = entered.map_or(waiter_id, |(waiter_id, _)| waiter_id);
             }
+        }
+    }
+
+    /// Does what a waiter does whose share has too little time, before it waits.
+    fn renew_from_here(&mut self, hold: u64) {
+        let now = self.now();
+        if let Some(lease) = self.event_of(hold, |record, rules, signals| record.begin_own_renewal(now, rules, signals))
+        {
+            let slot = self.process.slot_of_hold(hold);
+            self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
         }
     }
 
@@ -249,8 +264,9 @@ impl Driver<'_> {
             _ => grant,
         });
         for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
-            let ExploredTask { waiter_id, mode, ref stage, .. } = *self.task(number);
-            if !matches!(stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. })) {
+            let ExploredTask { waiter_id, mode, is_asleep, ref stage, .. } = *self.task(number);
+            let awaits = matches!(stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
+            if is_asleep || !awaits {
                 continue;
             }
             let is_own = self.has_asked_as(mode, waiter_id, slot);

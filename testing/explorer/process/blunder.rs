@@ -38,6 +38,8 @@ pub(crate) enum Blunder {
     KeepsConverted,
     /// Takes a notified grant from before the acquisition was queued again.
     TakesGrantFromBefore,
+    /// Replaces no leader whose future is not polled any more.
+    NeverLooksForStalled,
     /// Takes no notice of recalls.
     StaysWhenRecalled,
     /// Offers to cache a hold, and believes that it may, while no subscription is confirmed.
@@ -92,7 +94,7 @@ impl Blunder {
     /// Faults of effects, for a process with threads.
     pub(crate) const THREADS: [Self; 2] = [Self::WakesOne, Self::SchedulesWhatItRead];
     /// Faults that concern neither.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::CountsFromAnswer,
         Self::TakesGrantsThatAreOver,
         Self::OutlivesItsLease,
@@ -111,5 +113,6 @@ impl Blunder {
         Self::KeepsConverted,
         Self::TakesGrantFromBefore,
         Self::ForgetsNewHold,
+        Self::NeverLooksForStalled,
     ];
 }

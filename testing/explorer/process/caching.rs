@@ -36,11 +36,13 @@ impl Process {
         joined.into_iter().chain(taken).map(|(hold, _)| self.slot_of_hold(hold.number())).collect()
     }
 
-    /// Returns the numbers and slots of the waiters in the queue of the server that no answer is on its way to.
+    /// Returns the numbers and slots of the waiters in the queue of the server that no answer is on its way to, and that are
+    /// not asleep.
     pub(crate) fn queued(&self) -> Vec<(WaiterId, Slot)> {
         let mut state = self.state.clone();
         let queued = self.tasks.iter().filter(|task| {
-            matches!(task.stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }))
+            let awaits = matches!(task.stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
+            awaits && !task.is_asleep
         });
         let slot = |task: &ExploredTask| Some(slot_of(&state.pending(task.mode, task.waiter_id)?.as_ref()?.id));
         let mut slot = slot;
@@ -55,7 +57,9 @@ impl Process {
 
     /// Returns true if no answer is on its way to this process or has failed to come, and nothing is to be given back.
     pub(crate) fn is_quiet(&self) -> bool {
-        let is_answered = self.copies.is_empty() && self.pausing().next().is_none();
+        // The renewal for which such a task waits has failed, and the next one comes with the next tick.
+        let awaits_renewal = self.tasks.iter().any(|task| matches!(task.stage, Stage::Accepts { .. }));
+        let is_answered = self.copies.is_empty() && self.pausing().next().is_none() && !awaits_renewal;
         is_answered && self.departing.is_empty() && !self.is_behind
     }
 

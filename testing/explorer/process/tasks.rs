@@ -18,7 +18,7 @@ impl Driver<'_> {
         for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
             // In a process with threads, that is a step of its own.
             let is_polled_later = self.has_threads() && matches!(self.task(number).stage, Stage::Waits(_));
-            goes_on |= !is_polled_later && self.poll(number);
+            goes_on |= !is_polled_later && !self.task(number).is_asleep && self.poll(number);
         }
         goes_on
     }
@@ -85,10 +85,12 @@ impl Driver<'_> {
         if self.process.blunder == Some(Blunder::AsksAnew) {
             self.process.state.give_up_pending(mode, waiter_id);
         }
-        let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(POLL_WITHIN), begin).map(|pending| {
-            pending.copies.ask_for(HOLD_LEASE);
-            slot_of(&pending.id)
-        });
+        let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(self.rules.poll_within), begin).map(
+            |pending| {
+                pending.copies.ask_for(HOLD_LEASE);
+                slot_of(&pending.id)
+            },
+        );
         let Some(slot) = begun else {
             self.task(number).stage = Stage::Waits(true);
             return;
@@ -106,7 +108,7 @@ impl Driver<'_> {
         }
         let Some(hold) = self.process.state.to_recheck() else { return false };
         let hold = hold.number();
-        if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(POLL_WITHIN)) {
+        if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(self.rules.poll_within)) {
             return false;
         }
         let begun = self.event(|state, _, effects| {
@@ -125,7 +127,7 @@ impl Driver<'_> {
         let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let pending = self.event(|state, _, effects| state.on_seated(Mode::Read, waiter_id, hold, now, effects));
         pending.iter().for_each(|pending| self.take_back(pending));
-        self.seat(number, hold, share_id, share_id.token);
+        self.accept(number, hold, share_id, now);
     }
 
     pub(super) fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {

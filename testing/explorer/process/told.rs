@@ -8,6 +8,7 @@ impl Driver<'_> {
         match told {
             Told::Acquire { mode, waits } => self.enter(mode, waits),
             Told::Cancel { task } => self.cancel(task),
+            Told::FallAsleep { task } => self.task(task).is_asleep = true,
             Told::Release { task } => self.release(task),
             Told::Convert { task } => self.convert(task),
             Told::Answer { copy, reply } => self.on_answer(copy, reply, false),
@@ -55,6 +56,7 @@ impl Driver<'_> {
             recalls_until: None,
             has_heard_nothing: false,
             was_late: false,
+            is_asleep: false,
             stage,
         };
         if let Some((hold, share_id)) = joined {
@@ -207,19 +209,30 @@ impl Driver<'_> {
         let late: Vec<_> =
             self.process.copies.iter().filter(|copy| now.since(copy.sent) >= overdue).map(|copy| copy.number).collect();
         late.into_iter().for_each(|copy| self.on_answer(copy, None, false));
-        for task in &mut self.process.tasks {
+        self.replace_stalled();
+        for task in self.process.tasks.iter_mut().filter(|task| !task.is_asleep) {
             let sends_no_heartbeat = self.process.blunder == Some(Blunder::NeverAsksAgain);
             if !(sends_no_heartbeat && task.stage == Stage::Asks(Ask::Pauses { is_queued: true })) {
                 task.stage = after_pause(std::mem::replace(&mut task.stage, Stage::Over));
             }
         }
         for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
-            if matches!(self.task(number).stage, Stage::Asks(Ask::AwaitsReplies { until }) if until <= now) {
+            let ExploredTask { is_asleep, ref stage, .. } = *self.task(number);
+            if !is_asleep && matches!(stage, Stage::Asks(Ask::AwaitsReplies { until }) if *until <= now) {
                 self.on_no_reply(number);
             }
         }
         let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         holds.into_iter().for_each(|hold| self.look_soon(hold));
+    }
+
+    /// Does what the background does with leaders that are not polled.
+    fn replace_stalled(&mut self) {
+        let looks = self.process.blunder != Some(Blunder::NeverLooksForStalled);
+        if looks && self.process.tasks.iter().any(|task| task.is_asleep) {
+            let now = self.now();
+            self.event(|state, inputs, _| state.on_stalled_leader(now, inputs));
+        }
     }
 
     /// Lets the background look at a hold. In a process with threads, its queue of deadlines says when.

@@ -1,7 +1,7 @@
 //! Scenes of processes that may cache their holds.
 
 use super::{
-    Blunder, CONVERSION, COPY, Caching, DEATH, DELAY, FORCE, Fault, Faults, Invariant, LOSS, NONE, Scene, WIPE,
+    Blunder, CONVERSION, COPY, Caching, DEATH, DELAY, FORCE, Fault, Faults, Invariant, LOSS, NONE, SLEEP, Scene, WIPE,
     concurrent, dying_and_converting, serial,
 };
 
@@ -45,11 +45,12 @@ fn processes_that_cache_holds_hold_with_one_kind_of_fault() {
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn several_acquisitions_of_processes_that_cache_holds_hold() {
     cached(2, 3, DEATH).trying().holds(445_000);
-    cached(3, 2, CONVERSION).holds(1);
-    cached(3, 2, NONE).mute().holds(1);
-    cached(3, 1, NONE).limited(1).trying().holds(1);
-    subscribing(2, 3, NONE).holds(1);
-    concurrent(2, 2, NONE).caching(Caching::Subscribed).holds(1);
+    cached(3, 2, CONVERSION).holds(7_230_000);
+    cached(3, 2, NONE).mute().holds(125_000);
+    cached(3, 1, NONE).limited(1).trying().holds(19_900);
+    subscribing(2, 3, NONE).holds(164_000);
+    concurrent(2, 2, NONE).caching(Caching::Subscribed).holds(89_000);
+    cached(2, 2, SLEEP).trying().holds(1);
 }
 
 #[test]
@@ -58,16 +59,16 @@ fn recalls_of_processes_that_are_lost_or_doubled_hold() {
     cached(3, 1, LOSS).trying().holds(946_000);
     cached(3, 1, Faults { deaths: 1, ..COPY }).trying().holds(242_000);
     cached(2, 1, Faults { losses: 2, ..NONE }).holds(206_000);
-    cached(2, 2, dying_and_converting(LOSS)).holds(1);
-    cached(2, 1, Faults { losses: 1, delays: 1, ..NONE }).holds(1);
-    cached(2, 1, Faults { copies: 1, delays: 1, ..NONE }).holds(1);
+    cached(2, 2, dying_and_converting(LOSS)).holds(8_030_000);
+    cached(2, 1, Faults { losses: 1, delays: 1, ..NONE }).holds(547_000);
+    cached(2, 1, Faults { copies: 1, delays: 1, ..NONE }).holds(222_000);
 }
 
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn recalls_of_processes_that_are_late_hold() {
-    cached(2, 2, DELAY).trying().holds(1);
-    cached(3, 1, DELAY).trying().holds(1);
+    cached(2, 2, DELAY).trying().holds(3_050_000);
+    cached(3, 1, DELAY).trying().holds(1_360_000);
     cached(2, 2, dying_and_converting(DELAY)).holds(1);
 }
 
