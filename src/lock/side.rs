@@ -356,6 +356,13 @@ impl Side {
         awaits
     }
 
+    /// Returns true if this waiter waits, and the side has no leader yet. Then an effect wakes the waiter at the first answer.
+    pub(super) fn awaits_leader(&mut self, waiter_id: WaiterId) -> bool {
+        let awaits = self.leader.is_none() && self.waiters.contains_key(&waiter_id);
+        self.is_first_answer_awaited |= awaits;
+        awaits
+    }
+
     /// Returns true if a request of this side is under way, or left for the next leader.
     pub(super) fn has_request(&self) -> bool {
         self.pending.is_some() || self.leader.as_ref().is_some_and(|leader| leader.pending.is_some())

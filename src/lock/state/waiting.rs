@@ -32,13 +32,15 @@ impl<H: InRenewalQueue> State<H> {
         effects: &mut Effects<H>,
     ) -> (WaiterId, bool) {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
+        // A leader that was passed over is an ordinary waiter from here on, also if it gets a cached hold at once.
+        if let (Some(again), Some(queue)) = (again, self.wait_queue.as_deref_mut()) {
+            queue.extra_requests.remove(&again);
+        }
         if mode == Mode::Write && self.hand_cached(waiter_id, wants, now, inputs, effects) {
             return (waiter_id, true);
         }
         let may_ask = self.may_ask(mode);
-        let queue = self.wait_queue();
-        queue.extra_requests.remove(&waiter_id);
-        let side = queue.side(mode);
+        let side = self.wait_queue().side(mode);
         if may_ask && side.is_idle() {
             side.lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
             return (waiter_id, false);
@@ -238,8 +240,12 @@ impl<H: InRenewalQueue> State<H> {
         self.wait_queue().side(mode).outage.clone()
     }
 
+    /// Returns true if the side of this waiter has had no answer yet: its leader awaits one, or a hold that is being
+    /// released here keeps the side from its first request.
     pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
-        self.wait_queue().side(mode).awaits_first_answer(waiter_id)
+        let awaits_release = !self.may_ask(mode) && self.used_holds().next().is_none();
+        let side = self.wait_queue().side(mode);
+        side.awaits_first_answer(waiter_id) || awaits_release && side.awaits_leader(waiter_id)
     }
 
     /// Returns true if others wait behind the leader.

@@ -52,12 +52,23 @@ fn cache_answer(recalls: &Recalls, sent: Moment) -> CacheAnswer {
 
 /// Grants the lock to a waiter. `tell` makes the answer about caching that comes with the grant.
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> CachingHolder {
-    let (table, sent) = (table(), now());
-    let entry = table.enter(&key(), mode, wants(), sent);
+    let table = table();
+    let entry = table.enter(&key(), mode, wants(), now());
+    granted_to(table, &entry, (mode, tokens), tell)
+}
+
+/// Grants the lock to this leader.
+fn granted_to(
+    table: Arc<Table>,
+    entry: &WaitEntry,
+    (mode, tokens): (Mode, u64),
+    tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>,
+) -> CachingHolder {
+    let sent = now();
     let recalls = entry.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(PassOn(cell))))));
     let recalls = recalls.expect("somebody listens");
     recalls.on_confirmed(subscription(1));
-    assert!(sends(&entry, 1).is_some());
+    assert!(sends(entry, 1).is_some());
     let answered = tell(&recalls, sent);
     let cache = CacheState::new(CACHE_FOR);
     let new_hold = NewHold {
@@ -427,4 +438,20 @@ fn zero_of_the_last_user_gives_the_hold_back_at_once() {
     let holder = cached(Mode::Read, 1);
     let (hold, share_id) = holder.table.join(key().hashed_name(), want(), now()).expect("it may be joined");
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
+}
+
+#[test]
+fn stalled_writer_that_takes_a_cached_hold_leaves_nothing_in_its_cell() {
+    let table = table();
+    let mut stalled = enter(&table, Mode::Write);
+    let mut next = enter(&table, Mode::Write);
+    table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
+    assert!(asks(&mut next));
+    let tell = |recalls: &Recalls, sent| Some(cache_answer(recalls, sent));
+    let holder = granted_to(Arc::clone(&table), &next, (Mode::Write, 64), tell);
+    assert_eq!(remove(&holder.hold, holder.share_id), ShareRemoved::Kept);
+    assert!(stalled.waits_again(wants(), now()));
+    let Some(Wake::Handed(hold, share_id)) = signal_of(&mut stalled) else { panic!("the hold is cached") };
+    assert!(matches!(stalled.accept(&hold, share_id, wants().from(now()), now(), now()), Accepted::Taken(_)));
+    assert_eq!(table.counts().waiters, 0);
 }
