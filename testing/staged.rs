@@ -22,8 +22,8 @@ use crate::engine::{Engine, Held};
 use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    MasterScheme, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
-    Scheme, ServerContact, View,
+    MasterScheme, Note, Noted, NotifyingScheme, NotingScheme, RecallingScheme, ReleaseReply, ReleaseRequest,
+    RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 /// Time within which a lost copy may still arrive.
@@ -64,6 +64,8 @@ pub(crate) struct Staged {
     asked: Mutex<Vec<AcquireRequest>>,
     /// Signals for which answers to renewals wait.
     renewal_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    /// Signals for which notes wait, before they are sent.
+    note_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Number of further renewals whose answers are lost.
     unheard: AtomicUsize,
     /// Renewals that came in one batch, and the time of the batch.
@@ -89,6 +91,7 @@ impl Staged {
             connection: Arc::default(),
             asked: Mutex::default(),
             renewal_signals: Mutex::default(),
+            note_signals: Mutex::default(),
             chunks: Mutex::default(),
             rest_times: Mutex::default(),
             scripts: AtomicUsize::new(0),
@@ -133,6 +136,11 @@ impl Staged {
     /// Carries the next renewals out, and delays their answers until the signal.
     pub(crate) fn next_renewals(&self, signal: oneshot::Receiver<()>) {
         self.renewal_signals.lock().push_back(signal);
+    }
+
+    /// Delays the next note until the signal.
+    pub(crate) fn next_note(&self, signal: oneshot::Receiver<()>) {
+        self.note_signals.lock().push_back(signal);
     }
 
     /// Carries the next renewals out and loses their answers, `times` times.
@@ -308,6 +316,10 @@ impl Scheme for Staged {
         self.memory.notifications()
     }
 
+    fn notes(&self) -> Option<&dyn NotingScheme> {
+        Some(self)
+    }
+
     fn recalls(&self) -> Option<&dyn RecallingScheme> {
         self.memory.recalls()
     }
@@ -420,5 +432,17 @@ impl StagedPair {
             Some(held) => held.release().await.map(|()| true).expect("ours to the end"),
             None => false,
         }
+    }
+}
+
+impl NotingScheme for Staged {
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>> {
+        Box::pin(async move {
+            let signal = self.note_signals.lock().pop_front();
+            if let Some(signal) = signal {
+                drop(signal.await);
+            }
+            self.memory.notes().expect("memory has room").set_note(key, id, note).await
+        })
     }
 }

@@ -144,17 +144,22 @@ pub(crate) async fn acquire_or_denied(
 /// Returns the future that runs an acquisition from its first request or share on.
 fn run(waiter: LocalWaiter, first: FirstEnd, after: AfterGrant) -> StartedAcquire {
     let (engine, key) = (Arc::clone(&waiter.engine), Arc::clone(&waiter.key));
-    let mut acquisition = Acquisition::new(waiter, after.at_least);
-    let note = after.note;
+    let AfterGrant { at_least, note } = after;
+    // An acquisition with `at_least` handles its note before its hold may rest.
+    let (arming, note) = match at_least {
+        Some(span) => (Some(Box::new(Arming::new(span, note))), None),
+        None => (None, Some(note)),
+    };
+    let mut acquisition = Acquisition::new(waiter, arming);
     Box::pin(async move {
         let outcome = {
             let ended = pin!(acquisition.until_its_end(first));
             engine.process.here(key.name(), ended).await?
         };
         drop(acquisition);
-        match outcome {
-            Ok(held) => Ok(Ok(with_note(held, note).await?)),
-            Err(denied) => Ok(Err(denied)),
+        match (outcome, note) {
+            (Ok(held), Some(note)) => Ok(Ok(with_note(held, note).await?)),
+            (outcome, _) => Ok(outcome),
         }
     })
 }
@@ -221,7 +226,7 @@ enum AcquireEnd {
 }
 
 impl Acquisition {
-    fn new(waiter: LocalWaiter, at_least: Option<Duration>) -> Self {
+    fn new(waiter: LocalWaiter, arming: Option<Box<Arming>>) -> Self {
         Self {
             waiter,
             notices: Notifications::default(),
@@ -236,7 +241,7 @@ impl Acquisition {
             calls_until: None,
             has_heard_nothing: false,
             told_to_ask: Throttle::new(),
-            arming: at_least.map(|span| Box::new(Arming::new(span))),
+            arming,
         }
     }
 

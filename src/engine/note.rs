@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::process;
-use crate::engine::{Engine, Held};
+use crate::engine::{Engine, Held, in_runtime};
 use crate::lock::hold::Hold;
 use crate::store::{Note, Noted};
 
@@ -30,12 +30,15 @@ impl Engine {
         Err(Error::InvalidOption { option: "note", reason })
     }
 
-    /// Sends a note, and repeats it until the server has answered.
-    async fn send_note(&self, hold: &Hold, text: &str) -> Result<Noted> {
-        // Notes of one manager never have equal numbers, so the order of their numbers is that of the calls, across a
-        // conversion too.
-        let note = Note { number: self.next_note.fetch_add(1, Ordering::Relaxed), text: text.into() };
+    /// Begins a note. Notes of one manager never have equal numbers, so the order of their numbers is that of the calls,
+    /// across a conversion too.
+    fn begin_note(&self, hold: &Hold, text: &str) -> Note {
         hold.set_noted(!text.is_empty());
+        Note { number: self.next_note.fetch_add(1, Ordering::Relaxed), text: text.into() }
+    }
+
+    /// Sends a note, and repeats it until the server has answered.
+    async fn send_note(&self, hold: &Hold, note: Note) -> Result<Noted> {
         let scheme = self.scheme.notes().expect("checked before");
         let answer = self.answered(hold.key(), || scheme.set_note(hold.key(), hold.id(), &note)).await?;
         Ok(answer.value)
@@ -54,8 +57,10 @@ impl Engine {
         // While others share the hold, the note may be one of theirs.
         let Ok(runtime) = Handle::try_current() else { return };
         if hold.usage().0 == 1 {
+            // Begun here and not in the task, so that a note which the guard sets next has a higher number.
+            let note = self.begin_note(hold, "");
             let (engine, hold) = (Arc::clone(self), Arc::clone(hold));
-            drop(process::spawn_on(&runtime, async move { engine.send_note(&hold, "").await }));
+            drop(process::spawn_on(&runtime, async move { engine.send_note(&hold, note).await }));
         }
     }
 }
@@ -65,12 +70,14 @@ impl Held {
     pub(crate) async fn set_note(&self, text: &str) -> Result<()> {
         let (engine, hold) = (self.engine(), self.hold());
         self.check_process()?;
+        in_runtime()?;
         engine.check_note(text)?;
+        let note = engine.begin_note(hold, text);
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         tokio::select! {
             biased;
             reason = self.lost() => Err(lost(reason)),
-            noted = engine.send_note(hold, text) => match noted? {
+            noted = engine.send_note(hold, note) => match noted? {
                 Noted::Noted => Ok(()),
                 // The answer to the next renewal shows the reason.
                 Noted::None => Err(lost(LossReason::Gone)),

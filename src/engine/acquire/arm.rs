@@ -5,6 +5,7 @@
 //! has given up can leave the lock taken for that long. An acquisition that ends without a guard gives the hold back by a
 //! release that leaves no rest.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Acquisition;
@@ -23,11 +24,25 @@ pub(super) struct Arming {
     /// Share of the hold that is being armed. It is here and not in the future that waits for the answer, so that an
     /// acquisition that gives up can wait for its release.
     held: Option<Held>,
+    /// Note that is not set yet. It is set before the guard is handed out, since an acquisition that fails with its note
+    /// must leave no rest.
+    note: Option<Arc<str>>,
 }
 
 impl Arming {
-    pub(super) fn new(span: Duration) -> Self {
-        Self { span, clock_sample: None, held: None }
+    pub(super) fn new(span: Duration, note: Option<Arc<str>>) -> Self {
+        Self { span, clock_sample: None, held: None, note }
+    }
+
+    /// Sets the note, if there is one, or removes that of the guard before. Returns true if it had to wait.
+    async fn set_note(&mut self, engine: &Arc<Engine>) -> Result<bool> {
+        let (Some(held), Some(note)) = (&self.held, &self.note) else {
+            self.held.iter().for_each(|held| engine.drop_old_note(held.hold()));
+            return Ok(false);
+        };
+        held.set_note(note).await?;
+        self.note = None;
+        Ok(true)
     }
 }
 
@@ -66,7 +81,7 @@ impl Acquisition {
             return Ok(Some(held));
         };
         let at_least = AtLeast { span: arming.span, clock_sample: arming.clock_sample };
-        let (hold, share_id) = (std::sync::Arc::clone(held.hold()), held.share_id());
+        let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
         arming.held = Some(held);
         let clock = self.waiter.engine.clock;
         let (since, waiter_id, mut underway) = (clock.now(), hold.new_waiter(), None);
@@ -76,6 +91,11 @@ impl Acquisition {
                 Accepted::Taken(token) => {
                     // Before the mark, since a hold that `close` has ended must leave no rest.
                     self.waiter.engine.check_open(&self.waiter.key)?;
+                    if let Some(arming) = &mut self.arming
+                        && Box::pin(arming.set_note(&self.waiter.engine)).await?
+                    {
+                        continue;
+                    }
                     let held = self.arming.as_mut().and_then(|arming| arming.held.take());
                     if hold.hand_out(now) {
                         self.on_first_answer(now);

@@ -13,6 +13,7 @@ on_every_queue![
     note_of_a_waiter_is_there_when_it_has_its_guard,
     note_goes_with_a_conversion,
     note_of_a_guard_does_not_stay_for_the_next_one_of_its_process,
+    note_that_the_next_guard_sets_at_once_stays,
 ];
 
 async fn note_of(f: &Fixture, name: &str) -> Option<String> {
@@ -118,6 +119,23 @@ async fn note_of_a_guard_does_not_stay_for_the_next_one_of_its_process(f: &Fixtu
     let second = second.expect("handed over");
     until("the note of the first guard is gone", async || note_of(f, &name).await.is_none()).await;
     second.release().await.expect("released");
+}
+
+async fn note_that_the_next_guard_sets_at_once_stays(f: &Fixture) {
+    if has_no_room(f).await {
+        return;
+    }
+    let (manager, name) = (f.manager().await, f.name());
+    for round in 0..10 {
+        let first = manager.write(&name).note("first").await.expect("granted");
+        let mut second = manager.write(&name).into_future();
+        start(&mut second);
+        drop(first);
+        let second = second.await.expect("handed over");
+        second.set_note("second").await.expect("noted");
+        assert_eq!(note_of(f, &name).await.as_deref(), Some("second"), "round {round}");
+        second.release().await.expect("released");
+    }
 }
 
 /// The clients of such a lock decide how long its key lives.

@@ -139,3 +139,32 @@ async fn cached_hold_that_is_taken_rests_and_is_not_cached_again() {
     assert!(rests(&stage).await);
     waits_for_the_rest(&stage).await;
 }
+
+/// Begins an acquisition with a note.
+fn asks_with_note(stage: &Stage) -> StartedAcquire {
+    let terms = Terms::new(stage.engine.options(), RESTS).expect("valid");
+    let note = Some("report".into());
+    crate::engine::acquire::start(&stage.engine, &stage.key, Mode::Write, &terms, Patience::Wait, note).expect("begun")
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquisition_that_is_dropped_while_it_sets_its_note_leaves_no_rest() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_note(answer);
+    let mut waits = asks_with_note(&stage);
+    assert!(tokio::time::timeout(MOMENT, &mut waits).await.is_err(), "the note is not answered");
+    drop(waits);
+    stage.engine.settled().await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_with_a_note_rests_after_its_use() {
+    let stage = Stage::new();
+    let Ok(Ok(held)) = asks_with_note(&stage).await else { panic!("it is free") };
+    let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
+    assert_eq!(view.holders[0].note.as_deref(), Some("report"));
+    held.release().await.expect("ours to the end");
+    assert!(rests(&stage).await);
+}
