@@ -137,10 +137,13 @@ pub(crate) struct NewHold {
 
 impl NewHold {
     /// Returns true if enough of the requested lease is left for the first guard. If a notification brought the grant,
-    /// the claim takes the place of the lease.
+    /// the claim takes the place of the lease. A claim is short, so a large `max_clock_skew` may leave less of it than
+    /// the time until its first renewal. The guard then waits for that renewal.
     pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
         let Grant { sent, remaining, asked, .. } = self.grant;
-        lease::valid_until(sent, remaining, max_clock_skew).since(now) >= lease::start(asked, max_clock_skew)
+        let until = lease::valid_until(sent, remaining, max_clock_skew);
+        let outlasts_renewal = !self.is_claim || until >= sent.after(remaining.min(asked) / 2);
+        outlasts_renewal && until.since(now) >= lease::start(asked, max_clock_skew)
     }
 
     /// Returns the send time of the request that the server granted, or `None` if a notification brought the grant.

@@ -917,3 +917,29 @@ fn nothing_costs_more_the_more_wait_or_share() {
         assert!(others.iter_mut().all(|other| matches!(signal_of(other), Some(Wake::Handed(..)))));
     });
 }
+
+#[test]
+fn claim_whose_first_renewal_would_come_too_late_is_not_enough() {
+    let sent = now();
+    let claim = |remaining| NewHold {
+        cache: None,
+        granting: GrantIdentity {
+            id: id(1),
+            mode: Mode::Write,
+            token: FencingToken::from_wire(1).expect("small"),
+            tokens: 1,
+        },
+        grant: answer(sent, remaining, secs(3)),
+        share: want().from(sent),
+        in_doubt_requests: InDoubt::default(),
+        share_until: None,
+        is_claim: true,
+        jitter: Jitter::of(0),
+    };
+    assert!(claim(secs(3)).has_enough(sent, Duration::from_millis(5)));
+    assert!(claim(secs(3)).has_enough(sent, secs(1)));
+    // 0.5 s are left by the local clock, and the first renewal comes after 0.9 s.
+    assert!(!claim(secs(3)).has_enough(sent, Duration::from_millis(2500)));
+    let granted = NewHold { is_claim: false, ..claim(secs(3)) };
+    assert!(granted.has_enough(sent, Duration::from_millis(2500)), "a lease is renewed in time by its options");
+}
