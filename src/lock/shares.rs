@@ -34,7 +34,12 @@ pub(crate) struct Share {
 impl Share {
     /// Returns this share with an early end. The share keeps this end until its waiter takes it.
     pub(super) fn as_unclaimed(self, now: Moment) -> Self {
-        Self { ends: self.ends.min(now.after(UNCLAIMED_FOR)), ..self }
+        self.as_unclaimed_for(UNCLAIMED_FOR, now)
+    }
+
+    /// Returns this share with an early end, but not before `span` is over.
+    pub(super) fn as_unclaimed_for(self, span: Duration, now: Moment) -> Self {
+        Self { ends: self.ends.min(now.after(span.max(UNCLAIMED_FOR))), ..self }
     }
 
     /// Returns the lease that the share needs at `now`. It is never longer than the time until the share ends.

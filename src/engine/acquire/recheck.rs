@@ -42,7 +42,10 @@ impl Acquisition {
                 return Ok(None);
             };
             match self.recheck(Held::new(&self.waiter.engine, hold, share_id), lease).await? {
-                RecheckOutcome::Joined(held) => return Ok(Some(self.on_joined(held))),
+                RecheckOutcome::Joined(held) => {
+                    self.on_seated(&held);
+                    return Box::pin(self.accept(held)).await;
+                }
                 RecheckOutcome::Closed => return Ok(None),
                 RecheckOutcome::Again => {}
             }

@@ -293,7 +293,8 @@ impl HoldRecord {
     }
 
     /// Adds the share of a reader that asks the server whether it may join. The reader may use the share once the
-    /// server has agreed. Returns the share and the lease to request.
+    /// server has agreed. Until then the share ends after a short time, because the reader's future may not be polled any
+    /// more. Returns the share and the lease to request.
     pub(in crate::lock) fn begin_recheck(
         &mut self,
         share: Share,
@@ -306,8 +307,8 @@ impl HoldRecord {
         if self.mode != Mode::Read || !is_open {
             return None;
         }
-        let share_id = self.admit(share);
-        let lease = self.shares.lease_at(now);
+        let share_id = self.admit(share.as_unclaimed_for(rules.max_delay, now));
+        let lease = self.shares.lease_at(now).max(share.lease_at(now));
         self.begin_request(now, lease, rules);
         self.copies.begin();
         Some((share_id, lease))

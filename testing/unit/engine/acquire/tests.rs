@@ -1004,3 +1004,18 @@ async fn acquisitions_beyond_the_limit_fail_at_once_and_send_nothing() {
     let next = waiting.pop().expect("one is left").await.expect("its turn");
     next.release().await.expect("ours to the end");
 }
+
+#[tokio::test(start_paused = true)]
+async fn reader_that_is_not_polled_while_it_asks_to_join_keeps_the_lock_for_a_short_time_only() {
+    let stage = Stage::new();
+    let first = stage.take(Mode::Read).await;
+    tokio::time::sleep(WINDOW_OVER).await;
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let mut stalls = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    start(&mut stalls);
+    drop(first);
+    let other = stage.other();
+    tokio::time::timeout(Duration::from_secs(5), other.take(Mode::Write)).await.expect("the share of the reader ends");
+    drop(stalls);
+}
