@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{join, join_all, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::base::cork::cork;
@@ -38,7 +38,8 @@ use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::engine::acquire::{Patience, acquire_or_denied};
 use crate::engine::{Engine, Held, in_runtime};
-use crate::lock::hold::{Accepted, Hold};
+use crate::lock::hold::{Accepted, Hold, Next};
+use crate::lock::release::Release;
 use crate::lock::shares::Share;
 use crate::lock::side::WaiterId;
 
@@ -176,6 +177,10 @@ struct Group<'a> {
     began: Moment,
     /// Members that the group holds, at the indices of `wanted`.
     members: Vec<Option<GroupMember>>,
+    /// Holds that the group gave back last, at the indices of `wanted`. The server has perhaps not released them yet.
+    given_back: Vec<Option<Arc<Hold>>>,
+    /// True if a request of the group may still leave a hold or a place in a queue.
+    is_in_doubt: bool,
     /// Start of the server's silence about the member that the group tries again.
     silent_since: Option<Moment>,
     /// True if the members were not granted in one step, so that their grants may be far apart.
@@ -193,6 +198,8 @@ impl<'a> Group<'a> {
             owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
             began: engine.clock.now(),
             members: wanted.iter().map(|_| None).collect(),
+            given_back: vec![None; wanted.len()],
+            is_in_doubt: false,
             silent_since: None,
             has_waited: false,
             has_warned: false,
@@ -267,7 +274,11 @@ impl<'a> Group<'a> {
             let tried = match self.beside(with_one_write(next_results(&mut tries))).await {
                 Beside::Done(tried) if tried.is_empty() => break,
                 Beside::Done(tried) => tried,
-                Beside::Lost(index) => return Ok(self.begin_at(index)),
+                Beside::Lost(index) => {
+                    // The other tries are dropped, and may have been granted.
+                    self.is_in_doubt = true;
+                    return Ok(self.begin_at(index));
+                }
             };
             for (index, outcome) in tried {
                 let why = match outcome {
@@ -275,9 +286,13 @@ impl<'a> Group<'a> {
                         self.add(index, held);
                         continue;
                     }
-                    // If the server has not confirmed yet that the place of a try is withdrawn, the background goes on
+                    Ok(Err(denied)) => Missing::Refused(denied),
+                    // The server has not confirmed yet that the place of the try is withdrawn. The background goes on
                     // with that.
-                    Ok(Err(denied)) | Err(Error::WaitTimeout { denied, .. }) => Missing::Refused(denied),
+                    Err(Error::WaitTimeout { denied, .. }) => {
+                        self.is_in_doubt = true;
+                        Missing::Refused(denied)
+                    }
                     Err(error @ Error::Unreachable { .. }) => Missing::Silent(error),
                     Err(error) => return Err(error.into()),
                 };
@@ -306,7 +321,8 @@ impl<'a> Group<'a> {
                 self.give_back_from(index);
                 let since = *self.silent_since.get_or_insert(asked_at);
                 let is_over = self.engine.clock.now().since(since) >= self.engine.options().unreachable_after;
-                if is_over { Err(error.into()) } else { Ok(GroupStep::TryOne(index)) }
+                let is_late = self.terms.wait_timeout.is_some_and(|limit| self.wait_time() >= limit);
+                if is_over || is_late { Err(error.into()) } else { Ok(GroupStep::TryOne(index)) }
             }
         }
     }
@@ -328,7 +344,10 @@ impl<'a> Group<'a> {
             }
             Beside::Done(Ok(Err(denied))) => Ok(GroupStep::WaitFor(index, denied)),
             Beside::Done(Err(error)) => Err(error.into()),
-            Beside::Lost(lost) => Ok(self.begin_at(lost)),
+            Beside::Lost(lost) => {
+                self.is_in_doubt = true;
+                Ok(self.begin_at(lost))
+            }
         }
     }
 
@@ -346,7 +365,13 @@ impl<'a> Group<'a> {
 
     /// Gives back the members from this index on, before the group waits for the member with this index.
     fn give_back_from(&mut self, index: usize) {
-        self.members[index..].iter_mut().for_each(|member| drop(member.take()));
+        for (member, given_back) in self.members.iter_mut().zip(&mut self.given_back).skip(index) {
+            let Some(member) = member.take() else { continue };
+            let hold = Arc::clone(member.held.hold());
+            drop(member);
+            // Other guards of this process may still use the hold.
+            *given_back = matches!(hold.due(), Next::Released | Next::Lost(_)).then_some(hold);
+        }
     }
 
     /// Begins anew at a member that was lost.
@@ -441,15 +466,24 @@ impl<'a> Group<'a> {
         Error::WaitTimeout { lock, waited: self.wait_time(), confirmed: true, denied }
     }
 
-    /// Gives back all members. Returns true if the server has confirmed that within the time that the caller waits for.
+    /// Gives back all members. Returns true if the server has confirmed within the time that the caller waits for that
+    /// nothing of the group is left.
     async fn give_back_confirmed(&mut self) -> bool {
+        let (engine, now) = (self.engine, self.engine.clock.now());
         let releases = self.members.iter_mut().filter_map(Option::take).map(|member| member.held.release());
-        let released = pin!(with_one_write(join_all(releases)));
-        let limit = self.engine.clock.now().after(self.engine.options().response_timeout * 2);
+        // The answers to the releases of these holds go to the background, so each is asked for once more.
+        let before = self.given_back.iter_mut().filter_map(Option::take).map(|hold| async move {
+            let release = Release::of(&hold, now);
+            let answer = engine.releases.send_once(&release).await;
+            answer.is_ok_and(|answer| release.arrives_after(answer.sent).is_none())
+        });
+        let released = pin!(with_one_write(join(join_all(releases), join_all(before))));
         tokio::select! {
             biased;
-            released = released => released.iter().all(Result::is_ok),
-            () = self.engine.clock.timer(limit) => false,
+            (released, before) = released => {
+                released.iter().all(Result::is_ok) && before.into_iter().all(|is_gone| is_gone) && !self.is_in_doubt
+            }
+            () = self.engine.clock.timer(now.after(self.engine.options().response_timeout * 2)) => false,
         }
     }
 

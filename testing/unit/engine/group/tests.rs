@@ -5,8 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::{Wanted, acquire_all};
+use crate::base::mode::Mode;
+use crate::base::options::{Overrides, Terms};
+use crate::engine::acquire::Patience;
 use crate::face::group::{AcquireAll, read, write};
 use crate::face::manager::{MemoryManager, RwLockManager};
+use crate::store::Scheme;
+use crate::testing::staged::{Fate, StagedPair};
 use crate::{BoxFuture, Error, GroupGuard, HoldState, LossReason, OwnerId};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -307,4 +313,32 @@ async fn many_groups_in_many_processes_all_get_their_locks() {
         worker.await.expect("no panic");
     }
     assert_eq!(there(&manager, names).await, [(0, 0); 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_ends_a_group_whose_server_is_silent() {
+    let manager = MemoryManager::builder().unreachable_after(Duration::MAX).build().expect("valid");
+    manager.disconnect();
+    let group = manager.all(&[write("a"), write("b")]).wait_timeout(SECOND).into_future();
+    let ended = tokio::time::timeout(10 * SECOND, group).await.expect("the limit applies");
+    assert!(matches!(ended, Err(Error::Unreachable { .. })), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn group_that_gives_up_tells_whether_all_that_it_gave_back_is_gone() {
+    let pair = StagedPair::new();
+    let wanted = ["b", "c"].map(|name| Wanted { key: pair.engine.key(name).expect("valid"), mode: Mode::Write });
+    let terms = StagedPair::terms(&pair.other);
+    let blocking = acquire_all(&pair.other, &wanted[..1], terms, Patience::Wait).await.expect("answered");
+    // The release of `c` does not arrive.
+    pair.scheme.next_leave(Fate::Cut);
+    let limit = Overrides { wait_timeout: Some(Duration::ZERO), ..Overrides::default() };
+    let terms = Terms::new(pair.engine.options(), limit).expect("valid");
+    let Err(Error::WaitTimeout { confirmed, .. }) = acquire_all(&pair.engine, &wanted, terms, Patience::Wait).await
+    else {
+        panic!("b is held")
+    };
+    let left = pair.scheme.memory.inspect(&wanted[1].key).await.expect("memory answers").value.holders.len();
+    assert_eq!(confirmed, left == 0, "{left} holds are left");
+    drop(blocking);
 }
