@@ -442,6 +442,11 @@ impl Engine {
     /// Waits until the servers have confirmed the releases of all dropped guards and acquisitions. Fails if no release
     /// ends for about `unreachable_after`.
     pub(crate) async fn flush(&self) -> Result<()> {
+        let flushed = pin!(self.flush_here());
+        self.process.here("", flushed).await
+    }
+
+    async fn flush_here(&self) -> Result<()> {
         in_runtime()?;
         let began = self.clock.now();
         // A release of an in-doubt acquisition stays open for this time, because the server may still execute the

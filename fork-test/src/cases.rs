@@ -60,6 +60,7 @@ async fn refuses_all(manager: &Manager) {
     }
     is_forked("locks", manager.locks().await);
     is_forked("health", manager.health().await);
+    is_forked("flush", manager.flush().await);
     is_forked("close", manager.close().await);
     assert_eq!(manager.stats().holds, 0);
 }
@@ -240,6 +241,7 @@ fn blocking(kind: &Kind) {
         is_forked("locks", manager.locks());
         is_forked("confirmed", guard.confirmed());
         is_forked("release", guard.release());
+        is_forked("flush", manager.flush());
         is_forked("close", manager.close());
         drop(manager);
         let own = Blocking::over(kind.build()).expect("a thread");
