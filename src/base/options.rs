@@ -313,7 +313,7 @@ impl Terms {
 }
 
 /// Refuses a lease of which the safety margins leave less than half, because its holder could hardly renew it in time.
-fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
+pub(crate) fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
     at_most("lease", lease, MAX_LEASE)?;
     worth_having("lease", lease, max_clock_skew)
 }

@@ -41,10 +41,8 @@ mod tls;
 /// `{"sentinel": {"primary": name, "urls": [url, …]}}` or `{"proxy": url}`. In addition, [`Config`](crate::Config) has fields for
 /// certificate files.
 ///
-/// `Debug` shows no passwords and no keys.
+/// `Debug` shows no passwords and no keys. The error for a topology of another form does not quote it.
 #[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(from = "Kind"))]
 pub struct Topology {
     kind: Kind,
     tls: Tls,
@@ -88,6 +86,21 @@ impl From<Kind> for Topology {
         Self { kind, tls: Tls::new(), access: Access::default() }
     }
 }
+
+/// Reads a [`Kind`], and replaces its errors. The derived parser and the parser of the format quote a text that they do
+/// not expect, and this text may be a URL with a password.
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Topology {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let kind: Result<Kind, D::Error> = serde::Deserialize::deserialize(deserializer);
+        kind.map(Self::from).map_err(|_| serde::de::Error::custom(FORMS))
+    }
+}
+
+#[cfg(feature = "serde")]
+const FORMS: &str = "invalid topology, expected {\"node\": url}, {\"cluster\": [url, …]}, \
+                     {\"sentinel\": {\"primary\": name, \"urls\": [url, …]}} or {\"proxy\": url} \
+                     (the given value is not shown, because it may contain a password)";
 
 impl Topology {
     /// Selects one server that is not part of a cluster.

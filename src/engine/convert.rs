@@ -26,7 +26,7 @@ use crate::base::lease::{MAX_TOKENS, Moment};
 use crate::engine::caching::CacheRequest;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
-use crate::engine::{Engine, Held};
+use crate::engine::{Engine, Held, in_runtime};
 use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
 use crate::store::{AcquireRequest, Answered, Attempt, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
@@ -39,7 +39,7 @@ pub(crate) struct NotConverted {
 
 /// Makes a write hold a read hold. All readers that wait enter with it.
 pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
-    if let Some(error) = held.check_process().err().or_else(|| loss_error(&held)) {
+    if let Some(error) = refusal(&held) {
         return Err(NotConverted { held, error });
     }
     if held.hold().is_to_rest() {
@@ -60,7 +60,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
 
 /// Makes a read hold a write hold, if there is no other reader and no writer waits.
 pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
-    if let Some(error) = held.check_process().err().or_else(|| loss_error(&held)) {
+    if let Some(error) = refusal(&held) {
         return Err(NotConverted { held, error });
     }
     if held.hold().mode() == Mode::Write {
@@ -74,6 +74,12 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
         return Err(NotConverted { held, error });
     }
     Converting::new(&held, Mode::Write).run(held).await.inspect(|held| held.hold().begin_span())
+}
+
+/// Returns the error for a guard that cannot be converted here. The runtime is checked before the conversion begins,
+/// because a timer or a socket that panics in the middle of it would lose the hold.
+fn refusal(held: &Held) -> Option<Error> {
+    held.check_process().err().or_else(|| loss_error(held)).or_else(|| in_runtime().err())
 }
 
 /// Returns the error for a guard whose hold is over.

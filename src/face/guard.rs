@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::base::error::{LossReason, Result};
 use crate::base::lease::FencingToken;
 use crate::base::ticket::Ticket;
-use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
 use crate::engine::tickets;
+use crate::engine::{Held, in_runtime};
 use crate::face::ticket::DetachError;
 use crate::lock::hold::{Ended, HoldState};
 use crate::lock::watch::Watch;
@@ -107,6 +107,10 @@ macro_rules! guard {
             /// The call does not depend on the network. Even if every packet is lost, the local validity ends before
             /// the server may grant the lock to another process.
             ///
+            /// # Panics
+            ///
+            /// The future has a timer, so it needs a tokio runtime, and panics if it is polled outside of one.
+            ///
             /// # Cancel safety
             ///
             /// Safe: dropping the future changes nothing, and the next call reports a loss that happened meanwhile.
@@ -153,6 +157,9 @@ macro_rules! guard {
             /// server answers, the manager repeats the renewal until the local validity ends. Then the call fails with
             /// this error.
             ///
+            /// [`Error::InvalidOption`](crate::Error::InvalidOption) if the call would have to wait, and is awaited
+            /// outside of a tokio runtime. The guard keeps its hold.
+            ///
             /// # Cancel safety
             ///
             /// Safe: the guard keeps the hold, and the renewal continues. A later call waits for the same answer.
@@ -176,7 +183,7 @@ macro_rules! guard {
             /// # }
             /// ```
             pub async fn confirmed(&self) -> Result<()> {
-                self.0.confirmed().await
+                confirm(&self.0).await
             }
 
             /// Sets the [note](crate::Acquire::note) of the hold, and returns when the server has it. The note replaces the
@@ -342,6 +349,15 @@ guard! {
     WriteGuard, Mode::Write
 }
 
+/// Waits for the confirmation of a hold. Only a claim has to wait, so only a claim needs a runtime for its timer.
+async fn confirm(held: &Held) -> Result<()> {
+    held.check_process()?;
+    if held.hold().is_claim() && !matches!(held.state(), HoldState::Lost(_)) {
+        in_runtime()?;
+    }
+    held.confirmed().await
+}
+
 /// Turns a guard of either mode into a ticket.
 pub(crate) async fn detach_guard<G: Guard>(guard: G, valid_for: Duration) -> Result<Ticket, DetachError<G>> {
     // In a box, since most guards have no ticket, and the future has room for a whole conversion.
@@ -399,7 +415,8 @@ impl WriteGuard {
     ///
     /// Fails with a [`DowngradeError`], which contains the guard. A guard with
     /// [`at_least`](crate::Acquire::at_least) is always refused, with
-    /// [`InvalidOption`](crate::Error::InvalidOption). The guard still has the exclusive hold, except in these cases:
+    /// [`InvalidOption`](crate::Error::InvalidOption), and so is every guard outside of a tokio runtime. The guard
+    /// still has the exclusive hold, except in these cases:
     ///
     /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before the conversion.
     /// - [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum): the server may have
@@ -446,7 +463,8 @@ impl ReadGuard {
     /// # Errors
     ///
     /// Fails with a [`TryUpgradeError`], which contains the guard. The guard still has the shared hold, unless the
-    /// error is [`Error::Lost`](crate::Error::Lost).
+    /// error is [`Error::Lost`](crate::Error::Lost). Outside of a tokio runtime, the error is
+    /// [`InvalidOption`](crate::Error::InvalidOption).
     ///
     /// After [`Unreachable`](crate::Error::Unreachable) or [`NoQuorum`](crate::Error::NoQuorum), the server may have
     /// executed the conversion. Then the guard is [`Unconfirmed`](crate::HoldState::Unconfirmed) until the server
@@ -604,6 +622,10 @@ impl HoldWatch {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// The future has a timer, so it needs a tokio runtime, and panics if it is polled outside of one.
     ///
     /// # Cancel safety
     ///

@@ -387,6 +387,8 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         let is_free = view.is_free();
         Box::pin(async move {
             let key = key?;
+            // A free view needs no request, which would check the process.
+            engine.process.check(key.name())?;
             if is_free {
                 return Ok(Vec::new());
             }

@@ -60,7 +60,8 @@ impl Watch {
     }
 
     /// Waits until the share is over by the local clock, by a release, or by an answer of the server. Needs no server
-    /// and no other task. In a process that `fork` has copied, it returns at the next poll.
+    /// and no other task, but a tokio runtime for its timer. In a process that `fork` has copied, it returns at the next
+    /// poll.
     pub(crate) async fn ended(&self) -> Ended {
         self.until(|| self.ended_now()).await
     }
@@ -71,7 +72,7 @@ impl Watch {
     }
 
     /// Waits until an answer of the server has confirmed the hold. This matters for a hold that a notification granted.
-    /// Returns an error if the share is over before.
+    /// Returns an error if the share is over before. Needs a tokio runtime for its timer.
     pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
         let is_confirmed = || (!self.hold.is_claim()).then_some(Ok(()));
         self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use redis_rwlock::{
-    Build, Builder, Error, MemoryManager, RedisManager, RwLockManager, Topology, TwoKeyManager, blocking,
+    Build, Builder, Error, MemoryManager, RedisManager, RedissonManager, RwLockManager, Topology, TwoKeyManager,
+    blocking,
 };
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
@@ -105,6 +106,20 @@ fn bad_topologies_are_refused_without_their_passwords() {
     let none: [&str; 0] = [];
     let error = RedisManager::builder(Topology::cluster(none)).build().expect_err("no node");
     assert_eq!(option_of(&error), "topology");
+}
+
+#[test]
+fn watchdog_of_redisson_that_margins_eat_is_refused() {
+    let build = |watchdog, skew| {
+        let builder = RedissonManager::builder("redis://127.0.0.1:1").lease(Duration::from_secs(10));
+        builder.lock_watchdog_timeout(watchdog).max_clock_skew(skew).build()
+    };
+    let (second, skew) = (Duration::from_secs(1), Duration::from_millis(600));
+    let error = build(second, skew).expect_err("its guards would end before their first renewal");
+    assert_eq!(option_of(&error), "lock_watchdog_timeout");
+    build(second, Duration::from_millis(100)).expect("the margins leave enough");
+    build(second * 2, skew).expect("the margins leave enough");
+    build(second * 63_072_000, skew).expect("the lease is shorter than these two years");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::base::durability::Durability;
 use crate::base::error::{Error, Result};
-use crate::base::options::Options;
+use crate::base::options::{Options, check_lease};
 use crate::base::topology::Topology;
 
 /// Default of `lockWatchdogTimeout` in Redisson.
@@ -41,6 +41,15 @@ pub(crate) fn adapt(topology: &Topology, options: Options) -> Result<Options> {
     options.check_not_cached("clients of Redisson cannot recall a cached hold: set zero")?;
     let longest_lease = longest_lease(watchdog);
     let lease = options.lease.min(longest_lease);
+    // A limit that passes here suits every acquisition, whose own lease is checked and then shortened to it at most.
+    if check_lease(lease, options.max_clock_skew).is_err() {
+        let reason = format!(
+            "with {watchdog:?} the longest lease is {longest_lease:?}, of which `max_clock_skew` ({:?}) and the other \
+             margins leave less than half: make it longer, here and in Redisson",
+            options.max_clock_skew
+        );
+        refuse("lock_watchdog_timeout", &reason)?;
+    }
     Ok(Options { redisson_watchdog: Some(watchdog), longest_lease, lease, ..options })
 }
 

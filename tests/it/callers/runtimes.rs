@@ -1,7 +1,7 @@
 //! Calls without a runtime, and on runtimes that end, stand still or are blocked.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
@@ -210,4 +210,40 @@ fn guard_released_outside_of_a_runtime_is_released_in_its_own() {
     assert_wants_a_runtime(&outside(guard.release()).expect_err("no runtime"));
     let next = runtime.block_on(soon("the release", manager.peer().write("cfg").into_future()));
     runtime.block_on(next.expect("granted").release()).expect("released");
+}
+
+#[test]
+fn guard_converted_outside_of_a_runtime_comes_back_with_its_hold() {
+    let runtime = Runtime::new().expect("a runtime starts");
+    let manager = MemoryManager::new();
+    let writing = runtime.block_on(manager.write("cfg").into_future()).expect("granted");
+    let refused = outside(writing.downgrade()).expect_err("no runtime");
+    assert_wants_a_runtime(refused.error());
+    let writing = refused.into_guard();
+    assert_eq!(writing.state(), HoldState::Held);
+    let reading = runtime.block_on(writing.downgrade()).expect("converted");
+    let refused = outside(reading.try_upgrade()).expect_err("no runtime");
+    assert_wants_a_runtime(refused.error());
+    let reading = refused.into_guard();
+    assert_eq!(reading.state(), HoldState::Held);
+    let writing = runtime.block_on(reading.try_upgrade()).expect("converted");
+    runtime.block_on(writing.release()).expect("ours to the end");
+}
+
+#[test]
+fn claim_awaited_outside_of_a_runtime_stays_one() {
+    let runtime = Runtime::new().expect("a runtime starts");
+    let manager = MemoryManager::new();
+    let guard = runtime.block_on(async {
+        let before = manager.peer().write("cfg").await.expect("granted");
+        let waiter = manager.write("cfg").lease(Duration::from_secs(30)).into_future();
+        let (guard, released) = tokio::join!(waiter, before.release());
+        released.expect("released");
+        guard.expect("granted")
+    });
+    assert_wants_a_runtime(&outside(guard.confirmed()).expect_err("no runtime"));
+    assert_eq!(guard.state(), HoldState::Held);
+    runtime.block_on(guard.confirmed()).expect("confirmed");
+    outside(guard.confirmed()).expect("there is nothing to wait for");
+    runtime.block_on(guard.release()).expect("ours to the end");
 }

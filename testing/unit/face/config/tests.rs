@@ -140,6 +140,31 @@ fn unknown_fields_are_errors_at_every_depth() {
 }
 
 #[test]
+fn error_about_a_topology_has_its_forms_and_no_password() {
+    for topology in [
+        r#""redis://:s3cret@h""#,
+        r#"{"redis://:s3cret@h": "a"}"#,
+        r#"{"node": ["redis://:s3cret@h"]}"#,
+        r#"{"cluster": "redis://:s3cret@h"}"#,
+        r#"{"sentinel": "redis://:s3cret@h"}"#,
+        r#"{"sentinel": {"primary": "main", "urls": "redis://:s3cret@h"}}"#,
+        r#"{"sentinel": {"primary": "main", "redis://:s3cret@h": []}}"#,
+    ] {
+        let error = from_json(&format!(r#"{{"topology": {topology}}}"#)).expect_err(topology).to_string();
+        assert!(!error.contains("s3cret"), "{error}");
+        assert!(error.contains(r#"{"cluster": [url, …]}"#) && error.contains(" at line 1 column "), "{error}");
+    }
+    for (topology, meant) in [
+        (r#"{"node": "redis://:s3cret@h"}"#, Topology::node("redis://:s3cret@h")),
+        (r#"{"cluster": ["redis://a", "redis://b"]}"#, Topology::cluster(["redis://a", "redis://b"])),
+        (r#"{"sentinel": {"primary": "m", "urls": ["redis://a"]}}"#, Topology::sentinel("m", ["redis://a"])),
+        (r#"{"proxy": "redis://a"}"#, Topology::proxy("redis://a")),
+    ] {
+        assert_eq!(from_json(&format!(r#"{{"topology": {topology}}}"#)).expect(topology).topology, meant);
+    }
+}
+
+#[test]
 fn variables_of_others_stop_nobody() {
     let set = |name: &'static str| from_vars(&[("L_NODE", "a"), (name, "tcp://10.0.0.1:6379")]);
     for name in ["L_PORT", "L_SERVICE_HOST", "L_NODE_PORT_6379_TCP", "L_NAME", "L_FENCING_TOKEN", "L_SOMETHING"] {
