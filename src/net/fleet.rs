@@ -2,8 +2,8 @@
 //! Sentinels.
 //!
 //! The *map source* gives the slot map. It is the members of a cluster, or the Sentinels. The fleet asks the map source
-//! after a missing answer, a refusal or a redirect, and when a connection breaks. While all nodes work, the fleet does
-//! not ask the map source.
+//! after a missing answer, a refusal or a redirect, and when a connection breaks. It also asks Sentinels when replicas
+//! do not acknowledge a grant. While all nodes work, the fleet does not ask the map source.
 //!
 //! A node that does not answer is *suspect* until it answers or owns no slot any more. While such a node owns slots,
 //! the fleet asks the map source again and again. It asks a suspect for the map only if no other member has answered.

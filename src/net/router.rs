@@ -41,6 +41,10 @@ use crate::net::slots::SlotMap;
 use crate::net::survey;
 use crate::net::{Call, ReadNotification};
 
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/router.rs"]
+mod tests;
+
 /// Pause before a call is sent again.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
@@ -270,7 +274,7 @@ impl Router {
     }
 
     /// Marks a node as suspect if it did not answer or cannot serve its slots. Marks it as trusted after any other
-    /// outcome.
+    /// outcome. If replicas have not acknowledged a grant, also asks the Sentinels for the primary.
     fn judge(&self, node: &Node, fault: Option<&Fault>) {
         let SlotOwners::Many(fleet) = &self.slot_owners else {
             return;
@@ -285,11 +289,13 @@ impl Router {
                 | Fault::Ask { .. }
                 | Fault::NoScript
                 | Fault::Refused { .. }
-                | Fault::Broken { .. }
-                | Fault::Unreplicated { .. },
+                | Fault::Broken { .. },
             )
-            | None => {
+            | None => fleet.trust(node),
+            Some(Fault::Unreplicated { .. }) => {
                 fleet.trust(node);
+                // A replaced primary still answers, but its replicas follow the new primary.
+                fleet.refresh_when_unreplicated();
             }
         }
     }

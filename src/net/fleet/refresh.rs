@@ -40,6 +40,22 @@ impl Fleet {
         }
     }
 
+    /// Asks the Sentinels for the primary, because too few replicas have acknowledged a grant. The replicas may follow
+    /// a new primary by now, and the old one still answers.
+    ///
+    /// Replicas may be missing for a long time, and then each grant fails. So this asks no more often than the refresh
+    /// loop does for a silent node.
+    pub(in crate::net) fn refresh_when_unreplicated(self: &Arc<Self>) {
+        let is_due = match self.refresh_lock.try_lock() {
+            Ok(last) => !matches!(&*last, Some((at, _)) if self.clock.now().since(*at) < MAX_LOOK_AGAIN),
+            // Another question is under way. If its answer is too old, a later grant fails as well.
+            Err(_) => false,
+        };
+        if is_due {
+            self.refresh_from_time_to_time();
+        }
+    }
+
     /// Refreshes the map again and again for [`FAILOVER_KNOWN_AFTER`], because not all members know of a recent change
     /// yet.
     pub(in crate::net) fn refresh_after_change(self: &Arc<Self>) {

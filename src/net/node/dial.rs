@@ -4,6 +4,10 @@
 //! address, a Kubernetes Service, and the endpoint of a managed primary. So a dial looks for a primary among all
 //! addresses of a name.
 //!
+//! Several addresses may lead to the same primary, such as an IPv4 and an IPv6 address. So a dial begins with the
+//! address of the primary that was greeted last. Otherwise each dial could choose another address. A proxy or a member
+//! of a cluster is wanted at any address of its name.
+//!
 //! If a server reports that it is no primary, the node *leaves* this server. To leave means that the node gives up all
 //! its connections, and resolves the name again for the next connection. For a while there may be no primary at any
 //! address. So the pauses between two departures grow. During such a pause, callers can still inspect locks on a
@@ -48,6 +52,8 @@ enum Choice<'a> {
     /// Only the address of the primary that was greeted last. All addresses of the name, if no primary was greeted or
     /// the name no longer has this address.
     Primary,
+    /// The same as `Primary`. If this address cannot be reached, all other addresses of the name.
+    PrimaryFirst,
 }
 
 /// Connected stream to a server that was not greeted yet.
@@ -56,13 +62,16 @@ struct Reached {
     peer: Option<SocketAddr>,
     /// Number of other addresses of the name that could be chosen instead.
     others: usize,
+    /// Address of the primary that was greeted last, if it could not be reached this time.
+    unreached: Option<SocketAddr>,
 }
 
 /// Open connections of a node, and the times of its departures from servers.
 #[derive(Default)]
 pub(super) struct Departures {
     open: Vec<(Weak<AtomicBool>, Option<OnLoss>)>,
-    /// Address of the primary that was greeted last. It is noted only if the name has several addresses.
+    /// Address of the primary that was greeted last. It is noted only if the name has several addresses, and never for
+    /// a proxy or a member of a cluster.
     primary: Option<SocketAddr>,
     last: Option<Moment>,
     not_before: Option<Moment>,
@@ -163,15 +172,19 @@ impl Connections {
         loop {
             let is_closed = Arc::<AtomicBool>::default();
             self.register(&is_closed, self.on_loss.clone());
-            let reached = match self.reach(Choice::AllBut(&tried)).await {
+            let choice = if tried.is_empty() { Choice::PrimaryFirst } else { Choice::AllBut(&tried) };
+            let reached = match self.reach(choice).await {
                 Ok(reached) => reached,
                 Err(fault) => return replica.ok_or(failed.unwrap_or(fault)),
             };
             let (peer, others) = (reached.peer, reached.others);
+            tried.extend(reached.unreached);
             let push_handler = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone());
             match self.greet(login, reached, push_handler, &is_closed, sharing).await {
                 Ok((live, DialledPeer::Wanted)) => {
-                    if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
+                    if self.has_one_primary()
+                        && let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty())
+                    {
                         self.note_primary(peer, &is_closed);
                     }
                     return Ok(live);
@@ -214,25 +227,48 @@ impl Connections {
     }
 
     async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
-        let alone = |stream| Reached { stream, peer: None, others: 0 };
+        let alone = |stream| Reached { stream, peer: None, others: 0, unreached: None };
         match self.info.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                let mut addresses = self.steps.look_up(&self.address, host, *port).await?;
-                match choice {
-                    Choice::AllBut(tried) => addresses.retain(|address| !tried.contains(address)),
-                    Choice::Primary => {
-                        let primary = self.departures.lock().primary;
-                        if let Some(primary) = primary.filter(|primary| addresses.contains(primary)) {
-                            addresses = vec![primary];
-                        }
-                    }
-                }
-                let (stream, peer) = self.steps.connect(&addresses).await?;
-                Ok(Reached { stream, peer: Some(peer), others: addresses.len() - 1 })
+                let addresses = self.steps.look_up(&self.address, host, *port).await?;
+                self.reach_among(addresses, choice).await
             }
             ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
             other => Err(not_sent(Fault::of_dial(unsupported_address(other).into()))),
         }
+    }
+
+    /// Connects to an address of a name.
+    async fn reach_among(&self, mut addresses: Vec<SocketAddr>, choice: Choice<'_>) -> Result<Reached, DialFault> {
+        let mut primary = None;
+        match choice {
+            Choice::AllBut(tried) => addresses.retain(|address| !tried.contains(address)),
+            Choice::Primary | Choice::PrimaryFirst => {
+                let noted = self.departures.lock().primary;
+                primary = noted.filter(|noted| addresses.contains(noted));
+            }
+        }
+        if let Some(primary) = primary {
+            let fault = match self.steps.connect(&[primary]).await {
+                Ok((stream, peer)) => {
+                    let others = addresses.len() - 1;
+                    return Ok(Reached { stream, peer: Some(peer), others, unreached: None });
+                }
+                Err(fault) => fault,
+            };
+            addresses.retain(|address| *address != primary);
+            if matches!(choice, Choice::Primary) || addresses.is_empty() {
+                return Err(fault);
+            }
+        }
+        let (stream, peer) = self.steps.connect(&addresses).await?;
+        Ok(Reached { stream, peer: Some(peer), others: addresses.len() - 1, unreached: primary })
+    }
+
+    /// Returns true if one server is the primary, so that another address is wrong or leads to the same server. Returns
+    /// false if a server at any address of the name is as good as the others.
+    fn has_one_primary(&self) -> bool {
+        matches!(self.limits.role, Role::Standalone | Role::Voter)
     }
 
     /// Encrypts the stream if the URL requires TLS, logs in, and sends `questions` with the same write. Checks the
@@ -288,7 +324,7 @@ impl Connections {
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
         let (name, version) = (named("server"), named("version"));
-        let is_wanted = matches!(self.limits.role, Role::ClusterMember | Role::Proxy) || !is_replica(&hello);
+        let is_wanted = !self.has_one_primary() || !is_replica(&hello);
         let time = fault::reply(answers.swap_remove(1)).map_err(not_sent)?;
         self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;

@@ -6,6 +6,7 @@
 //! The limit grows while requests are answered about as fast as the fastest request so far. It shrinks when answers are
 //! late because their requests waited behind others. A caller without a permit waits in this process, which causes no
 //! load on the server. Releases and renewals have a few permits of their own, so they do not wait behind acquisitions.
+//! They may also take any other permit that is free.
 //!
 //! Source: delay-based congestion control, as in Brakmo and Peterson, "TCP Vegas" (1995), and LEDBAT (RFC 6817).
 
@@ -81,23 +82,34 @@ impl InFlightLimit {
         self.permits.available_permits() > 0
     }
 
-    /// Waits for a permit. Callers get permits in the order in which they came. Returns `None` if the connection is
-    /// given up. Also returns `None` if no caller gave a permit back for `max_wait`, because all permits then belong to
-    /// futures that no task polls.
+    /// Waits for a permit. Callers of the same precedence get permits in the order in which they came. Returns `None`
+    /// if the connection is given up. Also returns `None` if no caller gave a permit back for `max_wait`, because all
+    /// permits then belong to futures that no task polls.
     pub(super) async fn take(&self, of: Precedence, max_wait: Duration) -> Option<Permit<'_>> {
-        let permits = match of {
-            Precedence::InTurn => &self.permits,
-            Precedence::Ahead => &self.ahead,
-        };
-        let mut acquiring = pin!(permits.acquire());
+        let mut acquiring = pin!(self.acquire(of));
         loop {
             let returned = self.returned.load(Ordering::Relaxed);
             match tokio::time::timeout(max_wait, acquiring.as_mut()).await {
-                Ok(permit) => return permit.ok().map(|permit| Permit { space: self, permit: Some(permit), of }),
+                Ok(permit) => return permit,
                 Err(_) if self.returned.load(Ordering::Relaxed) == returned => return None,
                 Err(_) => {}
             }
         }
+    }
+
+    /// Waits for a permit without a time limit. A request with [`Precedence::Ahead`] takes a permit of either kind.
+    /// Otherwise it could be slower than the requests that it should overtake.
+    async fn acquire(&self, precedence: Precedence) -> Option<Permit<'_>> {
+        let (permit, of) = match precedence {
+            Precedence::InTurn => (self.permits.acquire().await, Precedence::InTurn),
+            Precedence::Ahead => tokio::select! {
+                // The additional permits come first, so that the others stay free for acquisitions.
+                biased;
+                permit = self.ahead.acquire() => (permit, Precedence::Ahead),
+                permit = self.permits.acquire() => (permit, Precedence::InTurn),
+            },
+        };
+        permit.ok().map(|permit| Permit { space: self, permit: Some(permit), of })
     }
 
     /// Ends the wait of all callers without a permit, so that they use another connection.
@@ -167,6 +179,7 @@ impl InFlightLimit {
 pub(super) struct Permit<'a> {
     space: &'a InFlightLimit,
     permit: Option<SemaphorePermit<'a>>,
+    /// Kind of the permit. A request with [`Precedence::Ahead`] may have a permit of the other kind.
     of: Precedence,
 }
 
@@ -185,6 +198,8 @@ impl Drop for Permit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     const RESPONSE_TIMEOUT: Duration = Duration::from_millis(800);
@@ -228,5 +243,22 @@ mod tests {
         let far = InFlightLimit::new(RESPONSE_TIMEOUT);
         while answered_after(&far, START, RESPONSE_TIMEOUT / 2) < MAX_IN_FLIGHT {}
         assert_eq!(far.size(), MAX_IN_FLIGHT, "a long way is no queue");
+    }
+
+    #[tokio::test]
+    async fn request_ahead_takes_a_free_permit_of_either_kind() {
+        let space = InFlightLimit::new(RESPONSE_TIMEOUT);
+        let take = || space.take(Precedence::Ahead, RESPONSE_TIMEOUT).now_or_never().flatten();
+        let mut ahead: Vec<_> = (0..AHEAD).map(|_| take().expect("an additional permit is free")).collect();
+        assert!(ahead.iter().all(|permit| permit.of == Precedence::Ahead), "these come first");
+        let next = take().expect("all regular permits are free");
+        assert_eq!(next.of, Precedence::InTurn);
+        let regular: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
+        assert_eq!(regular.len(), MIN_IN_FLIGHT - 1, "one of them is ahead");
+        assert!(take().is_none(), "no permit is free");
+        drop(next);
+        assert!(space.has_free_permit(), "it went back to its own kind");
+        ahead.pop();
+        assert_eq!(take().map(|permit| permit.of), Some(Precedence::Ahead), "both kinds are free");
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 
+use super::connections::Sharing;
 use super::in_flight::MAX_IN_FLIGHT;
 use super::*;
 use crate::base::error::Refusal;
@@ -24,10 +25,14 @@ fn node(fake: &Fake) -> Arc<Node> {
 }
 
 fn node_on(fake: &Fake, background: BackgroundRuntime) -> Arc<Node> {
+    node_as(fake, Role::Standalone, background)
+}
+
+fn node_as(fake: &Fake, role: Role, background: BackgroundRuntime) -> Arc<Node> {
     let url = format!("redis://{}", fake.addr);
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
-    let limits = Limits::new(&options, Role::Standalone);
+    let limits = Limits::new(&options, role);
     Arc::new(
         Node::new(&fake.addr.to_string(), info, limits, Clock::System, background, Reports::for_test())
             .expect("a node"),
@@ -268,6 +273,64 @@ async fn primary_is_found_among_the_addresses_of_a_name() {
         call(&node).await.expect("there is a primary");
         node.call_apart(&Call::new(&SCRIPT, 0)).await.expect("apart as well");
     }
+}
+
+async fn dial(node: &Node) -> Arc<OpenConnection> {
+    node.connections.dial(Sharing::Apart).await.expect("a server answers")
+}
+
+/// Gives a name the address of a server and one at which no server listens.
+fn name_half(node: &Node, fake: &Fake) {
+    names::set(node.address(), vec![fake.addr, ([127, 0, 0, 1], 1).into()], Duration::ZERO);
+}
+
+#[tokio::test]
+async fn servers_of_one_proxy_do_not_close_the_connections_of_each_other() {
+    for role in [Role::Proxy, Role::Standalone] {
+        let (one, two) = (Fake::start(AT_ONCE).await, Fake::start(AT_ONCE).await);
+        let node = node_as(&one, role, BackgroundRuntime::Process);
+        name_half(&node, &one);
+        let first = dial(&node).await;
+        name_half(&node, &two);
+        let second = dial(&node).await;
+        assert_eq!((one.connections(), two.connections()), (1, 1));
+        assert!(second.is_open());
+        assert_eq!(first.is_open(), role == Role::Proxy, "only a proxy has several good servers");
+    }
+}
+
+#[tokio::test]
+async fn primary_with_several_addresses_is_dialled_at_the_same_one() {
+    let (one, two) = (Fake::start(AT_ONCE).await, Fake::start(AT_ONCE).await);
+    let node = node(&one);
+    name_half(&node, &one);
+    let first = dial(&node).await;
+    names(&node, &[&two, &one], Duration::ZERO);
+    for _ in 0..5 {
+        assert!(dial(&node).await.is_open());
+    }
+    assert!(first.is_open(), "it is the same primary");
+    assert_eq!((one.connections(), two.connections()), (6, 0));
+    one.follows_another();
+    assert!(dial(&node).await.is_open());
+    assert_eq!(two.connections(), 1, "the other address has the primary");
+    assert!(!first.is_open(), "it leads to a replica");
+}
+
+#[test]
+fn primary_is_found_if_its_last_address_is_gone() {
+    let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
+    let (ends, stays) = (runtime(), runtime());
+    let (gone, other) = (ends.block_on(Fake::start(AT_ONCE)), stays.block_on(Fake::start(AT_ONCE)));
+    let node = node(&gone);
+    name_half(&node, &gone);
+    stays.block_on(async { drop(dial(&node).await) });
+    drop(ends);
+    names(&node, &[&gone, &other], Duration::ZERO);
+    for _ in 0..2 {
+        assert!(stays.block_on(dial(&node)).is_open());
+    }
+    assert_eq!((gone.connections(), other.connections()), (1, 2));
 }
 
 #[tokio::test]
