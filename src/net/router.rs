@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::base::attempt::{Answered, Failure, Route, ServerContact, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::error::{Refusal, Result, Source};
+use crate::base::error::{Error, Refusal, Result, Source};
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::lease::{self, ClockSample, Moment};
 use crate::base::options::Options;
@@ -138,6 +138,7 @@ impl Router {
         let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
         secrets.check(&infos)?;
         let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
+        check_distinct(&addresses)?;
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = ConditionsOf { servers: addresses.join(", "), durability };
         // All servers share one value, because it compares their clocks.
@@ -405,6 +406,16 @@ impl Router {
         };
         self.for_now(fault).at(node.shown())
     }
+}
+
+/// Refuses masters that are one server, however their URLs are written.
+fn check_distinct(addresses: &[String]) -> Result<()> {
+    let is_repeated = |n: usize| addresses[..n].iter().any(|earlier| earlier.eq_ignore_ascii_case(&addresses[n]));
+    if (0..addresses.len()).any(is_repeated) {
+        let reason = "one master is named twice, and each master has one vote".to_owned();
+        return Err(Error::InvalidOption { option: "masters", reason });
+    }
+    Ok(())
 }
 
 /// Returns the addresses that the user named, without passwords and the other parts of the URLs.

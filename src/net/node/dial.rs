@@ -52,7 +52,7 @@ enum Choice<'a> {
     /// Only the address of the primary that was greeted last. All addresses of the name, if no primary was greeted or
     /// the name no longer has this address.
     Primary,
-    /// The same as `Primary`. If this address cannot be reached, all other addresses of the name.
+    /// Same address as for `Primary`. If this address cannot be reached, all other addresses of the name.
     PrimaryFirst,
 }
 

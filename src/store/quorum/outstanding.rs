@@ -330,10 +330,12 @@ impl Outstanding {
     }
 
     /// Notes that a master lacks the hold, and the highest token that an operator has ended there. A hold that was
-    /// ended by force at any master is over.
-    pub(super) fn note_lacking(&self, id: &AcquisitionId, forced: Option<FencingToken>) {
+    /// ended by force at a master that had it is over. A master that never had it may have ended a higher token of an
+    /// earlier hold, because the clocks of masters differ.
+    pub(super) fn note_lacking(&self, id: &AcquisitionId, master: usize, forced: Option<FencingToken>) {
         self.change(id, |acquisition, _| {
-            if acquisition.token.is_some_and(|token| Some(token) <= forced) {
+            let had_it = acquisition.per_master[master].held_at.is_some();
+            if had_it && acquisition.token.is_some_and(|token| Some(token) <= forced) {
                 acquisition.forced = acquisition.forced.max(forced);
             }
         });

@@ -136,7 +136,7 @@ fn lacking_holds(
 ) -> Option<LackingHolds> {
     let lacks = |(of, attempt): (usize, &Attempt<Renewed>)| match attempt {
         Ok(Answered { value: Renewed::Lost { forced }, .. }) => {
-            outstanding.note_lacking(&batch[of].id, *forced);
+            outstanding.note_lacking(&batch[of].id, *place, *forced);
             Some(of)
         }
         Ok(Answered { value: Renewed::Renewed { .. }, .. }) | Err(_) => None,

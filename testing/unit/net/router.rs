@@ -94,3 +94,12 @@ async fn primary_without_the_word_of_its_replicas_may_have_been_replaced() {
     let most = 1 + began.elapsed().as_millis() / APART;
     assert!((1..=most).contains(&(more as u128)), "{more} questions, and not {most}");
 }
+
+#[test]
+fn one_master_under_two_urls_is_refused() {
+    let error = crate::QuorumManager::builder(["redis://a.example", "redis://:pw@A.example:6379", "redis://b.example"])
+        .build()
+        .expect_err("the first two are one server");
+    assert!(matches!(&error, crate::Error::InvalidOption { option: "masters", .. }), "{error:?}");
+    assert!(!error.to_string().contains("pw"), "{error}");
+}

@@ -309,11 +309,14 @@ async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
     stage.is_granted(stage.sends(1));
     stage.traces.note_granted(&stage.id, token(7));
     for earlier in [None, Some(token(6))] {
-        stage.traces.note_lacking(&stage.id, earlier);
+        stage.traces.note_lacking(&stage.id, 1, earlier);
         assert_eq!(stage.traces.forced_token(&stage.id), None);
     }
+    // The clock of this master is ahead, and it has ended an earlier hold by force.
+    stage.traces.note_lacking(&stage.id, 2, Some(token(900)));
+    assert_eq!(stage.traces.forced_token(&stage.id), None);
     stage.is_granted(brings().expect("of use").0);
-    stage.traces.note_lacking(&stage.id, Some(token(7)));
+    stage.traces.note_lacking(&stage.id, 2, Some(token(7)));
     assert_eq!(stage.traces.forced_token(&stage.id), Some(token(7)));
     assert!(brings().is_none());
 }
