@@ -87,7 +87,7 @@ impl From<Kind> for Topology {
     }
 }
 
-/// Reads a [`Kind`], and replaces its errors. The derived parser and the parser of the format quote a text that they do
+/// Reads a `Kind`, and replaces its errors. The derived parser and the parser of the format quote a text that they do
 /// not expect, and this text may be a URL with a password.
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Topology {
