@@ -50,10 +50,11 @@ impl Waiting {
         if self.waiter.engine.closing.is_closed() {
             return Poll::Ready(Ok(FirstEnd::GivesUp(GivesUp::at_close(self.waiter.engine.clock.now()))));
         }
-        match &mut self.impatience {
-            Some(impatience) => impatience.as_mut().poll(cx).map(|given_up| Ok(FirstEnd::GivesUp(given_up))),
-            None => Poll::Pending,
-        }
+        let Some(impatience) = &mut self.impatience else { return Poll::Pending };
+        let given_up = ready!(impatience.as_mut().poll(cx));
+        // Another thread may have woken this waiter since the look above, and then there was no answer to wait for.
+        let signal = self.waiter.poll_signal(&mut self.looks, cx).map_ok(FirstEnd::Signal);
+        if signal.is_ready() { signal } else { Poll::Ready(Ok(FirstEnd::GivesUp(given_up))) }
     }
 }
 

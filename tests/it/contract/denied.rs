@@ -12,7 +12,6 @@ on_every_fixture![
     refusal_names_one_of_the_readers,
     refusal_within_the_process_names_its_own_hold,
     limit_ends_with_the_holder,
-    limit_of_zero_waits_for_the_release_of_the_own_process,
     waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one,
 ];
 
@@ -92,15 +91,6 @@ async fn limit_ends_with_the_holder(f: &Fixture) {
         assert_eq!(holder(denied.clone()).label, "reporting");
     }
     guard.release().await.expect("released");
-    f.becomes_free(&name).await;
-}
-
-async fn limit_of_zero_waits_for_the_release_of_the_own_process(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    for _ in 0..20 {
-        drop(manager.write(&name).await.expect("free"));
-        drop(manager.write(&name).wait_timeout(Duration::ZERO).await.expect("only its release is on its way"));
-    }
     f.becomes_free(&name).await;
 }
 

@@ -1019,3 +1019,18 @@ async fn reader_that_is_not_polled_while_it_asks_to_join_keeps_the_lock_for_a_sh
     tokio::time::timeout(Duration::from_secs(5), other.take(Mode::Write)).await.expect("the share of the reader ends");
     drop(stalls);
 }
+
+#[tokio::test(start_paused = true)]
+async fn limit_of_zero_waits_for_the_release_of_the_own_process() {
+    let stage = Stage::new();
+    stage.scheme.leaves_are_at_hand();
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_leave(Fate::Answered(answer));
+    drop(stage.take(Mode::Write).await);
+    let limit = Overrides { wait_timeout: Some(Duration::ZERO), ..LONG };
+    let mut waits = stage.asks(Mode::Write, limit, Patience::Wait);
+    let early = tokio::time::timeout(Duration::from_millis(5), &mut waits).await;
+    assert!(early.is_err(), "the release is not answered: {early:?}");
+    word.send(()).expect("it is waited for");
+    assert!(waits.await.expect("answered").is_some());
+}
