@@ -252,15 +252,27 @@ fn split(urls: &str) -> Vec<String> {
 pub(crate) fn variables_with_password() -> Vec<String> {
     let with_password = env::vars_os().filter_map(|(variable, value)| {
         let variable = variable.into_string().ok()?;
-        let is_ours =
-            Config::variable_owner(variable.strip_prefix(PREFIX)?.strip_prefix('_')?) == VariableOwner::Config;
-        (is_ours && split(&value.to_string_lossy()).iter().any(|url| has_password(url))).then_some(variable)
+        let name = variable.strip_prefix(PREFIX)?.strip_prefix('_')?;
+        let is_ours = Config::variable_owner(name) == VariableOwner::Config;
+        (is_ours && contains_password(name, &value.to_string_lossy())).then_some(variable)
     });
     with_password.collect()
 }
 
+/// Returns true if the value of a variable may contain a password. A variable with one URL may have commas in it.
+fn contains_password(name: &str, value: &str) -> bool {
+    match name {
+        "NODE" | "PROXY" => has_password(value),
+        _ => split(value).iter().any(|url| has_password(url)),
+    }
+}
+
 /// Returns true if a URL may contain a password, also if characters in it are not encoded.
 fn has_password(url: &str) -> bool {
+    // The URL of a socket has the password in its query.
+    if url.contains("pass=") {
+        return true;
+    }
     let behind_scheme = url.split_once("://").map(|(_, rest)| rest);
     let user = behind_scheme.and_then(|rest| rest.rsplit_once('@')).map(|(user, _)| user);
     user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())
@@ -368,4 +380,22 @@ fn flatten<'a>(at: &mut Vec<&'a str>, value: &'a Value, fields: &mut Vec<(String
 
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_found_in_all_urls() {
+        let with = [
+            ("NODE", "redis+unix:///run/redis.sock?user=locks&pass=s3cret"),
+            ("NODE", "redis://:pa,ss@10.0.0.1:6379"),
+            ("PROXY", "rediss://user:pa,ss@example.com"),
+            ("CLUSTER", "redis://10.0.0.1,redis://:pw@10.0.0.2"),
+        ];
+        assert!(with.iter().all(|(name, value)| contains_password(name, value)));
+        let without = [("NODE", "redis://user@10.0.0.1:6379"), ("CLUSTER", "redis://u@10.0.0.1,redis://u@10.0.0.2")];
+        assert!(!without.iter().any(|(name, value)| contains_password(name, value)));
+    }
 }
