@@ -145,11 +145,9 @@ pub(crate) async fn acquire_or_denied(
 fn run(waiter: LocalWaiter, first: FirstEnd, after: AfterGrant) -> StartedAcquire {
     let (engine, key) = (Arc::clone(&waiter.engine), Arc::clone(&waiter.key));
     let AfterGrant { at_least, note } = after;
-    // An acquisition with `at_least` handles its note before its hold may rest.
-    let (arming, note) = match at_least {
-        Some(span) => (Some(Box::new(Arming::new(span, note))), None),
-        None => (None, Some(note)),
-    };
+    // An acquisition with `at_least` sets its note before its hold may rest.
+    let is_noted_early = at_least.is_some() && note.is_some();
+    let arming = at_least.map(|span| Box::new(Arming::new(span, note.clone())));
     let mut acquisition = Acquisition::new(waiter, arming);
     Box::pin(async move {
         let outcome = {
@@ -157,9 +155,9 @@ fn run(waiter: LocalWaiter, first: FirstEnd, after: AfterGrant) -> StartedAcquir
             engine.process.here(key.name(), ended).await?
         };
         drop(acquisition);
-        match (outcome, note) {
-            (Ok(held), Some(note)) => Ok(Ok(with_note(held, note).await?)),
-            (outcome, _) => Ok(outcome),
+        match outcome {
+            Ok(held) if !is_noted_early => Ok(Ok(with_note(held, note).await?)),
+            outcome => Ok(outcome),
         }
     })
 }

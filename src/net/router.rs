@@ -410,7 +410,10 @@ impl Router {
 
 /// Refuses masters that are one server, however their URLs are written.
 fn check_distinct(addresses: &[String]) -> Result<()> {
-    let is_repeated = |n: usize| addresses[..n].iter().any(|earlier| earlier.eq_ignore_ascii_case(&addresses[n]));
+    // Names of hosts have no case, and paths of sockets have one.
+    let is_path = |address: &str| address.starts_with('/');
+    let are_equal = |one: &String, other: &String| one == other || !is_path(one) && one.eq_ignore_ascii_case(other);
+    let is_repeated = |n: usize| addresses[..n].iter().any(|earlier| are_equal(earlier, &addresses[n]));
     if (0..addresses.len()).any(is_repeated) {
         let reason = "one master is named twice, and each master has one vote".to_owned();
         return Err(Error::InvalidOption { option: "masters", reason });

@@ -412,7 +412,8 @@ const HOLD_LEASE: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(3600);
 /// Time between two polls of a leader, where no task falls asleep.
 const POLL_WITHIN: Duration = Duration::from_secs(60);
-/// The same where tasks fall asleep: a heartbeat, and two times the age up to which a copy may be carried out.
+/// Ticks between two polls of a leader, where tasks fall asleep: a heartbeat, and two times the age up to which a copy
+/// may be carried out.
 pub(crate) const STALLED_AFTER: u8 = 5;
 
 /// Step in progress: the process, and the results so far.

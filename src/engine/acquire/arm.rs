@@ -24,24 +24,25 @@ pub(super) struct Arming {
     /// Share of the hold that is being armed. It is here and not in the future that waits for the answer, so that an
     /// acquisition that gives up can wait for its release.
     held: Option<Held>,
-    /// Note that is not set yet. It is set before the guard is handed out, since an acquisition that fails with its note
-    /// must leave no rest.
+    /// Note of the hold. It is set before the guard is handed out, since an acquisition that fails with its note must
+    /// leave no rest.
     note: Option<Arc<str>>,
+    /// True if the hold that is being armed has the note.
+    is_noted: bool,
 }
 
 impl Arming {
     pub(super) fn new(span: Duration, note: Option<Arc<str>>) -> Self {
-        Self { span, clock_sample: None, held: None, note }
+        Self { span, clock_sample: None, held: None, note, is_noted: false }
     }
 
-    /// Sets the note, if there is one, or removes that of the guard before. Returns true if it had to wait.
-    async fn set_note(&mut self, engine: &Arc<Engine>) -> Result<bool> {
-        let (Some(held), Some(note)) = (&self.held, &self.note) else {
-            self.held.iter().for_each(|held| engine.drop_old_note(held.hold()));
-            return Ok(false);
-        };
-        held.set_note(note).await?;
-        self.note = None;
+    /// Sets the note that the hold does not have yet, if there is one. Returns true if it had to wait.
+    async fn set_note(&mut self) -> Result<bool> {
+        match (&self.held, &self.note) {
+            (Some(held), Some(note)) if !self.is_noted => held.set_note(note).await?,
+            _ => return Ok(false),
+        }
+        self.is_noted = true;
         Ok(true)
     }
 }
@@ -82,7 +83,7 @@ impl Acquisition {
         };
         let at_least = AtLeast { span: arming.span, clock_sample: arming.clock_sample };
         let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
-        arming.held = Some(held);
+        (arming.held, arming.is_noted) = (Some(held), false);
         let clock = self.waiter.engine.clock;
         let (since, waiter_id, mut underway) = (clock.now(), hold.new_waiter(), None);
         loop {
@@ -92,7 +93,7 @@ impl Acquisition {
                     // Before the mark, since a hold that `close` has ended must leave no rest.
                     self.waiter.engine.check_open(&self.waiter.key)?;
                     if let Some(arming) = &mut self.arming
-                        && Box::pin(arming.set_note(&self.waiter.engine)).await?
+                        && Box::pin(arming.set_note()).await?
                     {
                         continue;
                     }

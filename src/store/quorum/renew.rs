@@ -6,8 +6,9 @@
 //! does not save a lost hold: if a majority has lost the hold, no master is repaired. A master without a vote is
 //! repaired too. This is safe, because the majority that has the hold refuses each conflicting hold.
 //!
-//! An operator may end a hold by force at a single master. The hold is then over: the renewal that learns of the force
-//! reports the loss, and no master is repaired any more. A repair may already be on its way to that master. The master
+//! An operator may end a hold by force at a single master that has it. The hold is then over: the renewal that learns
+//! of the force reports the loss, and no master is repaired any more. A master that never had the hold may remember the
+//! force of an earlier one, with a higher token if its clock is ahead. That does not count. A repair may already be on its way to that master. The master
 //! refuses it, because it remembers the force even if it had no hold to end.
 
 use std::future::ready;

@@ -163,6 +163,7 @@ async fn acquisition_that_is_dropped_while_it_sets_its_note_leaves_no_rest() {
 async fn hold_with_a_note_rests_after_its_use() {
     let stage = Stage::new();
     let Ok(Ok(held)) = asks_with_note(&stage).await else { panic!("it is free") };
+    tokio::time::sleep(MOMENT).await;
     let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
     assert_eq!(view.holders[0].note.as_deref(), Some("report"));
     held.release().await.expect("ours to the end");
