@@ -48,8 +48,9 @@ pub enum Error {
     ///
     /// Before the acquisition returns this error, it waits until the server confirms that the place in the queue is
     /// removed. From then on, the server executes no copy of the request, so it grants nothing to this acquisition.
-    /// Usually the confirmation takes one round trip. After two response timeouts without a confirmation, the
-    /// acquisition returns the error with `confirmed: false`.
+    /// Usually the confirmation takes one round trip. If a request of the acquisition got no answer, it takes until the
+    /// server can execute no copy of this request. After two response timeouts without an answer, the acquisition
+    /// returns the error with `confirmed: false`.
     #[non_exhaustive]
     WaitTimeout {
         /// Name of the lock.

@@ -2,13 +2,14 @@
 //!
 //! The server may carry out a request after the `leave` that withdraws it. The `leave` is then answered `none`, and the
 //! request later brings a place or a hold. So the caller gets its error when each copy of the request was answered before
-//! the `leave` was sent, or is too late for the server. While a copy has no answer, the `leave` is repeated. Without an
-//! answer in time the error says so, and the background continues.
+//! the `leave` was sent, or is too late for the server. While a copy may still arrive, a caller whose `leave` is answered
+//! waits for the end of that time, and the `leave` is sent again. Without an answer in time the error says so, and the
+//! background continues.
 
 use std::sync::Arc;
 
 use super::Acquisition;
-use super::limits::at;
+use super::limits::{at, withdrawal_span};
 use super::local::LocalWaiter;
 use crate::base::backoff::Backoff;
 use crate::base::lease::{self, Moment};
@@ -111,8 +112,8 @@ impl LocalWaiter {
 }
 
 impl Acquisition {
-    /// Removes the entry and waits until the request is withdrawn, until `answer_by` at most. Without an answer by then, or if
-    /// the future is dropped, the background continues.
+    /// Removes the entry and waits until the request is withdrawn. Without an answer by `answer_by`, or if the future is
+    /// dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
         let engine = &Arc::clone(&self.waiter.engine);
         let unarmed = self.take_unarmed();
@@ -127,23 +128,24 @@ impl Acquisition {
                 release: Some(self.waiter.release_of(&pending)),
                 _unsettled: engine.releases.unsettled_of(&mut pending),
             });
-            let given_back = async {
+            let released = async {
                 let mut is_released = true;
                 for held in unarmed.into_iter().chain(handed) {
                     is_released &= held.release().await.is_ok();
                 }
-                match withdrawing {
-                    Some(mut withdrawing) if is_released => withdrawing.tell().await,
-                    None if is_released => Withdrawn::Surely,
-                    _ => Withdrawn::Perhaps,
-                }
+                is_released
             };
-            let withdrawn = tokio::select! {
+            let is_released = tokio::select! {
                 biased;
-                withdrawn = given_back => withdrawn,
-                () = at(engine, answer_by) => Withdrawn::Perhaps,
+                is_released = released => is_released,
+                () = at(engine, answer_by) => false,
             };
-            if withdrawn == Withdrawn::Perhaps {
+            if !is_released {
+                return Withdrawn::Perhaps;
+            }
+            if let Some(mut withdrawing) = withdrawing
+                && withdrawing.tell(answer_by).await == Withdrawn::Perhaps
+            {
                 return Withdrawn::Perhaps;
             }
         }
@@ -164,13 +166,22 @@ struct Withdrawing<'a> {
 }
 
 impl Withdrawing<'_> {
-    /// Sends the `leave` until it is answered and no copy of the request can come after it.
-    async fn tell(&mut self) -> Withdrawn {
+    /// Sends the `leave` until it is answered and no copy of the request can come after it. Each answer is one more reason
+    /// to wait: for the last moment at which a copy may arrive, and for the answer to one more `leave`.
+    async fn tell(&mut self, mut answer_by: Moment) -> Withdrawn {
         let (engine, mut backoff) = (self.engine, Backoff::new());
         while let Some(release) = &self.release {
-            match engine.releases.send_once(release).await {
+            let answer = tokio::select! {
+                biased;
+                answer = engine.releases.send_once(release) => answer,
+                () = at(engine, answer_by) => return Withdrawn::Perhaps,
+            };
+            match answer {
                 Ok(answer) => match release.arrives_after(answer.sent) {
-                    Some(until) => at(engine, until).await,
+                    Some(until) => {
+                        at(engine, until).await;
+                        answer_by = answer_by.max(until.after(withdrawal_span(engine)));
+                    }
                     None => self.release = None,
                 },
                 Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => backoff.wait().await,
