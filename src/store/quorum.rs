@@ -107,7 +107,6 @@ struct AnswerSummary {
     retry_in: Option<Duration>,
     /// Holders that masters named in their refusals.
     named: Vec<Arc<NamedHolder>>,
-    forced: Option<FencingToken>,
     /// Latest server time in any answer.
     server: ServerTime,
     failures: Vec<Failure>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use super::outstanding::RequestInFlight;
+use super::outstanding::{AtMaster, RequestInFlight};
 use super::votes::{Ballot, Verdict, Vote, Yes, majority};
 use super::{
     AnswerSummary, MasterAnswer, NO_TOKEN, PendingAnswers, Quorum, Voters, answer_of, finish, majority_answer,
@@ -37,8 +37,10 @@ impl Quorum {
         Box::pin(async move {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
             copy.resolve(&attempt, |acquired| match acquired {
-                Acquired::Granted(_) => Some(true),
-                Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Some(false),
+                Acquired::Granted(granted) => Some(AtMaster::granted(granted)),
+                Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {
+                    Some(AtMaster::Missing)
+                }
                 Acquired::Late => None,
             });
             (place, attempt)

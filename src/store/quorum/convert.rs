@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 
-use super::outstanding::{Outstanding, RequestInFlight};
+use super::outstanding::{AtMaster, Outstanding, RequestInFlight};
 use super::votes::{Verdict, Vote, majority};
 use super::{
     AnswerSummary, MasterAnswer, PendingAnswers, Quorum, Voters, answer_of, finish, into_unknown, majority_answer,
@@ -115,15 +115,14 @@ impl Quorum {
         let copy = outstanding.begin_request(&request.id, place);
         Box::pin(async move {
             let attempt = scheme.convert(&key, &old, &request).await;
-            let has = |converted: &Converted| match converted {
-                Converted::Granted(_) => Some(true),
-                Converted::Refused | Converted::Cached | Converted::Lost { .. } => Some(false),
-                Converted::Late => None,
-            };
-            if let Some(answer) = attempt.as_ref().ok().filter(|answer| has(&answer.value) == Some(true)) {
-                outstanding.note_converted(&old, place, answer.sent);
+            if let Ok(Answered { sent, value: Converted::Granted(_), .. }) = attempt {
+                outstanding.note_converted(&old, place, sent);
             }
-            copy.resolve(&attempt, has);
+            copy.resolve(&attempt, |converted| match converted {
+                Converted::Granted(granted) => Some(AtMaster::granted(granted)),
+                Converted::Refused | Converted::Cached | Converted::Lost { .. } => Some(AtMaster::Missing),
+                Converted::Late => None,
+            });
             ConversionAnswer::Converted((place, attempt))
         })
     }
@@ -148,7 +147,7 @@ impl Quorum {
             Converted::Granted(granted) => (ConversionState::Converted, self.yes(place, sent, granted, summary)),
             Converted::Refused | Converted::Cached => (ConversionState::Unconverted, Vote::No),
             Converted::Lost { forced } => {
-                summary.forced = summary.forced.max(forced);
+                self.outstanding.note_lacking(&conversion.old, place, forced);
                 (ConversionState::Lost, Vote::No)
             }
             Converted::Late => (ConversionState::Nothing, Vote::Silent),
@@ -178,9 +177,10 @@ impl Quorum {
         }
         let is_pending = is_in_doubt || !asked.is_empty();
         finish(asked);
-        let QuorumConversion { summary, states: said, .. } = conversion;
+        let QuorumConversion { summary, states: said, old, .. } = conversion;
         if said.iter().filter(|said| **said == ConversionState::Lost).count() > masters - majority(masters) {
-            return Ok(answer_of(now, summary.server, Converted::Lost { forced: summary.forced }));
+            let forced = self.outstanding.forced_token(&old);
+            return Ok(answer_of(now, summary.server, Converted::Lost { forced }));
         }
         let is_unknown = |failure: &Failure| matches!(failure, Failure::Unknown { .. } | Failure::Broken { .. });
         let may_be_done = is_pending || done > 0 || summary.failures.iter().any(is_unknown);
@@ -237,7 +237,8 @@ impl Quorum {
             drop(gives_back);
         }));
         let is_there = at(ConversionState::Unconverted).count() + undone >= majority(self.masters.len());
-        let value = if is_there { Converted::Refused } else { Converted::Lost { forced: summary.forced } };
+        let lost = || Converted::Lost { forced: self.outstanding.forced_token(&old) };
+        let value = if is_there { Converted::Refused } else { lost() };
         answer_of(self.clock.now(), summary.server, value)
     }
 }
@@ -267,13 +268,13 @@ impl ConversionUndo {
     /// Asks the master to convert back. Returns true if the master has the old hold again.
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
-        let back = attempt.as_ref().ok().filter(|answer| matches!(answer.value, Converted::Granted(_)));
-        let sent = back.map(|answer| answer.sent);
-        self.in_flight.resolve(&attempt, |_| sent.map(|_| true));
-        if let Some(sent) = sent {
-            self.outstanding.note_converted(&self.new, self.place, sent);
-        }
-        sent.is_some()
+        self.in_flight.resolve(&attempt, |converted| match converted {
+            Converted::Granted(granted) => Some(AtMaster::granted(granted)),
+            _ => None,
+        });
+        let Ok(Answered { sent, value: Converted::Granted(_), .. }) = attempt else { return false };
+        self.outstanding.note_converted(&self.new, self.place, sent);
+        true
     }
 
     /// Notes that the master has not converted, so that it has nothing to undo.

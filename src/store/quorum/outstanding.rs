@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::leftovers::{Leftover, Leftovers};
 use super::master::Master;
-use crate::base::attempt::{AcquisitionId, Answered, Attempt, Failure};
+use crate::base::attempt::{AcquisitionId, Answered, Attempt, Failure, Granted};
 use crate::base::clock::Clock;
 use crate::base::in_doubt::InDoubt;
 use crate::base::key::Key;
@@ -53,8 +53,8 @@ struct OutstandingAcquisition {
     per_master: Vec<PerMaster>,
     /// Token of the hold, once a majority has granted it.
     token: Option<FencingToken>,
-    /// Highest token that an operator has ended, if the token of this hold is not higher.
-    forced: Option<FencingToken>,
+    /// True if an operator has ended the hold by force at a master.
+    is_forced: bool,
     /// True from the begin of the release.
     is_released: bool,
     /// True if no caller will ask for the result of the release again.
@@ -74,6 +74,8 @@ struct PerMaster {
     may_hold: bool,
     /// Moment of the last answer that granted the hold.
     held_at: Option<Moment>,
+    /// Token of the hold at this master, as the last answer told it.
+    token: Option<FencingToken>,
     releases_in_flight: u32,
     /// True if the master granted the hold while a release was in flight. The release may have come before the grant.
     is_granted_late: bool,
@@ -132,6 +134,13 @@ impl PerMaster {
             return false;
         }
         has == Some(true) || has.is_none() && self.in_doubt_requests.arrives_until().is_some()
+    }
+
+    /// Returns true if an operator has ended the hold at this master, where `forced` is the highest token that an operator
+    /// has ended there. Tokens of different masters are not compared, because the clocks of masters differ: a master
+    /// whose clock is ahead may have ended a higher token of an earlier hold.
+    fn was_forced(&self, forced: Option<FencingToken>) -> bool {
+        self.token.is_some_and(|token| Some(token) <= forced)
     }
 
     /// Ends the count of a release. A release that began without a record was not counted.
@@ -236,9 +245,9 @@ impl Outstanding {
         self.table.lock().by_id.get(id)?.token
     }
 
-    /// Returns the highest token that an operator has ended, if this hold was among the ended ones.
+    /// Returns the token of a hold that an operator has ended by force.
     pub(super) fn forced_token(&self, id: &AcquisitionId) -> Option<FencingToken> {
-        self.table.lock().by_id.get(id)?.forced
+        self.table.lock().by_id.get(id).filter(|acquisition| acquisition.is_forced)?.token
     }
 
     /// Returns true if a master may still execute a copy of a request.
@@ -267,7 +276,7 @@ impl Outstanding {
             mode,
             per_master: vec![PerMaster::default(); self.masters.len()],
             token: None,
-            forced: None,
+            is_forced: false,
             is_released: false,
             is_release_answered: false,
             held_for: Duration::ZERO,
@@ -316,7 +325,7 @@ impl Outstanding {
         until: Moment,
     ) -> Option<(RequestInFlight, Mode, FencingToken)> {
         let begin = |acquisition: &mut OutstandingAcquisition, now: Moment| {
-            let is_over = acquisition.is_released || acquisition.forced.is_some() || until <= now;
+            let is_over = acquisition.is_released || acquisition.is_forced || until <= now;
             let (token, requests) = (acquisition.token?, &mut acquisition.per_master[master].in_doubt_requests);
             if is_over || requests.in_flight() > 0 || requests.arrives_until() > Some(now) {
                 return None;
@@ -329,16 +338,9 @@ impl Outstanding {
         Some((RequestInFlight(self.in_flight(id, master)), mode, token))
     }
 
-    /// Notes that a master lacks the hold, and the highest token that an operator has ended there. A hold that was
-    /// ended by force at a master that had it is over. A master that never had it may have ended a higher token of an
-    /// earlier hold, because the clocks of masters differ.
+    /// Notes that a master lacks the hold, and the highest token that an operator has ended there.
     pub(super) fn note_lacking(&self, id: &AcquisitionId, master: usize, forced: Option<FencingToken>) {
-        self.change(id, |acquisition, _| {
-            let had_it = acquisition.per_master[master].held_at.is_some();
-            if had_it && acquisition.token.is_some_and(|token| Some(token) <= forced) {
-                acquisition.forced = acquisition.forced.max(forced);
-            }
-        });
+        self.change(id, |acquisition, _| acquisition.is_forced |= acquisition.per_master[master].was_forced(forced));
     }
 
     /// Notes that a majority has granted the hold.
@@ -419,29 +421,45 @@ struct MasterInFlight {
     is_answered: bool,
 }
 
+/// Hold at a master, as an answer shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AtMaster {
+    /// The master has the hold, with this token if it could be read.
+    Held(Option<FencingToken>),
+    Missing,
+}
+
+impl AtMaster {
+    pub(super) fn granted(granted: &Granted) -> Self {
+        Self::Held(Some(granted.token))
+    }
+}
+
 /// Request in flight to one master. If it is dropped without an answer, the master may execute the request until the
 /// time limit of the request.
 pub(super) struct RequestInFlight(MasterInFlight);
 
 impl RequestInFlight {
-    /// Notes the result of the request. `has` tells for an answer whether the master has the hold now, if the answer
-    /// shows that.
-    pub(super) fn resolve<T>(mut self, attempt: &Attempt<T>, has: impl FnOnce(&T) -> Option<bool>) {
-        let has = match attempt {
-            Ok(answer) => has(&answer.value),
-            Err(Failure::Broken { .. } | Failure::Unreplicated { .. }) => Some(true),
+    /// Notes the result of the request. `at_master` reads an answer that shows whether the master has the hold now.
+    pub(super) fn resolve<T>(mut self, attempt: &Attempt<T>, at_master: impl FnOnce(&T) -> Option<AtMaster>) {
+        let shown = match attempt {
+            Ok(answer) => at_master(&answer.value),
+            Err(Failure::Broken { .. } | Failure::Unreplicated { .. }) => Some(AtMaster::Held(None)),
             Err(Failure::Unknown { .. } | Failure::NotDone { .. } | Failure::Refused { .. }) => None,
         };
-        self.note(has, |requests| requests.resolve(attempt));
+        self.note(shown, |requests| requests.resolve(attempt));
     }
 
-    fn note(&mut self, has: Option<bool>, note: impl FnOnce(&mut InDoubt)) {
+    fn note(&mut self, shown: Option<AtMaster>, note: impl FnOnce(&mut InDoubt)) {
         let MasterInFlight { outstanding, id, master, is_answered, .. } = &mut self.0;
         *is_answered = true;
         outstanding.change(id, |acquisition, now| {
             let at = &mut acquisition.per_master[*master];
-            at.held_at = if has == Some(true) { Some(now) } else { at.held_at };
+            if let Some(AtMaster::Held(token)) = shown {
+                (at.held_at, at.token) = (Some(now), token);
+            }
             note(&mut at.in_doubt_requests);
+            let has = shown.map(|shown| matches!(shown, AtMaster::Held(_)));
             if at.on_request_result(has) && acquisition.is_released {
                 acquisition.needs_release.push(*master);
             }
@@ -493,6 +511,9 @@ impl ReleaseInFlight {
                     at.is_release_in_doubt && token.is_some_and(|token| absence.has_known(token, token))
                 }
             };
+            if let ReleaseReply::None(absence) = answer.value {
+                acquisition.is_forced |= at.was_forced(absence.forced);
+            }
             at.is_ended = answer.value == ReleaseReply::Held && !at.may_hold && at.in_doubt_requests.in_flight() == 1;
             let is_overtaken = std::mem::take(&mut at.is_granted_late) && answer.value != ReleaseReply::Held;
             (at.release_answer, at.may_hold) = (Some(was_held), false);

@@ -9,7 +9,7 @@ use super::master::Master;
 use super::outstanding::{ReleaseInFlight, ReleaseState};
 use super::votes::{Ballot, Verdict, Vote};
 use super::{AnswerSummary, PendingAnswers, Quorum, answer_of, finish, into_unknown};
-use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure};
+use crate::base::attempt::{Attempt, BoxFuture, Failure};
 use crate::store::{Absence, ReleaseReply, ReleaseRequest};
 
 /// Votes and answers for one release.
@@ -86,7 +86,10 @@ impl Quorum {
         let (sent, server) = (self.clock.now(), summary.server);
         let reply = match ballot.verdict() {
             Verdict::Won(_) => ReleaseReply::Held,
-            Verdict::Lost => ReleaseReply::None(Absence { forced: summary.forced, ..Absence::default() }),
+            Verdict::Lost => {
+                let forced = self.outstanding.forced_token(&request.id);
+                ReleaseReply::None(Absence { forced, ..Absence::default() })
+            }
             Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => {
                 return Err(into_unknown(summary.failure(self.masters.len()), sent));
             }
@@ -120,12 +123,7 @@ fn send_releases(
 
 fn note_answer(summary: &mut AnswerSummary, attempt: Attempt<ReleaseReply>) {
     match attempt {
-        Ok(Answered { server, value, .. }) => {
-            summary.server = summary.server.max(server);
-            if let ReleaseReply::None(Absence { forced, .. }) = value {
-                summary.forced = summary.forced.max(forced);
-            }
-        }
+        Ok(answer) => summary.server = summary.server.max(answer.server),
         Err(failure) => summary.failures.push(failure),
     }
 }

@@ -7,9 +7,10 @@
 //! repaired too. This is safe, because the majority that has the hold refuses each conflicting hold.
 //!
 //! An operator may end a hold by force at a single master that has it. The hold is then over: the renewal that learns
-//! of the force reports the loss, and no master is repaired any more. A master that never had the hold may remember the
-//! force of an earlier one, with a higher token if its clock is ahead. That does not count. A repair may already be on its way to that master. The master
-//! refuses it, because it remembers the force even if it had no hold to end.
+//! of the force reports the loss, and no master is repaired any more. A master may also remember the force of an earlier
+//! hold, with a higher token than the majority's if its clock is ahead. So a force counts only if the token that this
+//! master gave to the hold is not above it. A repair may already be on its way to a master. The master refuses it, because
+//! it remembers the force even if it had no hold to end.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 
-use super::outstanding::Outstanding;
+use super::outstanding::{AtMaster, Outstanding};
 use super::votes::{Ballot, Verdict, Vote, Yes};
 use super::{AnswerSummary, NO_TOKEN, PendingAnswers, Quorum, answer_of, majority_answer};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt};
@@ -94,7 +95,7 @@ impl Quorum {
         }
         match ballot.verdict() {
             Verdict::Won(won) => Ok(majority_answer(won, Renewed::of(won.until.since(won.sent)))),
-            Verdict::Lost => Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced: summary.forced })),
+            Verdict::Lost => Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced: None })),
             Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(summary.failure(self.masters.len())),
         }
     }
@@ -108,10 +109,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote 
                 Renewed::Renewed { remaining, .. } => {
                     Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
                 }
-                Renewed::Lost { forced } => {
-                    summary.forced = summary.forced.max(forced);
-                    Vote::No
-                }
+                Renewed::Lost { .. } => Vote::No,
             }
         }
         Err(failure) => {
@@ -192,7 +190,10 @@ impl Heal {
         let attempt = self.outstanding.master(place).acquire_above(key, &request, Floor::Any(token)).await;
         // A refusal does not show that the master lacks the hold, because an undone conversion may have brought the
         // hold back meanwhile.
-        copy.resolve(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));
+        copy.resolve(&attempt, |acquired| match acquired {
+            Acquired::Granted(granted) => Some(AtMaster::granted(granted)),
+            _ => None,
+        });
         attempt.is_ok()
     }
 }

@@ -67,11 +67,17 @@ impl Stage {
     }
 
     fn is_granted(&self, copy: RequestInFlight) {
-        copy.resolve(&self.answered(granted()), |_| Some(true));
+        self.is_granted_with(copy, token(7));
+    }
+
+    fn is_granted_with(&self, copy: RequestInFlight, token: FencingToken) {
+        copy.resolve(&self.answered(granted()), |_| Some(AtMaster::Held(Some(token))));
     }
 
     fn is_refused(&self, copy: RequestInFlight) {
-        copy.resolve(&self.answered(Acquired::Contended { retry_in: LEASE, holder: None }), |_| Some(false));
+        copy.resolve(&self.answered(Acquired::Contended { retry_in: LEASE, holder: None }), |_| {
+            Some(AtMaster::Missing)
+        });
     }
 
     /// Ends all pending releases.
@@ -314,10 +320,12 @@ async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
     }
     // The clock of this master is ahead, and it has ended an earlier hold by force.
     stage.traces.note_lacking(&stage.id, 2, Some(token(900)));
-    assert_eq!(stage.traces.forced_token(&stage.id), None);
-    stage.is_granted(brings().expect("of use").0);
-    stage.traces.note_lacking(&stage.id, 2, Some(token(7)));
-    assert_eq!(stage.traces.forced_token(&stage.id), Some(token(7)));
+    assert_eq!(stage.traces.forced_token(&stage.id), None, "it never had this hold");
+    stage.is_granted_with(brings().expect("of use").0, token(901));
+    stage.traces.note_lacking(&stage.id, 2, Some(token(900)));
+    assert_eq!(stage.traces.forced_token(&stage.id), None, "it had the hold with a higher token");
+    stage.traces.note_lacking(&stage.id, 2, Some(token(901)));
+    assert_eq!(stage.traces.forced_token(&stage.id), Some(token(7)), "the token that the majority has");
     assert!(brings().is_none());
 }
 
