@@ -29,7 +29,7 @@ Exit codes:
   78   an option or a lock's name is not valid
   126  run: the command cannot be run
   127  run: the command was not found
-  128 + N  signal N ended the command, or the wait for the lock
+  128 + N  signal N ended the command, or the wait for the lock; run ends itself by SIGINT after SIGINT
 Otherwise run exits with the command's own code."
     };
 }
@@ -200,6 +200,9 @@ pub(crate) struct RunOptions {
     /// Do not wait for others.
     #[arg(short = 'n', long, visible_alias = "try", conflicts_with = "wait")]
     pub(crate) no_wait: bool,
+    /// Print no message about a lock that others hold. The exit code tells it.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     /// Time for which the server keeps the lock without a renewal; 10s by default. The program renews the lock after a
     /// third of this time.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
@@ -217,7 +220,7 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "SECONDS", value_parser = duration_text, conflicts_with_all = ["read", "shared", "at_least"])]
     pub(crate) at_least_on_success: Option<String>,
     /// Time for the command between SIGTERM and SIGKILL if no server confirms the lock. The default is a third of the
-    /// lease, and less for leases below 3s. The limit is somewhat less than half of the lease.
+    /// lease or of --max-hold, and less for leases below 3s. The limit is somewhat less than half of the lease.
     #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) grace: Option<String>,
     /// Note for people, such as `deploy 4711`, which `inspect`, `list` and `top` show while `run` holds the lock; at most

@@ -2,9 +2,11 @@
 
 use std::error::Error as _;
 use std::io;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use redis_rwlock::Error;
+use rustix::process::Signal;
+use signal_hook::low_level::emulate_default_handler;
 
 /// Names of the Rust API in the error texts of the library, each with the name that users of the program know. A test
 /// in `tests/cli` checks that no path of Rust in those texts is missing here.
@@ -25,40 +27,53 @@ const WORDS: [(&str, &str); 12] = [
 
 /// Exit code of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Code(u8);
+pub(crate) struct Code {
+    number: u8,
+    /// True if SIGINT has ended the command, or the wait for the lock.
+    is_interrupted: bool,
+}
 
 impl Code {
-    pub(crate) const OK: Self = Self(0);
-    pub(crate) const NO: Self = Self(1);
-    pub(crate) const USAGE: Self = Self(2);
+    pub(crate) const OK: Self = Self::new(0);
+    pub(crate) const NO: Self = Self::new(1);
+    pub(crate) const USAGE: Self = Self::new(2);
     // Codes of sysexits.h, if that file has one for the case.
-    pub(crate) const UNAVAILABLE: Self = Self(69);
-    pub(crate) const SYSTEM: Self = Self(70);
-    pub(crate) const BUSY: Self = Self(75);
-    pub(crate) const LOST: Self = Self(76);
-    pub(crate) const REFUSED: Self = Self(77);
-    pub(crate) const INVALID: Self = Self(78);
+    pub(crate) const UNAVAILABLE: Self = Self::new(69);
+    pub(crate) const SYSTEM: Self = Self::new(70);
+    pub(crate) const BUSY: Self = Self::new(75);
+    pub(crate) const LOST: Self = Self::new(76);
+    pub(crate) const REFUSED: Self = Self::new(77);
+    pub(crate) const INVALID: Self = Self::new(78);
     // Codes that shells use.
-    pub(crate) const CANNOT_RUN: Self = Self(126);
-    pub(crate) const NOT_FOUND: Self = Self(127);
+    pub(crate) const CANNOT_RUN: Self = Self::new(126);
+    pub(crate) const NOT_FOUND: Self = Self::new(127);
+
+    const fn new(number: u8) -> Self {
+        Self { number, is_interrupted: false }
+    }
 
     pub(crate) fn of_command(code: i32) -> Self {
         // An exit code has one byte.
-        Self(u8::try_from(code).unwrap_or(u8::MAX))
+        Self::new(u8::try_from(code).unwrap_or(u8::MAX))
     }
 
-    pub(crate) fn of_signal(signal: i32) -> Self {
-        Self(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
+    pub(crate) fn of_signal(signal: Signal) -> Self {
+        let number = u8::try_from(signal.as_raw()).unwrap_or(0);
+        Self { number: 128_u8.saturating_add(number), is_interrupted: signal == Signal::INT }
     }
 
     pub(crate) fn number(self) -> u8 {
-        self.0
+        self.number
     }
-}
 
-impl From<Code> for ExitCode {
-    fn from(code: Code) -> Self {
-        code.0.into()
+    /// Ends this process by SIGINT if SIGINT has ended its work, and returns the exit code otherwise. A shell ends its
+    /// loop or list only if the program itself was ended by SIGINT. Process 1 of a container cannot be ended by it,
+    /// and gets the exit code.
+    pub(crate) fn end(self) -> ExitCode {
+        if self.is_interrupted && process::id() != 1 {
+            drop(emulate_default_handler(Signal::INT.as_raw()));
+        }
+        self.number.into()
     }
 }
 

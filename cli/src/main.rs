@@ -29,7 +29,7 @@ use crate::settings::Settings;
 fn main() -> ExitCode {
     // Only `run` starts this command, so the help texts and the parser below do not have it.
     if let Some(task) = run::watchdog::asked_for(std::env::args_os()) {
-        return run::watchdog::watch(task).unwrap_or_else(|failure| Output::Text.fail(&failure)).into();
+        return run::watchdog::watch(task).unwrap_or_else(|failure| Output::Text.fail(&failure)).end();
     }
     let Arguments { command, servers, json } = Arguments::parse();
     let output = Output::new(json);
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Command::Man { command } => man(command.as_deref()),
         command => on_servers(command, &servers, output),
     };
-    outcome.unwrap_or_else(|failure| output.fail(&failure)).into()
+    outcome.unwrap_or_else(|failure| output.fail(&failure)).end()
 }
 
 fn on_servers(command: &Command, servers: &args::Servers, output: Output) -> Result<Code, Failure> {

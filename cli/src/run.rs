@@ -139,31 +139,50 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     }
     let mut signals = Signals::listen().map_err(Failure::system)?;
     let manager = settings.manager()?;
-    let done = with_lock((options, at_least), &manager, &mut signals, grace, output).await;
+    let done = match take((options, at_least), &manager, &mut signals, output).await {
+        Ok(Taken::Held(hold)) => {
+            let done = with_lock(hold, (options, at_least), &manager, &mut signals, grace, output).await;
+            done.map(Done::Ran)
+        }
+        Ok(Taken::Signal(signal)) => Ok(Done::Interrupted(signal)),
+        Err(failure) => Err(failure),
+    };
     // The manager is closed on every path. Otherwise the server could grant the lock to a place in the queue whose
     // process has ended, which blocks others for a while.
     let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;
     let is_busy = matches!(&done, Err(failure) if failure.code == Code::BUSY);
-    if is_busy && !matches!(closed, Ok(Ok(()))) {
+    let has_waited = is_busy || matches!(done, Ok(Done::Interrupted(_)));
+    if has_waited && !matches!(closed, Ok(Ok(()))) {
         let locks = options.locks.title();
         let place = options.locks.by_number("the queue", "their queues");
         output.tell("unreleased", &format!("{locks}: no server confirmed that this process has left {place}"));
     }
-    done
+    match done {
+        Ok(Done::Ran(code)) => Ok(code),
+        Ok(Done::Interrupted(signal)) => Ok(Code::of_signal(signal)),
+        Err(failure) if is_busy && options.quiet => Ok(failure.code),
+        Err(failure) => Err(failure),
+    }
 }
 
-/// Takes the lock, runs the command, and releases the lock.
+/// End of `run`, if it did not fail.
+#[derive(Debug)]
+enum Done {
+    /// The command was started, and `run` exits with this code.
+    Ran(Code),
+    /// A signal has ended the wait for the lock.
+    Interrupted(Signal),
+}
+
+/// Runs the command, and releases the lock.
 async fn with_lock(
+    hold: Hold,
     (options, at_least): (&RunOptions, Option<Duration>),
     manager: &Manager,
     signals: &mut Signals,
     grace: Duration,
     output: Output,
 ) -> Result<Code, Failure> {
-    let hold = match take((options, at_least), manager, signals, output).await? {
-        Ok(hold) => hold,
-        Err(signal) => return Ok(Code::of_signal(signal.as_raw())),
-    };
     let ending = under(&hold, options, signals, grace, output).await;
     // No process of the command is left now. If the server does not answer, the lease ends the hold.
     let has_failed = !matches!(ending, Ok(Ending::Own(Code::OK)));
@@ -210,8 +229,17 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     settings.set_if_missing("MAX_HOLD", "max");
     let lease = settings.span("LEASE", DEFAULT_LEASE).min(settings.longest_lease());
     let most = most_grace(lease, settings.span("MAX_CLOCK_SKEW", DEFAULT_MAX_CLOCK_SKEW));
+    let max_hold = settings.span("MAX_HOLD", Duration::MAX);
     // The margins are a large part of a short lease. So the default grace leaves more time for the answer to a renewal.
-    let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4)), span)?;
+    let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4).min(max_hold / 3)), span)?;
+    if grace >= max_hold {
+        let reason = format!(
+            "a grace of {} leaves no time for the command: --max-hold is {}",
+            DurationText(grace),
+            DurationText(max_hold)
+        );
+        return Err(Failure::new(Code::USAGE, reason));
+    }
     if grace > most {
         let reason = format!(
             "a grace of {} is too long for a lease of {}: {} is the most, or renewals come too late",
@@ -230,13 +258,19 @@ fn most_grace(lease: Duration, max_clock_skew: Duration) -> Duration {
     (lease / 2).saturating_sub(lease / 100).saturating_sub(max_clock_skew).saturating_sub(REACH)
 }
 
-/// Returns the hold, or the signal that ended the wait for it.
+/// End of the wait for the lock.
+#[derive(Debug)]
+enum Taken {
+    Held(Hold),
+    Signal(Signal),
+}
+
 async fn take(
     (options, at_least): (&RunOptions, Option<Duration>),
     manager: &Manager,
     signals: &mut Signals,
     output: Output,
-) -> Result<Result<Hold, Signal>, Failure> {
+) -> Result<Taken, Failure> {
     let mut acquiring = pin!(async {
         let hold = match options.locks.only() {
             Some(lock) => acquire_one(options, manager, lock, at_least).await?,
@@ -252,15 +286,15 @@ async fn take(
     loop {
         tokio::select! {
             hold = &mut acquiring => return match hold? {
-                Ok(hold) => Ok(Ok(hold)),
+                Ok(hold) => Ok(Taken::Held(hold)),
                 Err((name, denied)) => {
                     Err(Failure::new(Code::BUSY, format!("lock {} is taken: {denied}", shown(&name))))
                 }
             },
             signal = signals.next() => if signal != Signal::CHILD {
-                return Ok(Err(signal));
+                return Ok(Taken::Signal(signal));
             },
-            () = &mut patience, if !is_told => {
+            () = &mut patience, if !is_told && !options.quiet => {
                 is_told = true;
                 tokio::spawn(tell_for_whom(Arc::clone(manager), options.locks.clone(), output));
             }
@@ -269,14 +303,14 @@ async fn take(
 }
 
 /// Hold, or the name of the lock that others hold and the refusal.
-type Taken = Result<Hold, (String, Denied)>;
+type Acquired = Result<Hold, (String, Denied)>;
 
 async fn acquire_one(
     options: &RunOptions,
     manager: &Manager,
     lock: &NamedLock,
     at_least: Option<Duration>,
-) -> Result<Taken, Error> {
+) -> Result<Acquired, Error> {
     let name = lock.name();
     let taken = match lock.mode() {
         Mode::Read => acquire(options, manager.read(name)).await?.map(Hold::Read),
@@ -296,7 +330,7 @@ async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<
     if options.no_wait { acquire.try_or_denied().await } else { acquire.await.map(Ok) }
 }
 
-async fn acquire_all(options: &RunOptions, acquire: AcquireAll) -> Result<Taken, Error> {
+async fn acquire_all(options: &RunOptions, acquire: AcquireAll) -> Result<Acquired, Error> {
     let taken = if options.no_wait { acquire.try_or_denied().await? } else { Ok(acquire.await?) };
     Ok(taken.map(Hold::Group).map_err(|group| (group.lock.to_string(), group.denied)))
 }
@@ -412,7 +446,6 @@ fn code_of(status: ExitStatus) -> Code {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
         (Some(code), _) => Code::of_command(code),
-        (None, Some(signal)) => Code::of_signal(signal),
-        (None, None) => Code::SYSTEM,
+        (None, signal) => signal.and_then(Signal::from_named_raw).map_or(Code::SYSTEM, Code::of_signal),
     }
 }

@@ -143,7 +143,7 @@ fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo,
 }
 
 /// Parses a URL. The `redis` crate parses URLs for TLS only with its own TLS feature, which is not enabled here.
-fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
+pub(super) fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     let (scheme, rest) = url.trim().split_once(':').unwrap_or((url, ""));
     if !["rediss", "valkeys"].iter().any(|secure| scheme.eq_ignore_ascii_case(secure)) {
         return url.into_connection_info();

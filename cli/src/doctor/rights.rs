@@ -9,7 +9,7 @@ use std::process;
 use redis::RedisError;
 
 use super::finding::{Finding, Findings, Level};
-use super::link::{Failure, Link};
+use super::link::{self, Failure, Link};
 use crate::settings::Settings;
 
 /// Purpose of a right.
@@ -269,8 +269,7 @@ pub(super) fn tell<'a>(
 }
 
 pub(super) fn user(settings: &Settings) -> String {
-    use redis::IntoConnectionInfo;
-    let info = settings.place().first_url().into_connection_info();
+    let info = link::read_url(settings.place().first_url());
     let user = info.ok().and_then(|info| info.redis_settings().username().map(str::to_owned));
     user.unwrap_or_else(|| "default".to_owned())
 }

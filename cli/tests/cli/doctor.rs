@@ -339,6 +339,11 @@ fn server_with_tls_is_looked_at_like_another() {
     let found = doctor(named);
     assert!(found.code == Some(0) && found.findings.is_empty(), "{}", found.text);
 
+    let user = ["ACL", "SETUSER", "locks", "on", ">s3cret", "~*", "&*", "+@all", "-ssubscribe"];
+    node.command(&user).expect("answered").into_result().expect("set");
+    let named = doctor(with_them(&url.replace("rediss://:s3cret@", "rediss://locks:s3cret@")));
+    named.only_advises("rights", "ACL SETUSER locks +ssubscribe");
+
     node.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).expect("answered").into_result().expect("set");
     doctor(with_them(&url)).only("memory-policy", "volatile-ttl");
 }

@@ -202,6 +202,13 @@ fn options_of_flock_are_known() {
         );
         assert!(!refused.err.contains("wait_timeout"), "that name is for programmers: {refused:?}");
     }
+    for options in [&["-n", "-q"][..], &["-nq"], &["-w", "0.2", "--quiet"], &["-qw", "2.5"]] {
+        let refused = run(options);
+        assert!(
+            refused.code == Some(75) && refused.out.is_empty() && refused.err.is_empty(),
+            "{options:?}: {refused:?}"
+        );
+    }
     reader.release().expect("ours to the end");
     for options in [&["-w", "5"][..], &["--wait", "5", "--lease", "9", "--grace", "2.5", "--max-hold", "60"]] {
         assert_eq!(run(options).code, Some(0), "{options:?}");

@@ -118,7 +118,7 @@ fn lines() -> Vec<Line> {
     lines.extend(of_help.map(|options| (options.to_owned(), String::new())));
     let line = |(options, rest): (String, String)| Line {
         text: format!("{PROGRAM} run {options} NAME -- JOB {rest}"),
-        is_busy: options.split(' ').any(|word| matches!(word, "-n" | "--no-wait" | "0.1")),
+        is_busy: options.split(' ').any(|word| matches!(word, "-n" | "-nq" | "--no-wait" | "0.1")),
     };
     lines.into_iter().map(line).collect()
 }

@@ -153,7 +153,9 @@ fn signal_reaches_the_command(signal: Signal, word: &str) {
     folder.line("below");
     running.signal(signal);
     let said = running.said();
-    assert_eq!(said.code, Some(128 + signal.as_raw()), "{said:?}");
+    // After SIGINT the program ends itself by SIGINT, and has no exit code.
+    let code = (signal != Signal::INT).then_some(128 + signal.as_raw());
+    assert_eq!(said.code, code, "{said:?}");
     folder.gone("below");
     assert!(is_free(&name));
 }
@@ -184,6 +186,38 @@ fn signal_ends_waiting_and_nothing_waits_any_more() {
     assert_eq!(running.said().code, Some(143));
     assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
     guard.release().expect("ours to the end");
+}
+
+#[test]
+fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
+    let (name, folder) = (new_name(), Folder::new());
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = manager.write(&name).wait().expect("granted");
+    let waits = Running::start(run(&name, "true"));
+    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+    waits.signal(Signal::INT);
+    let said = waits.said();
+    assert!(said.code.is_none() && said.err.is_empty(), "it has no exit code: {said:?}");
+    assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
+    guard.release().expect("ours to the end");
+    let runs = Running::start(in_folder(run(&name, "echo there >started; exec sleep 100"), &folder));
+    folder.line("started");
+    runs.signal(Signal::INT);
+    assert_eq!(runs.said().code, None, "the command was ended by SIGINT");
+    assert!(manager.inspect(&name).expect("inspected").holders.is_empty());
+}
+
+#[test]
+fn signal_that_ends_a_wait_tells_that_no_server_has_confirmed_it() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    let manager = RedisManager::connect(node.url()).expect("connected");
+    let _guard = manager.write("cfg").wait().expect("granted");
+    let waits = Running::start(at(&node.url(), &["run", "cfg", "--", "true"]));
+    until("it waits", || manager.inspect("cfg").expect("inspected").waiters.len() == 1);
+    node.pause();
+    waits.signal(Signal::TERM);
+    let said = waits.said();
+    assert!(said.code == Some(143) && said.err.contains("no server confirmed"), "{said:?}");
 }
 
 #[test]
@@ -401,6 +435,15 @@ fn longest_time_of_a_hold_ends_the_command() {
         program(&["run", "--lease", "1s", "--grace", "200ms", "--max-hold", "1s", &name, "--", "sleep", "100"]);
     let said = Running::start(limited).said();
     assert_eq!(said.code, Some(76), "{said:?}");
+}
+
+#[test]
+fn command_that_is_shorter_than_max_hold_ends_by_itself_with_the_default_grace() {
+    let with = |options: &[&str]| said(program(&[&["run"], options, &[&new_name(), "--", "sleep", "0.2"]].concat()));
+    let done = with(&["--max-hold", "2"]);
+    assert!(done.code == Some(0) && done.err.is_empty(), "{done:?}");
+    let refused = with(&["--max-hold", "2", "--grace", "2"]);
+    assert!(refused.code == Some(2) && refused.err.contains("no time for the command"), "{refused:?}");
 }
 
 /// Options that users give: none, those of docs/CLI.md, and leases with the default grace and with a third.
