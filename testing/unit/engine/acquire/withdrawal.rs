@@ -119,7 +119,7 @@ async fn caller_whose_withdrawal_is_answered_waits_for_the_end_of_the_time_in_wh
     let (outcome, ()) = tokio::join!(waits, late);
     assert!(confirmed(outcome));
     let took = stage.engine.clock.now().since(began);
-    assert!(took > latest_end(&stage) && took < stage.engine.max_delay() + latest_end(&stage), "{took:?}");
+    assert!(took > latest_end(&stage) && took < STRAY + MOMENT * 5, "{took:?}");
     assert_eq!(stage.there().await, (1, 0), "nothing is left");
     drop(holder);
 }
