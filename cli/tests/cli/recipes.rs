@@ -61,7 +61,7 @@ fn commands_that_do_not_wait_are_refused_while_another_one_holds_the_lock() {
     for (first, holder, code) in
         [("redis-rwlock", "redis-rwlock run report -- sh -c", 75), ("flock", "flock report.lock -c", 1)]
     {
-        let impatient: Vec<_> = commands(first).into_iter().filter(|command| command.contains(" -n ")).collect();
+        let impatient: Vec<_> = commands(first).into_iter().filter(|command| command.contains(" -n")).collect();
         let [impatient] = &*impatient else { panic!("{impatient:?}") };
         let refused = typed(&format!("{holder} '{impatient}'"), &node, &folder);
         assert_eq!((refused.code, &*refused.out), (Some(code), ""), "{refused:?}");

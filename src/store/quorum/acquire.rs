@@ -37,7 +37,7 @@ impl Quorum {
         Box::pin(async move {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
             copy.resolve(&attempt, |acquired| match acquired {
-                Acquired::Granted(granted) => Some(AtMaster::granted(granted)),
+                Acquired::Granted(granted) => Some(AtMaster::of_grant(granted)),
                 Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {
                     Some(AtMaster::Missing)
                 }

@@ -119,7 +119,7 @@ impl Quorum {
                 outstanding.note_converted(&old, place, sent);
             }
             copy.resolve(&attempt, |converted| match converted {
-                Converted::Granted(granted) => Some(AtMaster::granted(granted)),
+                Converted::Granted(granted) => Some(AtMaster::of_grant(granted)),
                 Converted::Refused | Converted::Cached | Converted::Lost { .. } => Some(AtMaster::Missing),
                 Converted::Late => None,
             });
@@ -269,7 +269,7 @@ impl ConversionUndo {
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
         self.in_flight.resolve(&attempt, |converted| match converted {
-            Converted::Granted(granted) => Some(AtMaster::granted(granted)),
+            Converted::Granted(granted) => Some(AtMaster::of_grant(granted)),
             _ => None,
         });
         let Ok(Answered { sent, value: Converted::Granted(_), .. }) = attempt else { return false };

@@ -430,7 +430,7 @@ pub(super) enum AtMaster {
 }
 
 impl AtMaster {
-    pub(super) fn granted(granted: &Granted) -> Self {
+    pub(super) fn of_grant(granted: &Granted) -> Self {
         Self::Held(Some(granted.token))
     }
 }

@@ -191,7 +191,7 @@ impl Heal {
         // A refusal does not show that the master lacks the hold, because an undone conversion may have brought the
         // hold back meanwhile.
         copy.resolve(&attempt, |acquired| match acquired {
-            Acquired::Granted(granted) => Some(AtMaster::granted(granted)),
+            Acquired::Granted(granted) => Some(AtMaster::of_grant(granted)),
             _ => None,
         });
         attempt.is_ok()
