@@ -213,6 +213,9 @@ struct Acquisition {
     has_heard_nothing: bool,
     /// Limits the requests that notifications cause.
     told_to_ask: Throttle,
+    /// Share that the acquisition has not taken yet, or whose hold it arms. It is here and not in the future that waits for
+    /// a renewal, so that an acquisition that gives up can wait for its release.
+    share: Option<Held>,
     /// Present for `at_least`.
     arming: Option<Box<Arming>>,
 }
@@ -239,6 +242,7 @@ impl Acquisition {
             calls_until: None,
             has_heard_nothing: false,
             told_to_ask: Throttle::new(),
+            share: None,
             arming,
         }
     }
@@ -290,7 +294,7 @@ impl Acquisition {
     /// Returns the refusal that ends a try. Withdraws a place in the queue first, if the try has one or may have one.
     async fn refused(&mut self) -> Result<Box<Denied>> {
         let denied = self.denial();
-        if self.waiter.has_left_nothing() {
+        if self.waiter.has_left_nothing() && self.earlier_until.is_none() {
             return Ok(denied);
         }
         let clock = self.waiter.engine.clock;

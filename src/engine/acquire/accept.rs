@@ -1,5 +1,7 @@
 //! An acquisition takes a share that another task has handed over, or that the server has granted.
 
+use std::sync::Arc;
+
 use super::{Acquisition, LocalSignal, Patience};
 use crate::base::error::Result;
 use crate::engine::Held;
@@ -35,18 +37,21 @@ impl Acquisition {
     pub(super) async fn accept(&mut self, held: Held) -> Result<Option<Held>> {
         let clock = self.waiter.engine.clock;
         let (since, mut underway, mut was_late) = (clock.now(), None, false);
+        let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
+        self.share = Some(held);
         loop {
             let now = clock.now();
-            let Some(entry) = &self.waiter.entry else { return Ok(Some(held)) };
-            match entry.accept(held.hold(), held.share_id(), self.waiter.wants.from(now), since, now) {
+            let Some(entry) = &self.waiter.entry else { return Ok(self.share.take()) };
+            match entry.accept(&hold, share_id, self.waiter.wants.from(now), since, now) {
                 Accepted::Taken(token) => {
                     if was_late {
                         self.on_first_answer(now);
                     }
                     self.waiter.entry = None;
-                    return Ok(Some(held.with_token(token)));
+                    return Ok(self.share.take().map(|held| held.with_token(token)));
                 }
                 Accepted::Over => {
+                    let held = self.share.take();
                     match self.waiter.patience {
                         Patience::Wait => self.wait_again(),
                         Patience::AskOnce => {
@@ -66,8 +71,8 @@ impl Acquisition {
                     }
                     tokio::select! {
                         biased;
-                        true = self.waiter.engine.renew_from_here(held.hold()) => {}
-                        () = entry.renewal_answered(held.hold(), until) => {}
+                        true = self.waiter.engine.renew_from_here(&hold) => {}
+                        () = entry.renewal_answered(&hold, until) => {}
                     }
                 }
             }

@@ -21,9 +21,6 @@ pub(super) struct Arming {
     span: Duration,
     /// Clock sample of the answer or the notification that granted the hold.
     clock_sample: Option<ClockSample>,
-    /// Share of the hold that is being armed. It is here and not in the future that waits for the answer, so that an
-    /// acquisition that gives up can wait for its release.
-    held: Option<Held>,
     /// Note of the hold. It is set before the guard is handed out, since an acquisition that fails with its note must
     /// leave no rest.
     note: Option<Arc<str>>,
@@ -33,13 +30,13 @@ pub(super) struct Arming {
 
 impl Arming {
     pub(super) fn new(span: Duration, note: Option<Arc<str>>) -> Self {
-        Self { span, clock_sample: None, held: None, note, is_noted: false }
+        Self { span, clock_sample: None, note, is_noted: false }
     }
 
     /// Sets the note that the hold does not have yet, if there is one. Returns true if it had to wait.
-    async fn set_note(&mut self) -> Result<bool> {
-        match (&self.held, &self.note) {
-            (Some(held), Some(note)) if !self.is_noted => held.set_note(note).await?,
+    async fn set_note(&mut self, held: &Held) -> Result<bool> {
+        match &self.note {
+            Some(note) if !self.is_noted => held.set_note(note).await?,
             _ => return Ok(false),
         }
         self.is_noted = true;
@@ -83,7 +80,8 @@ impl Acquisition {
         };
         let at_least = AtLeast { span: arming.span, clock_sample: arming.clock_sample };
         let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
-        (arming.held, arming.is_noted) = (Some(held), false);
+        arming.is_noted = false;
+        self.share = Some(held);
         let clock = self.waiter.engine.clock;
         let (since, waiter_id, mut underway) = (clock.now(), hold.new_waiter(), None);
         loop {
@@ -92,12 +90,12 @@ impl Acquisition {
                 Accepted::Taken(token) => {
                     // Before the mark, since a hold that `close` has ended must leave no rest.
                     self.waiter.engine.check_open(&self.waiter.key)?;
-                    if let Some(arming) = &mut self.arming
-                        && Box::pin(arming.set_note()).await?
+                    if let (Some(arming), Some(held)) = (&mut self.arming, &self.share)
+                        && Box::pin(arming.set_note(held)).await?
                     {
                         continue;
                     }
-                    let held = self.arming.as_mut().and_then(|arming| arming.held.take());
+                    let held = self.share.take();
                     if hold.hand_out(now) {
                         self.on_first_answer(now);
                         return Ok(held.map(|held| held.with_token(token)));
@@ -107,7 +105,7 @@ impl Acquisition {
                     return Ok(None);
                 }
                 Accepted::Over => {
-                    let held = self.arming.as_mut().and_then(|arming| arming.held.take());
+                    let held = self.share.take();
                     // The background gives the hold back, and has perhaps no answer yet.
                     self.earlier_until = self.earlier_until.max(Some(hold.until(now).server_until));
                     drop(held);
@@ -127,10 +125,5 @@ impl Acquisition {
                 }
             }
         }
-    }
-
-    /// Takes the share of a hold that is being armed, for an acquisition that gives up.
-    pub(super) fn take_unarmed(&mut self) -> Option<Held> {
-        self.arming.as_mut()?.held.take()
     }
 }

@@ -116,11 +116,11 @@ impl Acquisition {
     /// dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
         let engine = &Arc::clone(&self.waiter.engine);
-        let unarmed = self.take_unarmed();
+        let untaken = self.share.take();
         let left = self
             .waiter
             .leave(std::mem::take(&mut self.notices))
-            .or_else(|| unarmed.is_some().then_some(Left { pending: None, handed: None }));
+            .or_else(|| untaken.is_some().then_some(Left { pending: None, handed: None }));
         if let Some(Left { pending, handed }) = left {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
             let withdrawing = pending.map(|mut pending| Withdrawing {
@@ -130,7 +130,7 @@ impl Acquisition {
             });
             let released = async {
                 let mut is_released = true;
-                for held in unarmed.into_iter().chain(handed) {
+                for held in untaken.into_iter().chain(handed) {
                     is_released &= held.release().await.is_ok();
                 }
                 is_released
