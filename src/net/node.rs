@@ -27,11 +27,7 @@ use crate::base::error::Result;
 use crate::base::lease::{ClockSample, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::topology::AddressSource;
-#[cfg(all(test, feature = "_testing"))]
-use crate::base::topology::{Access, Tls};
 use crate::net::conditions::Conditions;
-#[cfg(all(test, feature = "_testing"))]
-use crate::net::conditions::ConditionsOf;
 use crate::net::fault::{self, Fault};
 use crate::net::outages::Outages;
 use crate::net::pushed::OnPush;
@@ -148,23 +144,6 @@ pub(super) struct Reports {
     pub(super) source: AddressSource,
     pub(super) secrets: Arc<Secrets>,
     pub(super) replica_names: ReplicaNames,
-}
-
-#[cfg(all(test, feature = "_testing"))]
-impl Reports {
-    pub(super) fn for_test() -> Self {
-        let conditions = Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_millis(100));
-        Self {
-            on_loss: None,
-            outages: Arc::default(),
-            conditions: Arc::new(conditions),
-            source: AddressSource::User,
-            secrets: Arc::new(
-                Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process).expect("no files"),
-            ),
-            replica_names: ReplicaNames::Nobody,
-        }
-    }
 }
 
 pub(super) struct Node {

@@ -1,5 +1,8 @@
 //! Typed calls of both Lua schemes. `lua/README.md` describes the protocol.
 
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/store/lua/late.rs"]
+mod late;
 pub(super) mod replies;
 
 use std::collections::BTreeSet;
@@ -247,35 +250,6 @@ impl LuaScheme {
             }
             ScriptQueue::Beside => [&key.part(WAKE), ":", manager].concat(),
         }
-    }
-
-    /// Acquires with a time limit that the caller chooses. The request is like a copy that was sent at another time.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) async fn acquire_until(
-        &self,
-        key: &Key,
-        request: &AcquireRequest,
-        not_after_ms: u64,
-    ) -> Attempt<Acquired> {
-        let mut call = self.call(&self.scripts.acquire, key);
-        call.number(not_after_ms);
-        self.acquire_args(&mut call, request);
-        read_reply(self.router.call(call).await?, request.id.as_str(), parse_acquired)
-    }
-
-    /// Converts with a time limit that the caller chooses.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) async fn convert_until(
-        &self,
-        key: &Key,
-        old: &AcquisitionId,
-        request: &AcquireRequest,
-        not_after_ms: u64,
-    ) -> Attempt<Converted> {
-        let mut call = self.call(&self.scripts.convert, key);
-        call.number(not_after_ms);
-        self.convert_args(&mut call, old, request);
-        read_reply(self.router.call(call).await?, request.id.as_str(), parse_converted)
     }
 }
 

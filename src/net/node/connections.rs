@@ -55,7 +55,7 @@ pub(super) struct Connections {
     pub(super) limits: Limits,
     pub(super) clock: Clock,
     pub(super) background_runtime: BackgroundRuntime,
-    of: Mutex<Vec<RuntimeConnection>>,
+    pub(super) of: Mutex<Vec<RuntimeConnection>>,
     /// Number of connections that were opened so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced an earlier connection.
@@ -77,7 +77,7 @@ pub(super) struct Connections {
 }
 
 /// Connection of one runtime.
-struct RuntimeConnection {
+pub(super) struct RuntimeConnection {
     runtime: Id,
     live: Option<Arc<OpenConnection>>,
     /// True if this runtime has had a connection before.
@@ -220,11 +220,6 @@ impl Connections {
         let connections = self.of.lock();
         let connection = connections.iter().find(|connection| connection.runtime == runtime)?;
         connection.live.as_ref().filter(|live| live.is_open()).cloned()
-    }
-
-    #[cfg(all(test, feature = "_testing"))]
-    pub(super) fn count(&self) -> usize {
-        self.of.lock().len()
     }
 
     /// Returns true if any runtime has an open connection to the node.

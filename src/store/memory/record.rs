@@ -261,12 +261,6 @@ impl Record {
         self.forget_ms = self.forget_ms.max(until_ms + RETENTION_MS);
     }
 
-    /// Returns true if a reader with this id is recorded, live or dead.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn has_reader(&self, id: &AcquisitionId) -> bool {
-        self.reader(id).is_some()
-    }
-
     fn reader(&self, id: &AcquisitionId) -> Option<usize> {
         self.readers.iter().position(|reader| reader.id == *id)
     }
@@ -416,12 +410,6 @@ impl Record {
             Mode::Write => self.begin_write(step.now_us, request, request.lease),
         }
         true
-    }
-
-    /// Ends an acquisition as [`release_until`](Record::release_until) does, without a rest.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
-        self.release_until(now, id, None)
     }
 
     /// Ends an acquisition and then admits waiters. Because of this order, a release never admits the acquisition that

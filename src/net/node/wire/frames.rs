@@ -68,13 +68,6 @@ pub(super) enum Frame<'a> {
     Other,
 }
 
-/// Reads the frame at the start of the bytes. Returns the frame and its length, or `None` if the end of the frame has
-/// not arrived.
-#[cfg(all(test, feature = "_testing"))]
-pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
-    Scan::default().first(bytes)
-}
-
 /// Progress of the measurement of an answer that arrives in pieces. Each call continues where the previous call
 /// stopped.
 #[derive(Default)]

@@ -49,12 +49,6 @@ impl Record {
         }
     }
 
-    /// Ends holds as [`Record::force_seen`] does, for a lock without timestamp clients.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
-        self.force_seen(now, &View { token: seen, ..View::default() })
-    }
-
     /// Ends all holds in the view `seen`. If the last token is newer than the token in the view, other holds have
     /// replaced them. Then this copy of the request is late and does nothing.
     ///
