@@ -114,16 +114,6 @@ impl Call {
         self.parts += 1;
     }
 
-    #[cfg(test)]
-    fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        (0..self.keys).map(|part| self.part(part))
-    }
-
-    #[cfg(test)]
-    fn args(&self) -> impl Iterator<Item = &[u8]> {
-        (self.keys..self.parts).map(|part| self.part(part))
-    }
-
     fn part(&self, part: usize) -> &[u8] {
         let ArgumentPlace { begin, end } = self.places[part];
         &self.encoded[begin as usize..end as usize]

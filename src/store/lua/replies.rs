@@ -20,7 +20,7 @@ use crate::store::{
 };
 
 /// Reads from the reply to a check of rights which commands the user may not run.
-pub(in crate::store) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
+pub(super) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     let mut words = Words::of(reply)?;
     words.word()?;
     words.word()?;
@@ -30,7 +30,7 @@ pub(in crate::store) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
 }
 
 /// Checks the words that all replies have and hands the rest to `parse`.
-pub(in crate::store) fn read_reply<T>(
+pub(super) fn read_reply<T>(
     reply: Answered<Value>,
     id: &str,
     parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
@@ -62,7 +62,7 @@ fn other_version() -> Failure {
     Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
 }
 
-pub(in crate::store) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+pub(super) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
         "granted" => Some(Acquired::Granted(parse_granted(fields)?)),
         "queued" | "contended" | "kept" => parse_refused(code, fields),
@@ -121,7 +121,7 @@ fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
     FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
 }
 
-pub(in crate::store) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
+pub(super) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     match code {
         "granted" => Some(Converted::Granted(parse_granted(fields)?)),
         "refused" => Some(Converted::Refused),
@@ -132,7 +132,7 @@ pub(in crate::store) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> 
     }
 }
 
-pub(in crate::store) fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
+pub(super) fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     match code {
         "held" => Some(ReleaseReply::Held),
         "queued" => Some(ReleaseReply::Queued),
@@ -143,7 +143,7 @@ pub(in crate::store) fn parse_released(code: &str, fields: &mut Fields<'_>) -> O
     }
 }
 
-pub(in crate::store) fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
+pub(super) fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
         "renewed" => parse_renewed_hold(fields),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
@@ -170,7 +170,7 @@ fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
 }
 
-pub(in crate::store) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
+pub(super) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     if code != "view" {
         return None;
     }
@@ -204,7 +204,7 @@ pub(in crate::store) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Optio
     Some(view)
 }
 
-pub(in crate::store) fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
+pub(super) fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     if code != "forced" {
         return None;
     }
@@ -266,7 +266,7 @@ fn parse_grant_notification(message: &[u8], clock_sample: ClockSample) -> Option
 }
 
 /// Words of a reply or of a row, and the rows of the reply.
-pub(in crate::store) struct Fields<'a> {
+pub(super) struct Fields<'a> {
     words: Words<'a>,
     rows: &'a [Value],
 }
