@@ -333,7 +333,9 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
     /// Returns a stream of signals that routes may have changed, or `None` if they never change.
-    fn changes(&self) -> Option<BoxStream<'static, ()>>;
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
+    }
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
     /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request as long as records
     /// are left.
@@ -348,9 +350,13 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>>;
     /// Returns the notifications of the scheme. A scheme without them returns `None`, and its waiters ask again from time
     /// to time.
-    fn notifications(&self) -> Option<&dyn NotifyingScheme>;
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
+        None
+    }
     /// Returns the recalls of the scheme. In a scheme without them no process can cache a hold.
-    fn recalls(&self) -> Option<&dyn RecallingScheme>;
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
+        None
+    }
     /// Returns the notes of the scheme. In a scheme without them no hold has a note.
     fn notes(&self) -> Option<&dyn NotingScheme> {
         None

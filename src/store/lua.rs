@@ -248,12 +248,6 @@ impl LuaScheme {
         call
     }
 
-    fn in_use_call(&self, script: &'static Script, key: &Key, id: &str) -> Call {
-        let mut call = self.call(script, key);
-        call.echoed_arg(id);
-        call
-    }
-
     /// Builds a force of the holds that several servers have shown. Only the two-key scheme supports it.
     fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
         let mut call = self.force_call(key, &View { token, ..View::default() });
@@ -533,8 +527,9 @@ impl RecallingScheme for LuaScheme {
             if !AcquisitionId::is_one(id) {
                 return Err(refused_failure("this is no id"));
             }
-            let reply = self.router.call_ahead(self.in_use_call(script, key, id)).await?;
-            read_reply(reply, id, |code, _| (code == "told").then_some(()))
+            let mut call = self.call(script, key);
+            call.echoed_arg(id);
+            read_reply(self.router.call_ahead(call).await?, id, |code, _| (code == "told").then_some(()))
         })
     }
 }

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -368,10 +367,6 @@ impl Scheme for MemoryScheme {
             })
         };
         Box::pin(async move { batch.iter().map(renew).collect() })
-    }
-
-    fn changes(&self) -> Option<BoxStream<'static, ()>> {
-        None
     }
 
     fn route(&self, _: &Key) -> Route {

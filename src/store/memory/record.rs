@@ -517,27 +517,25 @@ impl Record {
         if !self.is_sound(now.as_micros() / 1000, id) {
             return Noted::None;
         }
-        if self.note_of(id).is_none_or(|earlier| earlier.number < note.number) {
-            self.put_note(id, Some(note.clone()));
+        if let Some(place) = self.note_of(id)
+            && place.as_ref().is_none_or(|earlier| earlier.number < note.number)
+        {
+            *place = Some(note.clone());
         }
         Noted::Noted
     }
 
-    fn note_of(&self, id: &AcquisitionId) -> Option<&Note> {
-        match &self.writer {
-            Some(writer) if writer.id == *id => writer.note.as_ref(),
-            _ => self.readers[self.reader(id)?].note.as_ref(),
+    /// Returns the place for the note of a recorded hold.
+    fn note_of(&mut self, id: &AcquisitionId) -> Option<&mut Option<Note>> {
+        match &mut self.writer {
+            Some(writer) if writer.id == *id => Some(&mut writer.note),
+            _ => self.readers.iter_mut().find(|reader| reader.id == *id).map(|reader| &mut reader.note),
         }
     }
 
     fn put_note(&mut self, id: &AcquisitionId, note: Option<Note>) {
-        match &mut self.writer {
-            Some(writer) if writer.id == *id => writer.note = note,
-            _ => {
-                if let Some(reader) = self.reader(id) {
-                    self.readers[reader].note = note;
-                }
-            }
+        if let Some(place) = self.note_of(id) {
+            *place = note;
         }
     }
 

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 
 use super::outstanding::RequestInFlight;
 use super::votes::{Ballot, Verdict, Vote, Yes, majority};
 use super::{
     AnswerSummary, MasterAnswer, NO_TOKEN, PendingAnswers, Quorum, Voters, answer_of, finish, majority_answer,
-    majority_grant,
+    majority_grant, request_to_master,
 };
-use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
+use crate::base::attempt::{Answered, Attempt, BoxFuture, Granted};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
-use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, NamedHolder, RenewalRequest, Renewed};
+use crate::store::{AcquireRequest, Acquired, Floor, NamedHolder, RenewalRequest, Renewed};
 
 /// Time by which a proposed token is ahead of the latest clock. While a request takes no longer than this to arrive,
 /// its proposed token is above the clocks of all masters.
@@ -46,16 +45,11 @@ impl Quorum {
     }
 
     pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, summary: &mut AnswerSummary) -> Vote {
-        let answer = match attempt {
-            Ok(answer) => answer,
-            #[cfg(redis_rwlock_plant)]
-            Err(Failure::Unknown { .. }) => return self.late_yes(),
-            Err(failure) => {
-                summary.failures.push(failure);
-                return Vote::Silent;
-            }
-        };
-        summary.server = summary.server.max(answer.server);
+        #[cfg(redis_rwlock_plant)]
+        if let Err(crate::store::Failure::Unknown { .. }) = attempt {
+            return self.late_yes();
+        }
+        let Some(answer) = summary.note(attempt) else { return Vote::Silent };
         match answer.value {
             Acquired::Granted(granted) => self.yes(place, answer.sent, granted, summary),
             Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. }
@@ -100,8 +94,7 @@ impl Quorum {
     /// Sends a new acquisition to all masters and counts their votes.
     pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
         let key = Arc::new(key.clone());
-        let request =
-            Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
+        let request = Arc::new(request_to_master(&request.id, request.mode, request.lease));
         // The acquisition is recorded before any request is sent. If this future is dropped, the release then reaches
         // all masters that may have granted it.
         self.outstanding.begin(&request.id, request.mode, &key, request.lease);
@@ -144,19 +137,14 @@ impl Quorum {
         key: &Arc<Key>,
         request: &Arc<AcquireRequest>,
     ) -> PendingAnswers<MasterAnswer<Acquired>> {
-        let (asked, floor) = (FuturesUnordered::new(), self.proposed_token());
-        for (place, master) in self.masters.iter().enumerate() {
-            if master.is_silent() {
-                ballot.cast(place, Vote::Silent);
-            } else {
-                if self.outstanding.has_leftover(key, place) {
-                    summary.leftovers.push(place);
-                }
-                let copy = self.outstanding.begin_request(&request.id, place);
-                asked.push(self.send(place, key, request, Floor::New(floor), copy));
+        let floor = Floor::New(self.proposed_token());
+        self.ask(ballot, |place| {
+            if self.outstanding.has_leftover(key, place) {
+                summary.leftovers.push(place);
             }
-        }
-        asked
+            let copy = self.outstanding.begin_request(&request.id, place);
+            self.send(place, key, request, floor, copy)
+        })
     }
 
     /// Returns the token that a new acquisition proposes. It is above the time of each right clock, and so normally
@@ -221,10 +209,7 @@ impl Quorum {
             tokens: 0,
             rest_until: None,
         };
-        let renewed = self.renew_all(&[renewal]).await.into_iter().next();
-        let Some(renewed) = renewed else {
-            return Err(Failure::NotDone { source: None });
-        };
+        let renewed = self.renew_all(&[renewal]).await.pop().expect("one answer each");
         let Answered { sent, server, value, .. } = renewed?;
         Ok(answer_of(
             sent,

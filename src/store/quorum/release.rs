@@ -119,13 +119,7 @@ fn send_releases(
 }
 
 fn note_answer(summary: &mut AnswerSummary, attempt: Attempt<ReleaseReply>) {
-    match attempt {
-        Ok(Answered { server, value, .. }) => {
-            summary.server = summary.server.max(server);
-            if let ReleaseReply::None(Absence { forced, .. }) = value {
-                summary.forced = summary.forced.max(forced);
-            }
-        }
-        Err(failure) => summary.failures.push(failure),
+    if let Some(Answered { value: ReleaseReply::None(Absence { forced, .. }), .. }) = summary.note(attempt) {
+        summary.forced = summary.forced.max(forced);
     }
 }

@@ -9,8 +9,7 @@ use crate::store::quorum::{Margins, Restarts};
 const LEASE: Duration = Duration::from_secs(10);
 
 fn request(n: u64) -> AcquireRequest {
-    let id = AcquisitionId::new("m", n, "test");
-    AcquireRequest { id, mode: Mode::Write, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
+    request_to_master(&AcquisitionId::new("m", n, "test"), Mode::Write, LEASE)
 }
 
 /// Two of three masters still have an acquisition that failed before. Returns the result of the next one.
