@@ -6,6 +6,7 @@
 use redis::Value;
 
 use crate::base::attempt::Notification;
+use crate::base::clock::Clock;
 use crate::base::digits::Digits;
 use crate::base::lease::{ClockSample, ServerTime};
 pub(crate) use crate::net::router::Router;
@@ -36,6 +37,9 @@ mod slots;
 mod survey;
 #[cfg_attr(not(feature = "tls"), path = "net/no_tls.rs")]
 mod tls;
+
+/// Clock of the transport. Servers and their connections take real time, in tests too.
+const CLOCK: Clock = Clock::System;
 
 /// Effect of a request that reaches the server late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -37,6 +37,11 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// Returns the fault of a call for which no connection could be used.
+    pub(super) fn unsent(reason: impl Into<String>) -> Self {
+        Self::NotSent(Some(Answer::error(reason)))
+    }
+
     /// Classifies an error that a node has sent as its reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
         match Self::of_words(error) {
@@ -54,12 +59,14 @@ impl Fault {
         let details = error.details().unwrap_or_default().split(", with args").next().unwrap_or_default();
         // The details are `<slot> <host>:<port>`. If the host is empty, the caller fills it in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
-        let refused = |refusal| Self::Refused { refusal, message: format!("{} {details}", error.code()) };
+        let words = || format!("{} {details}", error.code());
+        let refused = |refusal| Self::Refused { refusal, message: words() };
+        let again = || Self::Again(Answer::error(words()));
         match error.code() {
             "MOVED" => Self::Moved { address: address() },
             "ASK" => Self::Ask { address: address() },
-            "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
-            "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
+            "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => again(),
+            "LOADING" | "MASTERDOWN" => Self::WrongServer(Answer::error(words())),
             "NOSCRIPT" => Self::NoScript,
             // This error may also come from within a script. It then proves that nothing was written. The first write
             // of the script fails already, because a server does not change its role while a script runs.
@@ -76,15 +83,11 @@ impl Fault {
             _ if details.contains("executing the script can't run") || details.contains("ACL failure in script") => {
                 refused(Refusal::Forbidden)
             }
-            "ERR" if details.starts_with("max number of clients") => {
-                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
-            }
+            "ERR" if details.starts_with("max number of clients") => again(),
             _ if details.contains("WRONGTYPE") => refused(Refusal::ForeignKey),
             // While a slot moves, a server may run a script although the key is at another server. Scripts read first,
             // so the first command that meets this error has changed nothing.
-            _ if details.contains("attempted to access a non local key") => {
-                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
-            }
+            _ if details.contains("attempted to access a non local key") => again(),
             _ if details.contains("cluster support disabled") => Self::Refused {
                 refusal: Refusal::OtherTopology,
                 message: "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
@@ -126,7 +129,7 @@ impl Fault {
         const BEFORE: [&str; 6] = ["unknown command", "script", "Script", "Lua", "ompil", "no upstream host"];
         match self {
             Self::Refused { refusal: Refusal::Other, message } if !BEFORE.iter().any(|part| message.contains(part)) => {
-                Self::Unknown { arrives_until, source: Some(Arc::new(Answer(message))) }
+                Self::Unknown { arrives_until, source: Some(Answer::error(message)) }
             }
             fault => fault,
         }
@@ -154,7 +157,7 @@ impl Fault {
     pub(super) fn into_source(self) -> Option<Source> {
         match self.into_failure() {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
-            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
+            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Answer::error(message)),
             Failure::Unreplicated { .. } => None,
         }
     }
@@ -169,11 +172,9 @@ impl Fault {
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) | Self::WrongServer(source) => Failure::NotDone { source: Some(source) },
             Self::Moved { address } | Self::Ask { address } => {
-                Failure::NotDone { source: Some(Arc::new(Answer(format!("redirected to {address}")))) }
+                Failure::NotDone { source: Some(Answer::error(format!("redirected to {address}"))) }
             }
-            Self::NoScript => {
-                Failure::NotDone { source: Some(Arc::new(Answer("NOSCRIPT for a script with its text".to_owned()))) }
-            }
+            Self::NoScript => Failure::NotDone { source: Some(Answer::error("NOSCRIPT for a script with its text")) },
         }
     }
 }
@@ -284,7 +285,13 @@ pub(super) fn reply(value: Value) -> Result<Value, Fault> {
 /// Error with a text, which is usually the answer of a server.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Answer(pub(super) String);
+pub(super) struct Answer(String);
+
+impl Answer {
+    pub(super) fn error(text: impl Into<String>) -> Source {
+        Arc::new(Self(text.into()))
+    }
+}
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/fault.rs"]

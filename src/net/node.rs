@@ -21,12 +21,12 @@ use tokio::sync::oneshot;
 
 use crate::base::attempt::{Answered, NodeId, Route, ServerContact};
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::clock::Clock;
 use crate::base::durability::Durability;
 use crate::base::error::Result;
 use crate::base::lease::{ClockSample, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::topology::AddressSource;
+use crate::net::CLOCK;
 use crate::net::conditions::Conditions;
 use crate::net::fault::{self, Fault};
 use crate::net::outages::Outages;
@@ -153,7 +153,6 @@ pub(super) struct Node {
     /// answered.
     replicated_connections: Option<ReplicatedConnections>,
     limits: Limits,
-    clock: Clock,
 }
 
 impl fmt::Debug for Node {
@@ -167,14 +166,13 @@ impl Node {
         address: &str,
         info: ConnectionInfo,
         limits: Limits,
-        clock: Clock,
         background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
         let replica_names = reports.replica_names.clone();
-        let connections = Arc::new(Connections::new(address, info, limits, clock, background_runtime, reports));
+        let connections = Arc::new(Connections::new(address, info, limits, background_runtime, reports));
         let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
-        Ok(Self { connections, apart: Apart::default(), replicated_connections, limits, clock })
+        Ok(Self { connections, apart: Apart::default(), replicated_connections, limits })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -425,7 +423,7 @@ impl Node {
 
     async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
         let live = self.connections.live().await?;
-        let sent = self.clock.now();
+        let sent = CLOCK.now();
         let reply = pin!(live.connection.ask(question));
         let answer = fault::reply(self.connections.in_time(&live, sent, reply).await?);
         answer.map_err(|fault| self.connections.without_login(&live, sent, fault))
@@ -459,7 +457,7 @@ impl Node {
     ) -> Result<Answered<Value>, Fault> {
         let (sent, not_after) = match call.expiry {
             Expiry::ResponseTimeout => self.connections.not_after(live).await?,
-            Expiry::Never => (self.clock.now(), ServerTime::default()),
+            Expiry::Never => (CLOCK.now(), ServerTime::default()),
         };
         let wording = Wording { load, dialect: self.connections.dialect() };
         let request = Request::Call { call, wording, not_after };

@@ -39,7 +39,7 @@ use crate::net::secrets::Secrets;
 use crate::net::slot_owners::SlotOwners;
 use crate::net::slots::SlotMap;
 use crate::net::survey;
-use crate::net::{Call, ReadNotification};
+use crate::net::{CLOCK, Call, ReadNotification};
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/router.rs"]
@@ -51,7 +51,6 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Router {
     slot_owners: SlotOwners,
     push: Push,
-    clock: Clock,
     limits: Limits,
     in_flight: AtomicUsize,
 }
@@ -68,14 +67,13 @@ impl fmt::Debug for Router {
 impl Router {
     /// Creates a router to the servers of a topology. The router connects when it is first used.
     pub(crate) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
-        let clock = Clock::System;
         let access = topology.access()?;
         let secrets = Arc::new(Secrets::new(topology.certificates(), access, background_runtime)?);
         let tls = &secrets.certificates();
         let conditions = |infos: &[ConnectionInfo]| {
             let place =
                 ConditionsOf { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
-            Arc::new(Conditions::new(place, clock, options.max_clock_skew))
+            Arc::new(Conditions::new(place, options.max_clock_skew))
         };
         match topology.kind() {
             Kind::Node(url) | Kind::Proxy(url) => {
@@ -142,7 +140,7 @@ impl Router {
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = ConditionsOf { servers: addresses.join(", "), durability };
         // All servers share one value, because it compares their clocks.
-        let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
+        let conditions = Arc::new(Conditions::new(place, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
         infos
             .into_iter()
@@ -167,17 +165,15 @@ impl Router {
             secrets: Arc::clone(secrets),
             replica_names: ReplicaNames::Nobody,
         };
-        let node =
-            Node::new(&address_of(info.addr()), info, limits, Clock::System, background_runtime.clone(), reports)?;
+        let node = Node::new(&address_of(info.addr()), info, limits, background_runtime.clone(), reports)?;
         let slot_owners = SlotOwners::Single { node: Arc::new(node) };
         Recheck::install(&slot_owners, background_runtime, &outages, conditions);
         Ok(Self::of(slot_owners, limits, options, background_runtime))
     }
 
     fn of(slot_owners: SlotOwners, limits: Limits, options: &Options, background_runtime: &BackgroundRuntime) -> Self {
-        let clock = Clock::System;
-        let push = Push::new(slot_owners.clone(), clock, background_runtime.clone(), Pace::of(options));
-        Self { slot_owners, push, clock, limits, in_flight: AtomicUsize::new(0) }
+        let push = Push::new(slot_owners.clone(), background_runtime.clone(), Pace::of(options));
+        Self { slot_owners, push, limits, in_flight: AtomicUsize::new(0) }
     }
 
     /// Sends a call to the owner of its slot, and follows the slot when it moves.
@@ -192,7 +188,7 @@ impl Router {
                 Err(fault) => fault,
             };
             // The time limit begins with the first fault. Most calls have no fault, so they need not read the clock.
-            let now = self.clock.now();
+            let now = CLOCK.now();
             // The address of a single node has led twice to a server that is no primary. The call ends here, because
             // its caller has longer pauses and a time limit for this case.
             let is_left_twice = redirects > 0 && self.is_one_server() && matches!(fault, Fault::WrongServer(_));
@@ -221,11 +217,9 @@ impl Router {
     fn for_now(&self, fault: Fault) -> Failure {
         match (fault, self.is_one_server()) {
             (Fault::Refused { refusal: Refusal::ReadOnly, message }, false) => {
-                Failure::NotDone { source: Some(Arc::new(Answer(message))) }
+                Failure::NotDone { source: Some(Answer::error(message)) }
             }
-            (Fault::WrongServer(source), false) => {
-                Failure::NotDone { source: Some(Arc::new(Answer(source.to_string()))) }
-            }
+            (Fault::WrongServer(source), false) => Failure::NotDone { source: Some(Answer::error(source.to_string())) },
             (fault, _) => fault.into_failure(),
         }
     }
@@ -351,7 +345,7 @@ impl Router {
     /// now, because it may have waited for a permit before. So the time in which it may still run is counted from now.
     fn was_replaced(&self) -> Fault {
         let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
-        Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced_error()) }
+        Fault::Unknown { arrives_until: CLOCK.now().after(span), source: Some(replaced_error()) }
     }
 
     /// Sends calls, such as renewals, in one pipeline.
@@ -441,7 +435,7 @@ fn is_of_cluster(role: Role) -> Fault {
 }
 
 fn replaced_error() -> Source {
-    Arc::new(Answer("it was replaced".to_owned()))
+    Answer::error("it was replaced")
 }
 
 async fn carry_to(
@@ -609,7 +603,7 @@ impl Router {
     }
 
     pub(crate) fn clock(&self) -> Clock {
-        self.clock
+        CLOCK
     }
 }
 

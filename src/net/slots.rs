@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redis::Value;
 
 use crate::base::key::SLOTS;
+use crate::net::node::info_text;
 
 /// Slot map. For each slot with an owner it has the address (`host:port`) of this owner, which is a primary. It also
 /// has the addresses of the replicas that the cluster reported with these primaries.
@@ -152,22 +153,15 @@ fn node_address(node: &Value) -> Option<String> {
         return None;
     };
     let host = match host {
-        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
-        Value::SimpleString(host) => host,
+        Value::BulkString(_) | Value::SimpleString(_) => info_text(host)?,
         _ => "",
     };
     Some(format!("{host}:{port}"))
 }
 
 fn node_id(node: &Value) -> Option<String> {
-    let Value::Array(fields) = node else {
-        return None;
-    };
-    match fields.get(2)? {
-        Value::BulkString(id) => String::from_utf8(id.clone()).ok(),
-        Value::SimpleString(id) => Some(id.clone()),
-        _ => None,
-    }
+    let Value::Array(fields) = node else { return None };
+    info_text(fields.get(2)?).map(str::to_owned)
 }
 
 /// Completes an address that a node announced. If the address has no host, it gets the host of `asked`, the address of

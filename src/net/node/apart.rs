@@ -12,7 +12,7 @@ use super::connections::{OpenConnection, Sharing};
 use super::{Admission, Node};
 use crate::base::attempt::Answered;
 use crate::net::Call;
-use crate::net::fault::{Answer, Fault};
+use crate::net::fault::Fault;
 
 /// Limit for the dedicated connections of one runtime to one node.
 pub(super) const MAX_APART: usize = 4;
@@ -77,7 +77,7 @@ impl Node {
         let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
         let Ok(Ok(_place)) = place else {
             let late = format!("all {MAX_APART} connections for looks are in use");
-            return Err(Fault::NotSent(Some(Arc::new(Answer(late)))));
+            return Err(Fault::unsent(late));
         };
         let live = match few.idle() {
             Some(live) => live,

@@ -39,6 +39,7 @@ use crate::base::durability::Durability;
 use crate::base::error::Refusal;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::base::process;
+use crate::net::CLOCK;
 use crate::net::fault::{Answer, Fault};
 use crate::net::script::Dialect;
 use crate::net::{Call, gives_hold};
@@ -86,7 +87,7 @@ impl ReplicatedConnections {
             after_step(move || pool.start());
         }
         // If the sender was dropped, the runtime of the connection has ended, and the calls may have been sent.
-        answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(pool.connections.clock.now())))
+        answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(CLOCK.now())))
     }
 
     /// Returns the pool of this runtime. If this runtime has no pool yet, first removes the pools without a busy
@@ -255,7 +256,7 @@ impl ReplicatedPool {
             }
             Box::pin(self.required.look_or_wait(&self.connections, live)).await?;
         }
-        Err(Fault::NotSent(Some(Arc::new(Answer("the answers about replicas take longer than a second".to_owned())))))
+        Err(Fault::unsent("the answers about replicas take longer than a second"))
     }
 
     /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
@@ -299,7 +300,7 @@ impl ReplicatedPool {
         };
         let (answered, waited) = join(answered, self.connections.in_time(live, sent, Pin::new(&mut wait))).await;
         let waited = waited.and_then(|reply| {
-            if is_demoted(&reply) {
+            if matches!(&reply, Value::ServerError(error) if is_of_replica(error)) {
                 self.connections.leave(live);
             }
             read_acknowledged(reply, sent)
@@ -369,12 +370,9 @@ fn is_hold(said: &Said) -> bool {
     said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
 }
 
-/// Returns true if `reply` to a `WAIT` says that the primary has become a replica.
-fn is_demoted(reply: &Value) -> bool {
-    let says = |error: &ServerError| {
-        error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
-    };
-    matches!(reply, Value::ServerError(error) if says(error))
+/// Returns true if the error that answers a `WAIT` says that the primary has become a replica.
+fn is_of_replica(error: &ServerError) -> bool {
+    error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
 }
 
 /// Reads the reply to `WAIT`: the number of replicas that have all earlier writes of this connection.
@@ -384,20 +382,17 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         Value::ServerError(error) => error,
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
-    let details = words.details().unwrap_or_default().to_owned();
+    let text = format!("{} {}", words.code(), words.details().unwrap_or_default());
+    let unknown = Fault::Unknown { arrives_until: sent, source: Some(Answer::error(text)) };
     // The server became a replica during the `WAIT`. It had executed the scripts before that, so they cannot run again
     // later. The time until which a copy may arrive is therefore already over.
-    if words.code() == "UNBLOCKED" || details.contains("replica instances") {
-        let source = Answer(format!("{} {details}", words.code()));
-        return Err(Fault::Unknown { arrives_until: sent, source: Some(Arc::new(source)) });
+    if is_of_replica(&words) {
+        return Err(unknown);
     }
     Err(match Fault::of_server(&words) {
         // Not a refusal of the calls, because the scripts have run.
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
-        _ => Fault::Unknown {
-            arrives_until: sent,
-            source: Some(Arc::new(Answer(format!("{} {details}", words.code())))),
-        },
+        _ => unknown,
     })
 }
 

@@ -23,6 +23,7 @@ use crate::base::error::Refusal;
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::recalls::Liveness;
+use crate::net::CLOCK;
 use crate::net::fault::{self, Fault};
 use crate::net::node::{Connection, DialFault, Node, Request};
 use crate::net::pushed::Pushed;
@@ -153,7 +154,7 @@ impl LinkRun {
                 }
                 continue;
             }
-            let sent = self.shared.clock.now();
+            let sent = CLOCK.now();
             let replies = self.send(&connection, &batch).await?;
             fresh.on_answer(sent);
             self.resolve(origin, &batch, replies)?;
@@ -183,7 +184,7 @@ impl LinkRun {
         }
         if is_due(deadlines.ping_at) {
             deadlines.ping_at = now + self.shared.pace.ping;
-            let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
+            let (sent, ping) = (CLOCK.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
             match fault::reply(pong) {
                 // A ping has no key, so no server redirects it. This reply must belong to an earlier command.

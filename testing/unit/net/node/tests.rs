@@ -23,7 +23,7 @@ static SCRIPT: Script = Script::new("return 1");
 
 impl Reports {
     pub(in crate::net) fn for_test() -> Self {
-        let conditions = Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_millis(100));
+        let conditions = Conditions::new(ConditionsOf::default(), Duration::from_millis(100));
         Self {
             on_loss: None,
             outages: Arc::default(),
@@ -50,10 +50,7 @@ fn node_as(fake: &Fake, role: Role, background: BackgroundRuntime) -> Arc<Node> 
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, role);
-    Arc::new(
-        Node::new(&fake.addr.to_string(), info, limits, Clock::System, background, Reports::for_test())
-            .expect("a node"),
-    )
+    Arc::new(Node::new(&fake.addr.to_string(), info, limits, background, Reports::for_test()).expect("a node"))
 }
 
 async fn call(node: &Node) -> Result<(), Fault> {
@@ -413,9 +410,7 @@ async fn says_and_closes(words: &'static str) -> Arc<Node> {
     });
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    Arc::new(
-        Node::new("it", info, limits, Clock::System, BackgroundRuntime::Process, Reports::for_test()).expect("a node"),
-    )
+    Arc::new(Node::new("it", info, limits, BackgroundRuntime::Process, Reports::for_test()).expect("a node"))
 }
 
 #[tokio::test]
