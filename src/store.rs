@@ -202,6 +202,12 @@ pub(crate) struct View {
     pub(crate) is_recallable: bool,
 }
 
+impl View {
+    pub(crate) fn shows(&self, id: &AcquisitionId) -> bool {
+        self.holders.iter().any(|holder| holder.id == id.as_str())
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Holder {
     pub(crate) id: String,

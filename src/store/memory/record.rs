@@ -473,13 +473,9 @@ impl Record {
         }
     }
 
-    /// Renews a hold. A renewal removes no dead record and admits no waiter, because no waiter can enter while the hold
-    /// is live. The only exception are readers behind a writer that died in the queue, and these repeat their requests.
-    pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
-        self.renew_until(now, id, lease, None)
-    }
-
-    /// Renews a hold as [`renew`](Record::renew) does. A write hold lasts until `rest_until` at least.
+    /// Renews a hold. A write hold lasts until `rest_until` at least. A renewal removes no dead record and admits no waiter,
+    /// because no waiter can enter while the hold is live. The only exception are readers behind a writer that died in the
+    /// queue, and these repeat their requests.
     pub(crate) fn renew_until(
         &mut self,
         now: ServerTime,

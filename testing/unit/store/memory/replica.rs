@@ -9,7 +9,9 @@ use super::record::{Record, RecordLimits, ServerStep, millis};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::base::recalls::Recall;
-use crate::store::{AcquireRequest, AcquisitionId, Forced, Mode, NamedHolder, Notification, ReleaseReply, View};
+use crate::store::{
+    AcquireRequest, AcquisitionId, Forced, Mode, NamedHolder, Notification, ReleaseReply, Renewed, View,
+};
 
 /// All records at one moment, by key.
 pub(crate) type Image = BTreeMap<Box<str>, Record>;
@@ -28,6 +30,11 @@ impl Record {
     /// Ends holds as [`Record::force_seen`] does, for a lock without timestamp clients.
     pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
         self.force_seen(now, &View { token: seen, ..View::default() })
+    }
+
+    /// Renews a hold that does not rest.
+    pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
+        self.renew_until(now, id, lease, None)
     }
 
     /// Live holds: id, side, deadline in milliseconds.
@@ -51,8 +58,7 @@ impl Record {
 
     /// Live waiters: id, side, deadline in milliseconds. The writers come first, each side in its order.
     pub(crate) fn live_waiters(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
-        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
-        let live = waiting.filter(|waiting| waiting.until_ms > now_ms);
+        let live = self.waiting().filter(|waiting| waiting.until_ms > now_ms);
         live.map(|waiting| (waiting.request.id.as_str().to_owned(), waiting.request.mode, waiting.until_ms)).collect()
     }
 
