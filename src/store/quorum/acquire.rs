@@ -139,7 +139,7 @@ impl Quorum {
     ) -> PendingAnswers<MasterAnswer<Acquired>> {
         let floor = Floor::New(self.proposed_token());
         self.ask(ballot, |place| {
-            if self.outstanding.has_leftover(key, place) {
+            if self.outstanding.leftovers.contains(key, place) {
                 summary.leftovers.push(place);
             }
             let copy = self.outstanding.begin_request(&request.id, place);
