@@ -75,8 +75,8 @@ pub(super) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acqu
 fn parse_refused(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     let (retry_in, is_cached) = (fields.millis()?, fields.number()? == 1);
     let holder = match fields.text() {
-        Some("w") => Some(Arc::new(parse_named_writer(fields)?)),
-        Some("s") => Some(Arc::new(parse_named_reader(fields)?)),
+        Some("w") => Some(Arc::new(parse_named(Mode::Write, fields)?)),
+        Some("s") => Some(Arc::new(parse_named(Mode::Read, fields)?)),
         Some(_) | None => None,
     };
     Some(match code {
@@ -86,19 +86,12 @@ fn parse_refused(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     })
 }
 
-/// Reads `deadline_ms since_ms tokens id holders`.
-fn parse_named_writer(fields: &mut Fields<'_>) -> Option<NamedHolder> {
-    let (deadline_ms, since_ms, _tokens) = (fields.number()?, fields.number()?, fields.number()?);
-    parse_named(Mode::Write, deadline_ms, since_ms, fields)
-}
-
-/// Reads `deadline_ms since_ms id holders`.
-fn parse_named_reader(fields: &mut Fields<'_>) -> Option<NamedHolder> {
+/// Reads `deadline_ms since_ms tokens id holders` of a writer, or `deadline_ms since_ms id holders` of a reader.
+fn parse_named(mode: Mode, fields: &mut Fields<'_>) -> Option<NamedHolder> {
     let (deadline_ms, since_ms) = (fields.number()?, fields.number()?);
-    parse_named(Mode::Read, deadline_ms, since_ms, fields)
-}
-
-fn parse_named(mode: Mode, deadline_ms: u64, since_ms: u64, fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    if mode == Mode::Write {
+        fields.number()?;
+    }
     // The two-key scheme does not read the time of a reader's grant, and says 0.
     let since_ms = Some(since_ms).filter(|&since_ms| since_ms > 0);
     let id = fields.text()?.to_owned();

@@ -17,21 +17,20 @@ impl<'a> Names<'a> {
         Self(key.name())
     }
 
-    /// Returns the braces around the lock's name in second names.
-    fn braces(&self) -> [&'static str; 2] {
-        if self.0.contains('{') { ["", ""] } else { ["{", "}"] }
+    /// Returns a second name: the lock's name between these texts, in braces if it has none.
+    fn second(&self, before: &str, behind: &str) -> String {
+        let [open, close] = if self.0.contains('{') { ["", ""] } else { ["{", "}"] };
+        [before, open, self.0, close, behind].concat()
     }
 
     /// Returns the beginning of the names of all timeouts of the lock.
     pub(in crate::store) fn beginning(&self) -> String {
-        let [open, close] = self.braces();
-        [open, self.0, close, ":"].concat()
+        self.second("", ":")
     }
 
     /// Returns the key of the tokens.
     pub(in crate::store) fn tokens(&self) -> String {
-        let [open, close] = self.braces();
-        [open, self.0, close, TOKENS].concat()
+        self.second("", TOKENS)
     }
 
     /// Returns the key of the only timeout of the read hold with this id.
@@ -40,8 +39,7 @@ impl<'a> Names<'a> {
     }
 
     pub(in crate::store) fn channel(&self) -> String {
-        let [open, close] = self.braces();
-        [CHANNEL, open, self.0, close].concat()
+        self.second(CHANNEL, "")
     }
 }
 
