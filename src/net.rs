@@ -9,7 +9,7 @@ use crate::base::attempt::Notification;
 use crate::base::clock::Clock;
 use crate::base::digits::Digits;
 use crate::base::lease::{ClockSample, ServerTime};
-pub(crate) use crate::net::router::Router;
+pub(crate) use crate::net::router::{CallRoute, Router};
 pub(crate) use crate::net::script::Script;
 
 mod address;

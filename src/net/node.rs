@@ -130,6 +130,9 @@ pub(super) enum Admission {
     Asking,
 }
 
+/// Answer to one call, or its fault.
+pub(super) type CallAnswer = Result<Answered<Value>, Fault>;
+
 /// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
@@ -234,12 +237,7 @@ impl Node {
     }
 
     /// Sends one call on the shared connection.
-    pub(super) async fn call(
-        &self,
-        call: &Call,
-        admission: Admission,
-        precedence: Precedence,
-    ) -> Result<Answered<Value>, Fault> {
+    pub(super) async fn call(&self, call: &Call, admission: Admission, precedence: Precedence) -> CallAnswer {
         if call.grants
             && let Some(replicated_connections) = &self.replicated_connections
         {
@@ -262,7 +260,7 @@ impl Node {
         call: &Call,
         admission: Admission,
         precedence: Precedence,
-    ) -> Result<Answered<Value>, Fault> {
+    ) -> CallAnswer {
         let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
         let mut answer = self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop();
         for _ in 0..MAX_TEXTS {
@@ -285,19 +283,14 @@ impl Node {
         &self,
         replicated_connections: &ReplicatedConnections,
         calls: ReplicatedCalls,
-    ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    ) -> Result<Vec<CallAnswer>, Fault> {
         self.wait_for_answer().await?;
         // If this process cannot connect to the node, the call fails here, with the reason of the failed dial.
         self.connections.live().await?;
         replicated_connections.ask(calls).await
     }
 
-    async fn call_in_turn(
-        &self,
-        call: &Call,
-        admission: Admission,
-        precedence: Precedence,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn call_in_turn(&self, call: &Call, admission: Admission, precedence: Precedence) -> CallAnswer {
         loop {
             self.wait_for_answer().await?;
             let live = self.connections.live().await?;
@@ -312,12 +305,7 @@ impl Node {
         }
     }
 
-    async fn send_or_load(
-        &self,
-        live: &Arc<OpenConnection>,
-        call: &Call,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn send_or_load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
         match self.send(live, call, Load::Digest, admission).await {
             Err(Fault::NoScript) => Box::pin(self.load(live, call, admission)).await,
             other => other,
@@ -325,12 +313,7 @@ impl Node {
     }
 
     /// Sends a call with the text of its script, in one form after the other.
-    async fn load(
-        &self,
-        live: &Arc<OpenConnection>,
-        call: &Call,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
         let mut answer = Err(Fault::NoScript);
         for _ in 0..MAX_TEXTS {
             if !matches!(answer, Err(Fault::NoScript)) {
@@ -342,7 +325,7 @@ impl Node {
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in the order of the calls.
-    pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<CallAnswer>, Fault> {
         let all: Vec<_> = calls.iter().collect();
         let mut answers = self.send_all(&all, Load::Digest).await?;
         for _ in 0..MAX_TEXTS {
@@ -365,7 +348,7 @@ impl Node {
 
     /// Sends calls of one script in one pipeline. If `first` is `Load::Text`, only the first call carries the script's
     /// text.
-    async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<CallAnswer>, Fault> {
         if let Some(replicated_connections) =
             self.replicated_connections.as_ref().filter(|_| calls.iter().any(|call| call.grants))
         {
@@ -448,13 +431,7 @@ impl Node {
         Ok(())
     }
 
-    async fn send(
-        &self,
-        live: &Arc<OpenConnection>,
-        call: &Call,
-        load: Load,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn send(&self, live: &Arc<OpenConnection>, call: &Call, load: Load, admission: Admission) -> CallAnswer {
         let (sent, not_after) = match call.expiry {
             Expiry::ResponseTimeout => self.connections.not_after(live).await?,
             Expiry::Never => (CLOCK.now(), ServerTime::default()),

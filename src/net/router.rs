@@ -18,7 +18,7 @@ use futures_util::stream::{self, BoxStream};
 use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
-use crate::base::attempt::{Answered, Failure, Route, ServerContact, Subscription};
+use crate::base::attempt::{Attempt, Failure, Route, ServerContact, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
 use crate::base::error::{Error, Refusal, Result, Source};
@@ -31,7 +31,7 @@ use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Admission, Limits, Node, Precedence, ReplicaNames, Reports, Role};
+use crate::net::node::{Admission, CallAnswer, Limits, Node, Precedence, ReplicaNames, Reports, Role};
 use crate::net::outages::Outages;
 use crate::net::push::{Pace, Push};
 use crate::net::recheck::Recheck;
@@ -75,13 +75,13 @@ impl Router {
                 ConditionsOf { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
             Arc::new(Conditions::new(place, options.max_clock_skew))
         };
-        match topology.kind() {
+        let (fleet, role, conditions) = match topology.kind() {
             Kind::Node(url) | Kind::Proxy(url) => {
                 let role = if let Kind::Proxy(_) = topology.kind() { Role::Proxy } else { Role::Standalone };
                 let (info, limits) = (parse_one(url, tls)?, Limits::new(options, role));
                 secrets.check(std::slice::from_ref(&info))?;
                 let conditions = conditions(std::slice::from_ref(&info));
-                Self::single(info, &secrets, limits, options, background_runtime, &conditions)
+                return Self::single(info, &secrets, limits, options, background_runtime, &conditions);
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
@@ -90,7 +90,7 @@ impl Router {
                 secrets.check_provider(&infos)?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
-                Ok(Self::of_fleet(fleet, Role::ClusterMember, options, background_runtime, &conditions))
+                (fleet, Role::ClusterMember, conditions)
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
@@ -105,22 +105,13 @@ impl Router {
                     background_runtime.clone(),
                     &conditions,
                 )?;
-                Ok(Self::of_fleet(fleet, Role::Standalone, options, background_runtime, &conditions))
+                (fleet, Role::Standalone, conditions)
             }
-        }
-    }
-
-    fn of_fleet(
-        fleet: Arc<Fleet>,
-        role: Role,
-        options: &Options,
-        background_runtime: &BackgroundRuntime,
-        conditions: &Arc<Conditions>,
-    ) -> Self {
+        };
         let outages = Arc::clone(fleet.outages());
         let owners = SlotOwners::Many(fleet);
-        Recheck::install(&owners, background_runtime, &outages, conditions);
-        Self::of(owners, Limits::new(options, role), options, background_runtime)
+        Recheck::install(&owners, background_runtime, &outages, &conditions);
+        Ok(Self::of(owners, Limits::new(options, role), options, background_runtime))
     }
 
     /// Creates one router for each of several independent servers.
@@ -177,7 +168,7 @@ impl Router {
     }
 
     /// Sends a call to the owner of its slot, and follows the slot when it moves.
-    async fn carry(&self, call: Call, call_route: CallRoute) -> Result<Answered<Value>, Failure> {
+    async fn carry(&self, call: Call, call_route: CallRoute) -> Attempt<Value> {
         let mut give_up = None;
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
         let mut admission = Admission::Owner;
@@ -225,13 +216,7 @@ impl Router {
     }
 
     /// Sends a call to one node. Depending on the outcome, marks the node as suspect or as trusted.
-    async fn send(
-        &self,
-        node: &Arc<Node>,
-        call: &Call,
-        call_route: CallRoute,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn send(&self, node: &Arc<Node>, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
         let suspect_in = match &self.slot_owners {
             SlotOwners::Many(fleet) if fleet.suspects(node) => Some(fleet),
             SlotOwners::Many(_) | SlotOwners::Single { .. } => None,
@@ -251,7 +236,7 @@ impl Router {
         call: &Call,
         call_route: CallRoute,
         admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    ) -> CallAnswer {
         // A call is sent to a suspect only after the suspect has answered its probe.
         tokio::select! {
             biased;
@@ -328,7 +313,7 @@ impl Router {
         }
     }
 
-    async fn call_all_of(&self, node: &Node, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    async fn call_all_of(&self, node: &Node, calls: &[Call]) -> Result<Vec<CallAnswer>, Fault> {
         match (&self.slot_owners, calls.first()) {
             (SlotOwners::Many(fleet), Some(first)) if fleet.suspects(node) => {
                 tokio::select! {
@@ -354,7 +339,7 @@ impl Router {
     /// later. So the other answers do not wait for a redirect. In a fleet, some calls are not sent in a pipeline, but
     /// one by one, and follow redirects. This is done for a single call, and for calls whose route is unknown, for
     /// example because their slot is migrating.
-    async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
+    async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
         let node = match &self.slot_owners {
             SlotOwners::Single { node } => Ok(Arc::clone(node)),
             SlotOwners::Many(fleet) if calls.len() > 1 && !route.is_unknown() => fleet.node(&route.0),
@@ -438,12 +423,7 @@ fn replaced_error() -> Source {
     Answer::error("it was replaced")
 }
 
-async fn carry_to(
-    node: &Node,
-    call: &Call,
-    call_route: CallRoute,
-    admission: Admission,
-) -> Result<Answered<Value>, Fault> {
+async fn carry_to(node: &Node, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
     match (call_route, admission) {
         (CallRoute::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
         (CallRoute::Dedicated, Admission::Asking) | (CallRoute::Shared, _) => {
@@ -455,34 +435,23 @@ async fn carry_to(
 
 /// Connection on which a call is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum CallRoute {
+pub(crate) enum CallRoute {
     Shared,
     /// Shared connection, with precedence over the waiting calls that acquire locks.
     Ahead,
+    /// Connection that carries no other call at that time. For calls that may take long.
     Dedicated,
 }
 
 /// Requests of the schemes. A call may be sent more than once. The returned answer always belongs to the last copy.
 impl Router {
-    pub(crate) async fn call(&self, call: Call) -> Result<Answered<Value>, Failure> {
+    pub(crate) async fn call(&self, call: Call, call_route: CallRoute) -> Attempt<Value> {
         let _in_flight = InFlight::new(&self.in_flight, 1);
-        self.carry(call, CallRoute::Shared).await
-    }
-
-    /// Sends a call that overtakes the waiting calls that acquire locks.
-    pub(crate) async fn call_ahead(&self, call: Call) -> Result<Answered<Value>, Failure> {
-        let _in_flight = InFlight::new(&self.in_flight, 1);
-        self.carry(call, CallRoute::Ahead).await
-    }
-
-    /// Sends a call on a connection that carries no other call at that time. For calls that may take long.
-    pub(crate) async fn call_apart(&self, call: Call) -> Result<Answered<Value>, Failure> {
-        let _in_flight = InFlight::new(&self.in_flight, 1);
-        self.carry(call, CallRoute::Dedicated).await
+        self.carry(call, call_route).await
     }
 
     /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
-    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
+    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
         let _in_flight = InFlight::new(&self.in_flight, calls.len());
         self.carry_all(route, calls).await
     }

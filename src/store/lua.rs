@@ -23,7 +23,7 @@ use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{ClockSample, FencingToken, MAX_TOKENS, Moment};
 use crate::base::recalls::Recalls;
-use crate::net::{Call, Expiry, Router, Script};
+use crate::net::{Call, CallRoute, Expiry, Router, Script};
 use crate::store::redisson::{self, Names, names};
 use crate::store::{
     Ability, AcquireRequest, Acquired, AcquisitionId, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Granted,
@@ -344,7 +344,7 @@ impl Scheme for LuaScheme {
 
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.router.call(self.acquire_call(key, request)).await?;
+            let reply = self.router.call(self.acquire_call(key, request), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), |code, fields| {
                 Some(self.adapt_acquired(parse_acquired(code, fields)?, request))
             })
@@ -355,7 +355,7 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that the
             // release frees.
-            let reply = self.router.call_ahead(self.release_call(request)).await?;
+            let reply = self.router.call(self.release_call(request), CallRoute::Ahead).await?;
             read_reply(reply, request.id.as_str(), parse_released)
         })
     }
@@ -388,7 +388,7 @@ impl Scheme for LuaScheme {
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>> {
         Box::pin(async move {
-            let reply = self.router.call(self.convert_call(key, old, request)).await?;
+            let reply = self.router.call(self.convert_call(key, old, request), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), |code, fields| {
                 Some(match parse_converted(code, fields)? {
                     Converted::Granted(granted) => Converted::Granted(self.limit_remaining(granted)),
@@ -427,14 +427,14 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             // An `inspect` has a connection of its own, because it may take long and other requests would wait behind
             // it.
-            let reply = self.router.call_apart(self.call_of_lock(&self.scripts.inspect, key)).await?;
+            let reply = self.router.call(self.call_of_lock(&self.scripts.inspect, key), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_view)
         })
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let reply = self.router.call_apart(self.force_call(key, seen)).await?;
+            let reply = self.router.call(self.force_call(key, seen), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_forced)
         })
     }
@@ -449,7 +449,7 @@ impl Scheme for LuaScheme {
 
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let reply = self.router.call_ahead(self.rights_call(key, more)).await?;
+            let reply = self.router.call(self.rights_call(key, more), CallRoute::Ahead).await?;
             let refused = refused_commands(&reply.value).unwrap_or_default();
             if refused.is_empty() {
                 return Ok(());
@@ -529,7 +529,7 @@ impl RecallingScheme for LuaScheme {
             }
             let mut call = self.call(script, key);
             call.echoed_arg(id);
-            read_reply(self.router.call_ahead(call).await?, id, |code, _| (code == "told").then_some(()))
+            read_reply(self.router.call(call, CallRoute::Ahead).await?, id, |code, _| (code == "told").then_some(()))
         })
     }
 }
@@ -542,7 +542,7 @@ impl NotingScheme for LuaScheme {
             call.echoed_arg(id.as_str());
             call.number(note.number);
             call.arg(&note.text);
-            read_reply(self.router.call(call).await?, id.as_str(), parse_noted)
+            read_reply(self.router.call(call, CallRoute::Shared).await?, id.as_str(), parse_noted)
         })
     }
 }
@@ -555,7 +555,7 @@ impl MasterScheme for LuaScheme {
         floor: Floor,
     ) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.router.call(self.acquire_above_call(key, request, floor)).await?;
+            let reply = self.router.call(self.acquire_above_call(key, request, floor), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
@@ -567,7 +567,7 @@ impl MasterScheme for LuaScheme {
         seen: &'a View,
     ) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let reply = self.router.call_apart(self.force_shown_call(key, token, seen)).await?;
+            let reply = self.router.call(self.force_shown_call(key, token, seen), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_forced)
         })
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use redis::{RedisError, Value};
 
-use super::Role;
 use super::connection::{Request, Wording};
 use super::connections::{Connections, OpenConnection};
 use super::greeting::{parse_time, unreadable};
+use super::{CallAnswer, Role};
 use crate::base::attempt::Answered;
 use crate::base::error::Refusal;
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
@@ -97,7 +97,7 @@ impl Connections {
         wording: Wording,
         sent: Moment,
         value: Value,
-    ) -> Result<Answered<Value>, Fault> {
+    ) -> CallAnswer {
         let value = fault::reply(value).map_err(|fault| match self.limits.role {
             Role::Proxy => fault.through_proxy(self.arrives_until(sent)),
             Role::Standalone | Role::Voter | Role::ClusterMember => fault,

@@ -4,13 +4,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use redis::Value;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Semaphore;
 
 use super::connections::{OpenConnection, Sharing};
-use super::{Admission, Node};
-use crate::base::attempt::Answered;
+use super::{Admission, CallAnswer, Node};
 use crate::net::Call;
 use crate::net::fault::Fault;
 
@@ -69,7 +67,7 @@ impl FewConnections {
 impl Node {
     /// Sends one call on a connection that carries no other call at that time. If the returned future is dropped before
     /// it ends, the connection is closed.
-    pub(in crate::net) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
+    pub(in crate::net) async fn call_apart(&self, call: &Call) -> CallAnswer {
         self.wait_for_answer().await?;
         // If this process cannot connect to the node, the call fails here, before it waits for a free connection.
         self.connections.live().await?;

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
 use redis::{ConnectionAddr, Value};
 
 use super::connection::{Connection, Request};
@@ -123,7 +124,11 @@ impl Connections {
             return;
         }
         departures.primary = None;
-        let lost = departures.close_all_but(None);
+        self.close_all_but(departures, None);
+    }
+
+    fn close_all_but(&self, mut departures: MutexGuard<'_, Departures>, stays: Option<&Arc<AtomicBool>>) {
+        let lost = departures.close_all_but(stays);
         // The lock is released first, because the handlers take locks of their own.
         drop(departures);
         self.give_up_closed();
@@ -143,10 +148,7 @@ impl Connections {
         if departures.primary.replace(peer) == Some(peer) {
             return;
         }
-        let lost = departures.close_all_but(Some(is_closed));
-        drop(departures);
-        self.give_up_closed();
-        lost.iter().for_each(|on_loss| on_loss());
+        self.close_all_but(departures, Some(is_closed));
     }
 
     /// Connects, and asks the server for its role and its clock. If no address leads to a primary, returns a connection

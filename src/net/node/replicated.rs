@@ -32,8 +32,7 @@ use super::connection::{Load, Request, Wording};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
-use super::{Admission, reply_if_admitted};
-use crate::base::attempt::Answered;
+use super::{Admission, CallAnswer, reply_if_admitted};
 use crate::base::cork::after_step;
 use crate::base::durability::Durability;
 use crate::base::error::Refusal;
@@ -48,9 +47,6 @@ use crate::net::{Call, gives_hold};
 const MAX_REPLICATED_CONNECTIONS: usize = 8;
 /// Number of calls at which a pipeline is full and takes no further batch. A single batch may have more calls.
 const MAX_CALLS: usize = 64;
-
-/// Answer to one call, or its fault.
-type Said = Result<Answered<Value>, Fault>;
 
 /// Replicated connections to one node. Each runtime has connections of its own, and reads and writes them itself.
 pub(super) struct ReplicatedConnections {
@@ -79,7 +75,7 @@ impl ReplicatedConnections {
 
     /// Sends calls in one pipeline. Returns one answer for each call, in order. If an answer grants a hold, it is
     /// returned after the required replicas have acknowledged the hold.
-    pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
+    pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<CallAnswer>, Fault> {
         let pool = self.pool();
         let (answers, answer) = oneshot::channel();
         if pool.put(ReplicatedJob { calls: job, answers }) {
@@ -187,7 +183,12 @@ impl ReplicatedState {
         jobs
     }
 
-    fn take(&mut self) -> Vec<ReplicatedJob> {
+    /// Takes the waiting batches, unless more than `busy` connections are busy, or batches of the present step will start
+    /// another one.
+    fn take_unless_busy(&mut self, busy: usize) -> Vec<ReplicatedJob> {
+        if self.busy > busy || !self.step.is_empty() {
+            return Vec::new();
+        }
         self.ahead.drain(..).chain(self.in_turn.drain(..)).collect()
     }
 }
@@ -220,9 +221,7 @@ impl ReplicatedPool {
     /// Handles a failed dial. Passes the fault to the waiting callers, unless another busy connection will take their
     /// batches.
     fn fail(&self, fault: &DialFault) {
-        let mut state = self.state.lock();
-        let left = if state.busy == 1 && state.step.is_empty() { state.take() } else { Vec::new() };
-        drop(state);
+        let left = self.state.lock().take_unless_busy(1);
         left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
     }
 
@@ -329,7 +328,7 @@ impl ReplicatedPool {
         waiting: Vec<Answers>,
         (sent, dialect): (Moment, Dialect),
         values: Vec<Value>,
-    ) -> Vec<(Answers, Vec<Said>)> {
+    ) -> Vec<(Answers, Vec<CallAnswer>)> {
         let (mut values, mut held_back) = (values.into_iter(), Vec::new());
         for (batch, answers) in batches.iter().zip(waiting) {
             let mut said = Vec::with_capacity(batch.calls.len());
@@ -347,7 +346,7 @@ impl ReplicatedPool {
     }
 
     /// Replaces the answer to a call by a fault, if it grants a hold that too few replicas have acknowledged.
-    fn judge(&self, said: &mut Said, required: u64, waited: &Result<u64, Fault>, sent: Moment) {
+    fn judge(&self, said: &mut CallAnswer, required: u64, waited: &Result<u64, Fault>, sent: Moment) {
         if !is_hold(said) {
             return;
         }
@@ -359,14 +358,14 @@ impl ReplicatedPool {
     }
 }
 
-type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
+type Answers = oneshot::Sender<Result<Vec<CallAnswer>, Fault>>;
 
 /// Sends the answers to their caller. The caller may have stopped waiting.
-fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
+fn tell(answers: Answers, said: Result<Vec<CallAnswer>, Fault>) {
     drop(answers.send(said));
 }
 
-fn is_hold(said: &Said) -> bool {
+fn is_hold(said: &CallAnswer) -> bool {
     said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
 }
 
@@ -435,7 +434,7 @@ impl Drop for ReplicatedConnection {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.busy -= 1;
-        let left = if state.busy == 0 && state.step.is_empty() { state.take() } else { Vec::new() };
+        let left = state.take_unless_busy(0);
         drop(state);
         left.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(None))));
     }

@@ -266,12 +266,12 @@ impl LinkRun {
         if let Some(lost) = link.lost.take() {
             return Err(lost);
         }
+        let here = || subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
         if now >= deadlines.refresh_at {
             deadlines.refresh_at = now + self.shared.pace.refresh;
             // Only channels of waiters are subscribed again, because there may be many channels of recalls. For
             // channels of recalls, pings show whether the connection still works.
-            let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
-            let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
+            let of_waiters = here().filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
             deadlines.again = of_waiters.chain(&link.leftovers).cloned().collect();
             // A replica also confirms subscriptions, so the confirmations do not show that this node is still the
             // primary. Sentinels are therefore asked for the primary here. In a cluster this is not necessary, because
@@ -279,8 +279,7 @@ impl LinkRun {
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
             // One channel is enough, because one answer on this connection proves that its server is still there.
-            let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
-            deadlines.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
+            deadlines.again.extend(here().next().map(|(name, _)| Arc::clone(name)));
         }
         while deadlines.refused.first().is_some_and(|(at, _)| *at <= now) {
             link.todo.extend(deadlines.refused.pop_first().map(|(_, name)| name));

@@ -13,7 +13,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.acquire, key);
         call.number(not_after_ms);
         self.acquire_args(&mut call, request);
-        read_reply(self.router.call(call).await?, request.id.as_str(), parse_acquired)
+        read_reply(self.router.call(call, CallRoute::Shared).await?, request.id.as_str(), parse_acquired)
     }
 
     /// Converts with a time limit that the caller chooses.
@@ -27,6 +27,6 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.convert, key);
         call.number(not_after_ms);
         self.convert_args(&mut call, old, request);
-        read_reply(self.router.call(call).await?, request.id.as_str(), parse_converted)
+        read_reply(self.router.call(call, CallRoute::Shared).await?, request.id.as_str(), parse_converted)
     }
 }
