@@ -76,57 +76,53 @@ const fn is_at(text: &[u8], at: usize, word: &[u8]) -> bool {
     same == word.len()
 }
 
-/// Embeds a script, with its parts if it has any.
+/// Embeds a script of a scheme under a name, with its parts if it has any.
 macro_rules! script {
-    ($name:literal, $parts:expr) => {{
-        const SCRIPT: &[u8] = include_str!($name).as_bytes();
-        const LENGTH: usize = assemble(SCRIPT, $parts, &mut [], 0);
-        const TEXT: [u8; LENGTH] = {
-            let mut text = [0; LENGTH];
-            assemble(SCRIPT, $parts, &mut text, 0);
-            text
+    ($file:literal, $parts:ident, $name:ident) => {
+        pub(crate) const $name: &str = {
+            const SCRIPT: &[u8] = include_str!($file).as_bytes();
+            const LENGTH: usize = super::assemble(SCRIPT, super::$parts, &mut [], 0);
+            const TEXT: [u8; LENGTH] = {
+                let mut text = [0; LENGTH];
+                super::assemble(SCRIPT, super::$parts, &mut text, 0);
+                text
+            };
+            match std::str::from_utf8(&TEXT) {
+                Ok(text) => text,
+                Err(_) => panic!("a script and its parts are text"),
+            }
         };
-        match std::str::from_utf8(&TEXT) {
-            Ok(text) => text,
-            Err(_) => panic!("a script and its parts are text"),
-        }
-    }};
+    };
 }
 
 /// Script that finds missing rights of the user, for all schemes.
 pub(crate) const RIGHTS: &str = include_str!("rights.lua");
 
 pub(crate) mod hash {
-    use super::{HASH_PARTS, assemble};
-
-    pub(crate) const ACQUIRE: &str = script!("hash/acquire.lua", HASH_PARTS);
-    pub(crate) const LEAVE: &str = script!("hash/leave.lua", HASH_PARTS);
-    pub(crate) const CONVERT: &str = script!("hash/convert.lua", HASH_PARTS);
-    pub(crate) const RENEW: &str = script!("hash/renew.lua", HASH_PARTS);
-    pub(crate) const INSPECT: &str = script!("hash/inspect.lua", HASH_PARTS);
-    pub(crate) const FORCE: &str = script!("hash/force.lua", HASH_PARTS);
-    pub(crate) const NOTE: &str = script!("hash/note.lua", HASH_PARTS);
-    pub(crate) const USED: &str = script!("hash/used.lua", HASH_PARTS);
+    script!("hash/acquire.lua", HASH_PARTS, ACQUIRE);
+    script!("hash/leave.lua", HASH_PARTS, LEAVE);
+    script!("hash/convert.lua", HASH_PARTS, CONVERT);
+    script!("hash/renew.lua", HASH_PARTS, RENEW);
+    script!("hash/inspect.lua", HASH_PARTS, INSPECT);
+    script!("hash/force.lua", HASH_PARTS, FORCE);
+    script!("hash/note.lua", HASH_PARTS, NOTE);
+    script!("hash/used.lua", HASH_PARTS, USED);
 }
 
 pub(crate) mod two_key {
-    use super::{TWO_KEY_PARTS, assemble};
-
-    pub(crate) const ACQUIRE: &str = script!("two_key/acquire.lua", TWO_KEY_PARTS);
-    pub(crate) const LEAVE: &str = script!("two_key/leave.lua", TWO_KEY_PARTS);
-    pub(crate) const CONVERT: &str = script!("two_key/convert.lua", TWO_KEY_PARTS);
-    pub(crate) const RENEW: &str = script!("two_key/renew.lua", TWO_KEY_PARTS);
-    pub(crate) const INSPECT: &str = script!("two_key/inspect.lua", TWO_KEY_PARTS);
-    pub(crate) const FORCE: &str = script!("two_key/force.lua", TWO_KEY_PARTS);
+    script!("two_key/acquire.lua", TWO_KEY_PARTS, ACQUIRE);
+    script!("two_key/leave.lua", TWO_KEY_PARTS, LEAVE);
+    script!("two_key/convert.lua", TWO_KEY_PARTS, CONVERT);
+    script!("two_key/renew.lua", TWO_KEY_PARTS, RENEW);
+    script!("two_key/inspect.lua", TWO_KEY_PARTS, INSPECT);
+    script!("two_key/force.lua", TWO_KEY_PARTS, FORCE);
 }
 
 pub(crate) mod redisson {
-    use super::{REDISSON_PARTS, assemble};
-
-    pub(crate) const ACQUIRE: &str = script!("redisson/acquire.lua", REDISSON_PARTS);
-    pub(crate) const LEAVE: &str = script!("redisson/leave.lua", REDISSON_PARTS);
-    pub(crate) const CONVERT: &str = script!("redisson/convert.lua", REDISSON_PARTS);
-    pub(crate) const RENEW: &str = script!("redisson/renew.lua", REDISSON_PARTS);
-    pub(crate) const INSPECT: &str = script!("redisson/inspect.lua", REDISSON_PARTS);
-    pub(crate) const FORCE: &str = script!("redisson/force.lua", REDISSON_PARTS);
+    script!("redisson/acquire.lua", REDISSON_PARTS, ACQUIRE);
+    script!("redisson/leave.lua", REDISSON_PARTS, LEAVE);
+    script!("redisson/convert.lua", REDISSON_PARTS, CONVERT);
+    script!("redisson/renew.lua", REDISSON_PARTS, RENEW);
+    script!("redisson/inspect.lua", REDISSON_PARTS, INSPECT);
+    script!("redisson/force.lua", REDISSON_PARTS, FORCE);
 }

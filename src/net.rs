@@ -6,9 +6,10 @@
 use redis::Value;
 
 use crate::base::attempt::Notification;
+use crate::base::clock::Clock;
 use crate::base::digits::Digits;
 use crate::base::lease::{ClockSample, ServerTime};
-pub(crate) use crate::net::router::Router;
+pub(crate) use crate::net::router::{CallRoute, Router};
 pub(crate) use crate::net::script::Script;
 
 mod address;
@@ -36,6 +37,9 @@ mod slots;
 mod survey;
 #[cfg_attr(not(feature = "tls"), path = "net/no_tls.rs")]
 mod tls;
+
+/// Clock of the transport. Servers and their connections take real time, in tests too.
+const CLOCK: Clock = Clock::System;
 
 /// Effect of a request that reaches the server late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,16 +116,6 @@ impl Call {
         self.places[self.parts] = ArgumentPlace { begin, end: self.encoded.len() as u32 };
         self.encoded.extend_from_slice(encode::END);
         self.parts += 1;
-    }
-
-    #[cfg(test)]
-    fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        (0..self.keys).map(|part| self.part(part))
-    }
-
-    #[cfg(test)]
-    fn args(&self) -> impl Iterator<Item = &[u8]> {
-        (self.keys..self.parts).map(|part| self.part(part))
     }
 
     fn part(&self, part: usize) -> &[u8] {

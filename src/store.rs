@@ -202,6 +202,12 @@ pub(crate) struct View {
     pub(crate) is_recallable: bool,
 }
 
+impl View {
+    pub(crate) fn shows(&self, id: &AcquisitionId) -> bool {
+        self.holders.iter().any(|holder| holder.id == id.as_str())
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Holder {
     pub(crate) id: String,
@@ -333,7 +339,9 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
     /// Returns a stream of signals that routes may have changed, or `None` if they never change.
-    fn changes(&self) -> Option<BoxStream<'static, ()>>;
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
+    }
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
     /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request as long as records
     /// are left.
@@ -348,9 +356,13 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>>;
     /// Returns the notifications of the scheme. A scheme without them returns `None`, and its waiters ask again from time
     /// to time.
-    fn notifications(&self) -> Option<&dyn NotifyingScheme>;
+    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
+        None
+    }
     /// Returns the recalls of the scheme. In a scheme without them no process can cache a hold.
-    fn recalls(&self) -> Option<&dyn RecallingScheme>;
+    fn recalls(&self) -> Option<&dyn RecallingScheme> {
+        None
+    }
     /// Returns the notes of the scheme. In a scheme without them no hold has a note.
     fn notes(&self) -> Option<&dyn NotingScheme> {
         None

@@ -10,12 +10,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-use crate::base::clock::Clock;
 use crate::base::events;
 use crate::base::health::{ClockReading, FindingKind, NodeFinding, clock_skews, micros};
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::metrics::{Counter, NodeFindings};
 use crate::base::panics::catch_panic;
+use crate::net::CLOCK;
 
 /// Time for which the memory of a server counts as full after the server has refused a request for this reason. It
 /// applies only if the user may not send `INFO memory`, because otherwise the answer shows the memory in use.
@@ -34,7 +34,6 @@ pub(crate) struct ConditionsOf {
 #[derive(Debug)]
 pub(crate) struct Conditions {
     place: ConditionsOf,
-    clock: Clock,
     max_skew: Duration,
     has_connected: AtomicBool,
     nodes: Mutex<BTreeMap<String, Condition>>,
@@ -89,10 +88,9 @@ impl Condition {
 }
 
 impl Conditions {
-    pub(crate) fn new(place: ConditionsOf, clock: Clock, max_skew: Duration) -> Self {
+    pub(crate) fn new(place: ConditionsOf, max_skew: Duration) -> Self {
         Self {
             place,
-            clock,
             max_skew,
             has_connected: AtomicBool::new(false),
             nodes: Mutex::default(),
@@ -111,7 +109,7 @@ impl Conditions {
 
     /// Returns true if a new connection should send `INFO memory` now. If so, notes the time of this question.
     pub(super) fn begins_asking(&self, node: &str) -> bool {
-        let now = self.clock.now();
+        let now = CLOCK.now();
         let mut nodes = self.nodes.lock();
         let known = nodes.entry(node.to_owned()).or_default();
         let is_due = !known.may_not_ask && known.asked.is_none_or(|asked| now.since(asked) >= MEMORY_PAUSE);
@@ -123,7 +121,7 @@ impl Conditions {
 
     /// Notes the answer to `INFO memory`. `None` means that the user may not send `INFO memory`.
     pub(super) fn note_memory(&self, node: &str, memory: Option<Memory>) {
-        let now = self.clock.now();
+        let now = CLOCK.now();
         self.change(node, |known| {
             known.may_not_ask = memory.is_none();
             known.asked = Some(now);
@@ -137,7 +135,7 @@ impl Conditions {
 
     /// Notes that the server refused a request because its memory is full.
     pub(super) fn note_memory_refusal(&self, node: &str) {
-        let now = self.clock.now();
+        let now = CLOCK.now();
         self.change(node, |known| known.refused = Some(now));
     }
 
@@ -247,7 +245,7 @@ impl Conditions {
     /// Returns how far this machine's clock is ahead of the clock that gives [`Moment`]s, in microseconds.
     fn wall_ahead_us(&self) -> i64 {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        micros(wall).saturating_sub(micros(Duration::from_nanos(self.clock.now().as_nanos())))
+        micros(wall).saturating_sub(micros(Duration::from_nanos(CLOCK.now().as_nanos())))
     }
 }
 
@@ -266,7 +264,7 @@ mod tests {
     #[test]
     fn each_refused_notification_is_counted() {
         let recording = Recording::default();
-        let make = || Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_secs(1));
+        let make = || Conditions::new(ConditionsOf::default(), Duration::from_secs(1));
         let conditions = metrics::with_local_recorder(&recording, make);
         for node in ["a:1", "a:1", "b:1"] {
             conditions.note_unpublished(node);

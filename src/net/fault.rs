@@ -37,6 +37,11 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// Returns the fault of a call for which no connection could be used.
+    pub(super) fn unsent(reason: impl Into<String>) -> Self {
+        Self::NotSent(Some(Answer::error(reason)))
+    }
+
     /// Classifies an error that a node has sent as its reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
         match Self::of_words(error) {
@@ -54,12 +59,14 @@ impl Fault {
         let details = error.details().unwrap_or_default().split(", with args").next().unwrap_or_default();
         // The details are `<slot> <host>:<port>`. If the host is empty, the caller fills it in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
-        let refused = |refusal| Self::Refused { refusal, message: format!("{} {details}", error.code()) };
+        let words = || format!("{} {details}", error.code());
+        let refused = |refusal| Self::Refused { refusal, message: words() };
+        let again = || Self::Again(Answer::error(words()));
         match error.code() {
             "MOVED" => Self::Moved { address: address() },
             "ASK" => Self::Ask { address: address() },
-            "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
-            "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
+            "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => again(),
+            "LOADING" | "MASTERDOWN" => Self::WrongServer(Answer::error(words())),
             "NOSCRIPT" => Self::NoScript,
             // This error may also come from within a script. It then proves that nothing was written. The first write
             // of the script fails already, because a server does not change its role while a script runs.
@@ -76,15 +83,11 @@ impl Fault {
             _ if details.contains("executing the script can't run") || details.contains("ACL failure in script") => {
                 refused(Refusal::Forbidden)
             }
-            "ERR" if details.starts_with("max number of clients") => {
-                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
-            }
+            "ERR" if details.starts_with("max number of clients") => again(),
             _ if details.contains("WRONGTYPE") => refused(Refusal::ForeignKey),
             // While a slot moves, a server may run a script although the key is at another server. Scripts read first,
             // so the first command that meets this error has changed nothing.
-            _ if details.contains("attempted to access a non local key") => {
-                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
-            }
+            _ if details.contains("attempted to access a non local key") => again(),
             _ if details.contains("cluster support disabled") => Self::Refused {
                 refusal: Refusal::OtherTopology,
                 message: "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
@@ -126,7 +129,7 @@ impl Fault {
         const BEFORE: [&str; 6] = ["unknown command", "script", "Script", "Lua", "ompil", "no upstream host"];
         match self {
             Self::Refused { refusal: Refusal::Other, message } if !BEFORE.iter().any(|part| message.contains(part)) => {
-                Self::Unknown { arrives_until, source: Some(Arc::new(Answer(message))) }
+                Self::Unknown { arrives_until, source: Some(Answer::error(message)) }
             }
             fault => fault,
         }
@@ -154,7 +157,7 @@ impl Fault {
     pub(super) fn into_source(self) -> Option<Source> {
         match self.into_failure() {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
-            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
+            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Answer::error(message)),
             Failure::Unreplicated { .. } => None,
         }
     }
@@ -169,11 +172,9 @@ impl Fault {
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) | Self::WrongServer(source) => Failure::NotDone { source: Some(source) },
             Self::Moved { address } | Self::Ask { address } => {
-                Failure::NotDone { source: Some(Arc::new(Answer(format!("redirected to {address}")))) }
+                Failure::NotDone { source: Some(Answer::error(format!("redirected to {address}"))) }
             }
-            Self::NoScript => {
-                Failure::NotDone { source: Some(Arc::new(Answer("NOSCRIPT for a script with its text".to_owned()))) }
-            }
+            Self::NoScript => Failure::NotDone { source: Some(Answer::error("NOSCRIPT for a script with its text")) },
         }
     }
 }
@@ -284,99 +285,14 @@ pub(super) fn reply(value: Value) -> Result<Value, Fault> {
 /// Error with a text, which is usually the answer of a server.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Answer(pub(super) String);
+pub(super) struct Answer(String);
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn fault(line: &str) -> Fault {
-        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error reply");
-        reply(value).expect_err("an error")
-    }
-
-    #[test]
-    fn redirects_name_the_node() {
-        assert!(matches!(fault("MOVED 7 10.0.0.1:7001"), Fault::Moved { address } if address == "10.0.0.1:7001"));
-        assert!(matches!(fault("ASK 7 h:1"), Fault::Ask { address } if address == "h:1"));
-    }
-
-    #[test]
-    fn refusals_are_told_apart() {
-        let cases = [
-            ("OOM command not allowed when used memory > 'maxmemory'.", Refusal::OutOfMemory),
-            ("NOAUTH Authentication required.", Refusal::Unauthenticated),
-            ("NOPERM this user has no permissions", Refusal::Forbidden),
-            ("MISCONF Errors writing to the append only file", Refusal::ReadOnly),
-            ("WRONGTYPE Operation against a key holding the wrong kind of value", Refusal::ForeignKey),
-            ("ERR something", Refusal::Other),
-        ];
-        for (line, expected) in cases {
-            assert!(matches!(fault(line), Fault::Refused { refusal, .. } if refusal == expected), "{line}");
-        }
-    }
-
-    #[test]
-    fn refusals_from_within_a_script_are_told_from_those_before_it() {
-        let redis = "NOPERM The user executing the script can't run this command or subcommand script: \
-                     d7be9d8e6d5e0d7a, on @user_script:3.";
-        let redis_7_0 = "ERR The user executing the script can't run this command or subcommand script: \
-                     d7be9d8e6d5e0d7a, on @user_script:3.";
-        let valkey = "ERR ACL failure in script: User u has no permissions to run the 'pexpireat' command script: \
-                      d7be9d8e6d5e0d7a, on @user_script:3.";
-        for line in [redis, redis_7_0, valkey] {
-            assert!(matches!(fault(line), Fault::Broken { refusal: Refusal::Forbidden, .. }), "{line}");
-        }
-        let number = "ERR value is not an integer or out of range script: d7be9d8e, on @user_script:3.";
-        assert!(matches!(fault(number), Fault::Broken { refusal: Refusal::Other, .. }));
-        let foreign =
-            "WRONGTYPE Operation against a key holding the wrong kind of value script: d7be, on @user_script:3.";
-        assert!(matches!(fault(foreign), Fault::Refused { refusal: Refusal::ForeignKey, .. }));
-        let script = "-- one\nlocal two\nredis.call('PEXPIREAT', KEYS[1], 1)";
-        let named = |line| match with_command(fault(line), script) {
-            Fault::Broken { message, .. } => message.to_lowercase().contains("pexpireat"),
-            _ => false,
-        };
-        assert!(named(redis) && named(redis_7_0) && named(valkey));
-    }
-
-    #[test]
-    fn error_of_a_proxy_itself_proves_nothing() {
-        let through = |line| fault(line).through_proxy(Moment::from_nanos(7));
-        for line in ["upstream failure", "ERR Connection timed out"] {
-            assert!(
-                matches!(through(line), Fault::Unknown { arrives_until, .. } if arrives_until.as_nanos() == 7),
-                "{line}"
-            );
-        }
-        for line in ["ERR unknown command 'EVALSHA'", "ERR Error compiling script (new function)", "no upstream host"] {
-            assert!(matches!(through(line), Fault::Refused { refusal: Refusal::Other, .. }), "{line}");
-        }
-        assert!(matches!(through("OOM x"), Fault::Refused { refusal: Refusal::OutOfMemory, .. }));
-    }
-
-    #[test]
-    fn arguments_that_a_server_repeats_are_left_out() {
-        let line = "ERR unknown command 'AUTH', with args beginning with: 'locks' 's3cret' ";
-        let Fault::Refused { message, .. } = fault(line) else { panic!("it is a refusal") };
-        assert_eq!(message, "ERR unknown command 'AUTH'");
-    }
-
-    #[test]
-    fn passing_troubles_are_no_refusals() {
-        let moving =
-            "ERR Script attempted to access a non local key in a cluster node script: d7be, on @user_script:3.";
-        for line in ["TRYAGAIN x", "CLUSTERDOWN x", "BUSY x", moving] {
-            assert!(matches!(fault(line), Fault::Again(_)), "{line}");
-        }
-    }
-
-    #[test]
-    fn servers_that_are_no_primary_are_told_apart() {
-        let within = "READONLY You can't write against a read only replica. script: d7be9d8e, on @user_script:3.";
-        for line in ["READONLY You can't write against a read only replica.", within, "LOADING x", "MASTERDOWN x"] {
-            let fault = fault(line);
-            assert!(matches!(fault, Fault::WrongServer(_)) && fault.is_of_no_primary(), "{line}");
-        }
+impl Answer {
+    pub(super) fn error(text: impl Into<String>) -> Source {
+        Arc::new(Self(text.into()))
     }
 }
+
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/fault.rs"]
+mod tests;

@@ -26,17 +26,17 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use tokio::sync::watch;
 
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::clock::Clock;
 use crate::base::error::Result;
 use crate::base::lease::Moment;
 use crate::base::metrics::Counter;
 use crate::base::options::Options;
 use crate::base::single_task::SingleTask;
 use crate::base::topology::{Access, AddressSource};
+use crate::net::CLOCK;
 use crate::net::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::net::announced::{Announced, Announcer};
 use crate::net::conditions::Conditions;
-use crate::net::fault::{Answer, Fault};
+use crate::net::fault::Fault;
 use crate::net::members::{MAX_ASKED, Members};
 use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role, shown};
 use crate::net::outages::Outages;
@@ -55,7 +55,6 @@ pub(super) struct Fleet {
     template: ConnectionInfo,
     secrets: Arc<Secrets>,
     limits: Limits,
-    clock: Clock,
     background_runtime: BackgroundRuntime,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
@@ -175,7 +174,6 @@ impl Fleet {
             template,
             secrets,
             limits,
-            clock: Clock::System,
             background_runtime,
             nodes: Mutex::default(),
             map: watch::Sender::new(SlotMap::default()),
@@ -215,7 +213,7 @@ impl Fleet {
     }
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
-        let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
+        let unusable = || Fault::unsent(format!("{address:?} is no address of a node"));
         let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
         let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
         let replica_names = match &self.map_source {
@@ -224,8 +222,7 @@ impl Fleet {
         };
         let reports = Reports { on_loss, outages, conditions, source, secrets, replica_names };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        Node::new(address, info, self.limits, self.clock, self.background_runtime.clone(), reports)
-            .map_err(|_| unusable())
+        Node::new(address, info, self.limits, self.background_runtime.clone(), reports).map_err(|_| unusable())
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
@@ -259,7 +256,7 @@ impl Fleet {
         match (address, asked) {
             (Some(address), _) => self.node(&address),
             (None, Err(fault)) => Err(fault),
-            (None, Ok(())) => Err(Fault::NotSent(Some(Arc::new(Answer(format!("nobody says who owns slot {slot}")))))),
+            (None, Ok(())) => Err(Fault::unsent(format!("nobody says who owns slot {slot}"))),
         }
     }
 
@@ -290,7 +287,7 @@ impl Fleet {
     /// Notes that a slot is migrating to another node. Requests for this slot are sent one by one, because its owner
     /// redirects requests for keys that have already moved.
     pub(super) fn migrates(&self, slot: u16) {
-        let now = self.clock.now();
+        let now = CLOCK.now();
         let mut migrating = self.migrating.lock();
         migrating.retain(|_, until| *until > now);
         migrating.insert(slot, now.after(MIGRATION));
@@ -301,7 +298,7 @@ impl Fleet {
         if self.migrating_count.load(Ordering::Acquire) == 0 {
             return false;
         }
-        let now = self.clock.now();
+        let now = CLOCK.now();
         let mut migrating = self.migrating.lock();
         migrating.retain(|_, until| *until > now);
         self.migrating_count.store(migrating.len(), Ordering::Release);

@@ -21,17 +21,13 @@ use tokio::sync::oneshot;
 
 use crate::base::attempt::{Answered, NodeId, Route, ServerContact};
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::clock::Clock;
 use crate::base::durability::Durability;
 use crate::base::error::Result;
 use crate::base::lease::{ClockSample, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::topology::AddressSource;
-#[cfg(all(test, feature = "_testing"))]
-use crate::base::topology::{Access, Tls};
+use crate::net::CLOCK;
 use crate::net::conditions::Conditions;
-#[cfg(all(test, feature = "_testing"))]
-use crate::net::conditions::ConditionsOf;
 use crate::net::fault::{self, Fault};
 use crate::net::outages::Outages;
 use crate::net::pushed::OnPush;
@@ -134,6 +130,9 @@ pub(super) enum Admission {
     Asking,
 }
 
+/// Answer to one call, or its fault.
+pub(super) type CallAnswer = Result<Answered<Value>, Fault>;
+
 /// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
@@ -150,23 +149,6 @@ pub(super) struct Reports {
     pub(super) replica_names: ReplicaNames,
 }
 
-#[cfg(all(test, feature = "_testing"))]
-impl Reports {
-    pub(super) fn for_test() -> Self {
-        let conditions = Conditions::new(ConditionsOf::default(), Clock::System, Duration::from_millis(100));
-        Self {
-            on_loss: None,
-            outages: Arc::default(),
-            conditions: Arc::new(conditions),
-            source: AddressSource::User,
-            secrets: Arc::new(
-                Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process).expect("no files"),
-            ),
-            replica_names: ReplicaNames::Nobody,
-        }
-    }
-}
-
 pub(super) struct Node {
     connections: Arc<Connections>,
     apart: Apart,
@@ -174,7 +156,6 @@ pub(super) struct Node {
     /// answered.
     replicated_connections: Option<ReplicatedConnections>,
     limits: Limits,
-    clock: Clock,
 }
 
 impl fmt::Debug for Node {
@@ -188,14 +169,13 @@ impl Node {
         address: &str,
         info: ConnectionInfo,
         limits: Limits,
-        clock: Clock,
         background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
         let replica_names = reports.replica_names.clone();
-        let connections = Arc::new(Connections::new(address, info, limits, clock, background_runtime, reports));
+        let connections = Arc::new(Connections::new(address, info, limits, background_runtime, reports));
         let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
-        Ok(Self { connections, apart: Apart::default(), replicated_connections, limits, clock })
+        Ok(Self { connections, apart: Apart::default(), replicated_connections, limits })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -257,12 +237,7 @@ impl Node {
     }
 
     /// Sends one call on the shared connection.
-    pub(super) async fn call(
-        &self,
-        call: &Call,
-        admission: Admission,
-        precedence: Precedence,
-    ) -> Result<Answered<Value>, Fault> {
+    pub(super) async fn call(&self, call: &Call, admission: Admission, precedence: Precedence) -> CallAnswer {
         if call.grants
             && let Some(replicated_connections) = &self.replicated_connections
         {
@@ -285,7 +260,7 @@ impl Node {
         call: &Call,
         admission: Admission,
         precedence: Precedence,
-    ) -> Result<Answered<Value>, Fault> {
+    ) -> CallAnswer {
         let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
         let mut answer = self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop();
         for _ in 0..MAX_TEXTS {
@@ -308,19 +283,14 @@ impl Node {
         &self,
         replicated_connections: &ReplicatedConnections,
         calls: ReplicatedCalls,
-    ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    ) -> Result<Vec<CallAnswer>, Fault> {
         self.wait_for_answer().await?;
         // If this process cannot connect to the node, the call fails here, with the reason of the failed dial.
         self.connections.live().await?;
         replicated_connections.ask(calls).await
     }
 
-    async fn call_in_turn(
-        &self,
-        call: &Call,
-        admission: Admission,
-        precedence: Precedence,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn call_in_turn(&self, call: &Call, admission: Admission, precedence: Precedence) -> CallAnswer {
         loop {
             self.wait_for_answer().await?;
             let live = self.connections.live().await?;
@@ -335,12 +305,7 @@ impl Node {
         }
     }
 
-    async fn send_or_load(
-        &self,
-        live: &Arc<OpenConnection>,
-        call: &Call,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn send_or_load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
         match self.send(live, call, Load::Digest, admission).await {
             Err(Fault::NoScript) => Box::pin(self.load(live, call, admission)).await,
             other => other,
@@ -348,12 +313,7 @@ impl Node {
     }
 
     /// Sends a call with the text of its script, in one form after the other.
-    async fn load(
-        &self,
-        live: &Arc<OpenConnection>,
-        call: &Call,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
         let mut answer = Err(Fault::NoScript);
         for _ in 0..MAX_TEXTS {
             if !matches!(answer, Err(Fault::NoScript)) {
@@ -365,7 +325,7 @@ impl Node {
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in the order of the calls.
-    pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<CallAnswer>, Fault> {
         let all: Vec<_> = calls.iter().collect();
         let mut answers = self.send_all(&all, Load::Digest).await?;
         for _ in 0..MAX_TEXTS {
@@ -388,7 +348,7 @@ impl Node {
 
     /// Sends calls of one script in one pipeline. If `first` is `Load::Text`, only the first call carries the script's
     /// text.
-    async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<CallAnswer>, Fault> {
         if let Some(replicated_connections) =
             self.replicated_connections.as_ref().filter(|_| calls.iter().any(|call| call.grants))
         {
@@ -446,7 +406,7 @@ impl Node {
 
     async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
         let live = self.connections.live().await?;
-        let sent = self.clock.now();
+        let sent = CLOCK.now();
         let reply = pin!(live.connection.ask(question));
         let answer = fault::reply(self.connections.in_time(&live, sent, reply).await?);
         answer.map_err(|fault| self.connections.without_login(&live, sent, fault))
@@ -471,16 +431,10 @@ impl Node {
         Ok(())
     }
 
-    async fn send(
-        &self,
-        live: &Arc<OpenConnection>,
-        call: &Call,
-        load: Load,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn send(&self, live: &Arc<OpenConnection>, call: &Call, load: Load, admission: Admission) -> CallAnswer {
         let (sent, not_after) = match call.expiry {
             Expiry::ResponseTimeout => self.connections.not_after(live).await?,
-            Expiry::Never => (self.clock.now(), ServerTime::default()),
+            Expiry::Never => (CLOCK.now(), ServerTime::default()),
         };
         let wording = Wording { load, dialect: self.connections.dialect() };
         let request = Request::Call { call, wording, not_after };

@@ -73,7 +73,6 @@ use tokio::time::Instant;
 
 use crate::base::attempt::{self, Notification, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::clock::Clock;
 use crate::base::lease::Moment;
 use crate::base::options::Options;
 use crate::base::panics::catch_panic;
@@ -149,7 +148,6 @@ pub(super) struct Push {
 /// State that the subscriptions of all runtimes share.
 struct Common {
     slot_owners: SlotOwners,
-    clock: Clock,
     /// Runtime that serves the channels of recalls.
     background_runtime: BackgroundRuntime,
     pace: Pace,
@@ -310,14 +308,9 @@ impl Drop for Unsubscribe {
 }
 
 impl Push {
-    pub(super) fn new(
-        slot_owners: SlotOwners,
-        clock: Clock,
-        background_runtime: BackgroundRuntime,
-        pace: Pace,
-    ) -> Self {
+    pub(super) fn new(slot_owners: SlotOwners, background_runtime: BackgroundRuntime, pace: Pace) -> Self {
         let (count, is_refusal_told) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let common = Common { slot_owners, clock, background_runtime, pace, count, is_refusal_told };
+        let common = Common { slot_owners, background_runtime, pace, count, is_refusal_told };
         Self { common: Arc::new(common), of: Mutex::default() }
     }
 

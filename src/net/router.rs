@@ -18,7 +18,7 @@ use futures_util::stream::{self, BoxStream};
 use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
-use crate::base::attempt::{Answered, Failure, Route, ServerContact, Subscription};
+use crate::base::attempt::{Attempt, Failure, Route, ServerContact, Subscription};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
 use crate::base::error::{Error, Refusal, Result, Source};
@@ -31,7 +31,7 @@ use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Admission, Limits, Node, Precedence, ReplicaNames, Reports, Role};
+use crate::net::node::{Admission, CallAnswer, Limits, Node, Precedence, ReplicaNames, Reports, Role};
 use crate::net::outages::Outages;
 use crate::net::push::{Pace, Push};
 use crate::net::recheck::Recheck;
@@ -39,7 +39,7 @@ use crate::net::secrets::Secrets;
 use crate::net::slot_owners::SlotOwners;
 use crate::net::slots::SlotMap;
 use crate::net::survey;
-use crate::net::{Call, ReadNotification};
+use crate::net::{CLOCK, Call, ReadNotification};
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/router.rs"]
@@ -51,7 +51,6 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Router {
     slot_owners: SlotOwners,
     push: Push,
-    clock: Clock,
     limits: Limits,
     in_flight: AtomicUsize,
 }
@@ -68,22 +67,21 @@ impl fmt::Debug for Router {
 impl Router {
     /// Creates a router to the servers of a topology. The router connects when it is first used.
     pub(crate) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
-        let clock = Clock::System;
         let access = topology.access()?;
         let secrets = Arc::new(Secrets::new(topology.certificates(), access, background_runtime)?);
         let tls = &secrets.certificates();
         let conditions = |infos: &[ConnectionInfo]| {
             let place =
                 ConditionsOf { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
-            Arc::new(Conditions::new(place, clock, options.max_clock_skew))
+            Arc::new(Conditions::new(place, options.max_clock_skew))
         };
-        match topology.kind() {
+        let (fleet, role, conditions) = match topology.kind() {
             Kind::Node(url) | Kind::Proxy(url) => {
                 let role = if let Kind::Proxy(_) = topology.kind() { Role::Proxy } else { Role::Standalone };
                 let (info, limits) = (parse_one(url, tls)?, Limits::new(options, role));
                 secrets.check(std::slice::from_ref(&info))?;
                 let conditions = conditions(std::slice::from_ref(&info));
-                Self::single(info, &secrets, limits, options, background_runtime, &conditions)
+                return Self::single(info, &secrets, limits, options, background_runtime, &conditions);
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
@@ -92,7 +90,7 @@ impl Router {
                 secrets.check_provider(&infos)?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
-                Ok(Self::of_fleet(fleet, Role::ClusterMember, options, background_runtime, &conditions))
+                (fleet, Role::ClusterMember, conditions)
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
@@ -107,22 +105,13 @@ impl Router {
                     background_runtime.clone(),
                     &conditions,
                 )?;
-                Ok(Self::of_fleet(fleet, Role::Standalone, options, background_runtime, &conditions))
+                (fleet, Role::Standalone, conditions)
             }
-        }
-    }
-
-    fn of_fleet(
-        fleet: Arc<Fleet>,
-        role: Role,
-        options: &Options,
-        background_runtime: &BackgroundRuntime,
-        conditions: &Arc<Conditions>,
-    ) -> Self {
+        };
         let outages = Arc::clone(fleet.outages());
         let owners = SlotOwners::Many(fleet);
-        Recheck::install(&owners, background_runtime, &outages, conditions);
-        Self::of(owners, Limits::new(options, role), options, background_runtime)
+        Recheck::install(&owners, background_runtime, &outages, &conditions);
+        Ok(Self::of(owners, Limits::new(options, role), options, background_runtime))
     }
 
     /// Creates one router for each of several independent servers.
@@ -142,7 +131,7 @@ impl Router {
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = ConditionsOf { servers: addresses.join(", "), durability };
         // All servers share one value, because it compares their clocks.
-        let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
+        let conditions = Arc::new(Conditions::new(place, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
         infos
             .into_iter()
@@ -167,21 +156,19 @@ impl Router {
             secrets: Arc::clone(secrets),
             replica_names: ReplicaNames::Nobody,
         };
-        let node =
-            Node::new(&address_of(info.addr()), info, limits, Clock::System, background_runtime.clone(), reports)?;
+        let node = Node::new(&address_of(info.addr()), info, limits, background_runtime.clone(), reports)?;
         let slot_owners = SlotOwners::Single { node: Arc::new(node) };
         Recheck::install(&slot_owners, background_runtime, &outages, conditions);
         Ok(Self::of(slot_owners, limits, options, background_runtime))
     }
 
     fn of(slot_owners: SlotOwners, limits: Limits, options: &Options, background_runtime: &BackgroundRuntime) -> Self {
-        let clock = Clock::System;
-        let push = Push::new(slot_owners.clone(), clock, background_runtime.clone(), Pace::of(options));
-        Self { slot_owners, push, clock, limits, in_flight: AtomicUsize::new(0) }
+        let push = Push::new(slot_owners.clone(), background_runtime.clone(), Pace::of(options));
+        Self { slot_owners, push, limits, in_flight: AtomicUsize::new(0) }
     }
 
     /// Sends a call to the owner of its slot, and follows the slot when it moves.
-    async fn carry(&self, call: Call, call_route: CallRoute) -> Result<Answered<Value>, Failure> {
+    async fn carry(&self, call: Call, call_route: CallRoute) -> Attempt<Value> {
         let mut give_up = None;
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
         let mut admission = Admission::Owner;
@@ -192,7 +179,7 @@ impl Router {
                 Err(fault) => fault,
             };
             // The time limit begins with the first fault. Most calls have no fault, so they need not read the clock.
-            let now = self.clock.now();
+            let now = CLOCK.now();
             // The address of a single node has led twice to a server that is no primary. The call ends here, because
             // its caller has longer pauses and a time limit for this case.
             let is_left_twice = redirects > 0 && self.is_one_server() && matches!(fault, Fault::WrongServer(_));
@@ -221,23 +208,15 @@ impl Router {
     fn for_now(&self, fault: Fault) -> Failure {
         match (fault, self.is_one_server()) {
             (Fault::Refused { refusal: Refusal::ReadOnly, message }, false) => {
-                Failure::NotDone { source: Some(Arc::new(Answer(message))) }
+                Failure::NotDone { source: Some(Answer::error(message)) }
             }
-            (Fault::WrongServer(source), false) => {
-                Failure::NotDone { source: Some(Arc::new(Answer(source.to_string()))) }
-            }
+            (Fault::WrongServer(source), false) => Failure::NotDone { source: Some(Answer::error(source.to_string())) },
             (fault, _) => fault.into_failure(),
         }
     }
 
     /// Sends a call to one node. Depending on the outcome, marks the node as suspect or as trusted.
-    async fn send(
-        &self,
-        node: &Arc<Node>,
-        call: &Call,
-        call_route: CallRoute,
-        admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    async fn send(&self, node: &Arc<Node>, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
         let suspect_in = match &self.slot_owners {
             SlotOwners::Many(fleet) if fleet.suspects(node) => Some(fleet),
             SlotOwners::Many(_) | SlotOwners::Single { .. } => None,
@@ -257,7 +236,7 @@ impl Router {
         call: &Call,
         call_route: CallRoute,
         admission: Admission,
-    ) -> Result<Answered<Value>, Fault> {
+    ) -> CallAnswer {
         // A call is sent to a suspect only after the suspect has answered its probe.
         tokio::select! {
             biased;
@@ -334,7 +313,7 @@ impl Router {
         }
     }
 
-    async fn call_all_of(&self, node: &Node, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+    async fn call_all_of(&self, node: &Node, calls: &[Call]) -> Result<Vec<CallAnswer>, Fault> {
         match (&self.slot_owners, calls.first()) {
             (SlotOwners::Many(fleet), Some(first)) if fleet.suspects(node) => {
                 tokio::select! {
@@ -351,7 +330,7 @@ impl Router {
     /// now, because it may have waited for a permit before. So the time in which it may still run is counted from now.
     fn was_replaced(&self) -> Fault {
         let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
-        Fault::Unknown { arrives_until: self.clock.now().after(span), source: Some(replaced_error()) }
+        Fault::Unknown { arrives_until: CLOCK.now().after(span), source: Some(replaced_error()) }
     }
 
     /// Sends calls, such as renewals, in one pipeline.
@@ -360,7 +339,7 @@ impl Router {
     /// later. So the other answers do not wait for a redirect. In a fleet, some calls are not sent in a pipeline, but
     /// one by one, and follow redirects. This is done for a single call, and for calls whose route is unknown, for
     /// example because their slot is migrating.
-    async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
+    async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
         let node = match &self.slot_owners {
             SlotOwners::Single { node } => Ok(Arc::clone(node)),
             SlotOwners::Many(fleet) if calls.len() > 1 && !route.is_unknown() => fleet.node(&route.0),
@@ -441,15 +420,10 @@ fn is_of_cluster(role: Role) -> Fault {
 }
 
 fn replaced_error() -> Source {
-    Arc::new(Answer("it was replaced".to_owned()))
+    Answer::error("it was replaced")
 }
 
-async fn carry_to(
-    node: &Node,
-    call: &Call,
-    call_route: CallRoute,
-    admission: Admission,
-) -> Result<Answered<Value>, Fault> {
+async fn carry_to(node: &Node, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
     match (call_route, admission) {
         (CallRoute::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
         (CallRoute::Dedicated, Admission::Asking) | (CallRoute::Shared, _) => {
@@ -461,34 +435,23 @@ async fn carry_to(
 
 /// Connection on which a call is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum CallRoute {
+pub(crate) enum CallRoute {
     Shared,
     /// Shared connection, with precedence over the waiting calls that acquire locks.
     Ahead,
+    /// Connection that carries no other call at that time. For calls that may take long.
     Dedicated,
 }
 
 /// Requests of the schemes. A call may be sent more than once. The returned answer always belongs to the last copy.
 impl Router {
-    pub(crate) async fn call(&self, call: Call) -> Result<Answered<Value>, Failure> {
+    pub(crate) async fn call(&self, call: Call, call_route: CallRoute) -> Attempt<Value> {
         let _in_flight = InFlight::new(&self.in_flight, 1);
-        self.carry(call, CallRoute::Shared).await
-    }
-
-    /// Sends a call that overtakes the waiting calls that acquire locks.
-    pub(crate) async fn call_ahead(&self, call: Call) -> Result<Answered<Value>, Failure> {
-        let _in_flight = InFlight::new(&self.in_flight, 1);
-        self.carry(call, CallRoute::Ahead).await
-    }
-
-    /// Sends a call on a connection that carries no other call at that time. For calls that may take long.
-    pub(crate) async fn call_apart(&self, call: Call) -> Result<Answered<Value>, Failure> {
-        let _in_flight = InFlight::new(&self.in_flight, 1);
-        self.carry(call, CallRoute::Dedicated).await
+        self.carry(call, call_route).await
     }
 
     /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
-    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
+    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
         let _in_flight = InFlight::new(&self.in_flight, calls.len());
         self.carry_all(route, calls).await
     }
@@ -609,7 +572,7 @@ impl Router {
     }
 
     pub(crate) fn clock(&self) -> Clock {
-        self.clock
+        CLOCK
     }
 }
 

@@ -53,8 +53,6 @@ pub(crate) struct Script {
 struct DialectText {
     /// `None` for the text of the script itself.
     text: Option<String>,
-    #[cfg(test)]
-    digest: String,
     /// First bytes of a request that calls the script by its digest.
     call_start: String,
 }
@@ -74,11 +72,6 @@ impl Script {
 
     pub(super) fn text(&self, dialect: Dialect) -> &str {
         self.of(dialect).text.as_deref().unwrap_or(self.text)
-    }
-
-    #[cfg(test)]
-    pub(super) fn digest(&self, dialect: Dialect) -> &str {
-        &self.of(dialect).digest
     }
 
     /// Returns the first bytes of a request that calls the script by its digest, in RESP. They are the same for every
@@ -105,12 +98,7 @@ impl DialectText {
         let script = redis::Script::new(formed.as_deref().unwrap_or(text));
         let digest = script.get_hash();
         let call_start = format!("$7\r\nEVALSHA\r\n${}\r\n{digest}\r\n", digest.len());
-        Self {
-            #[cfg(test)]
-            digest: digest.to_owned(),
-            text: formed,
-            call_start,
-        }
+        Self { text: formed, call_start }
     }
 }
 
@@ -128,17 +116,17 @@ mod tests {
         let forms = [ScriptForm::Fast, ScriptForm::Portable];
         let publish = [PublishCommand::Sharded, PublishCommand::Plain];
         let dialects = forms.iter().flat_map(|&form| publish.map(|publish| Dialect { form, publish }));
-        let mut digests: Vec<_> = dialects.clone().map(|dialect| SCRIPT.digest(dialect)).collect();
+        let mut starts: Vec<_> = dialects.clone().map(|dialect| SCRIPT.call_start(dialect)).collect();
         for dialect in dialects {
             let text = SCRIPT.text(dialect);
-            assert_eq!(redis::Script::new(text).get_hash(), SCRIPT.digest(dialect));
+            assert!(SCRIPT.call_start(dialect).contains(redis::Script::new(text).get_hash()));
             assert_eq!(text.contains("'SPUBLISH'"), dialect.publish == PublishCommand::Sharded);
             assert_eq!(text.starts_with("#!lua"), dialect.form == ScriptForm::Fast);
         }
         assert_eq!(SCRIPT.text(Dialect::default()), SCRIPT.text);
-        digests.sort_unstable();
-        digests.dedup();
-        assert_eq!(digests.len(), Dialect::COUNT);
+        starts.sort_unstable();
+        starts.dedup();
+        assert_eq!(starts.len(), Dialect::COUNT);
     }
 
     #[test]

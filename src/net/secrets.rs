@@ -137,7 +137,7 @@ impl Secrets {
         match &self.issuer {
             Some(issuer) => match issuer.for_dial(limit).await {
                 Ok(issued) => Ok(Login::of(info, issuer, &issued)),
-                Err(reason) => Err(DialFault::NotSent(Some(Arc::new(Answer(reason))))),
+                Err(reason) => Err(DialFault::NotSent(Some(Answer::error(reason)))),
             },
             None => Ok(Login { info: self.with_password(info.clone()), issuer: None }),
         }

@@ -14,13 +14,13 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
-use redis::{ConnectionInfo, RedisConnectionInfo, Value};
+use redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo, Value};
 
-use crate::base::clock::Clock;
 use crate::base::error::Refusal;
 use crate::base::lease::Moment;
+use crate::net::CLOCK;
 use crate::net::address::address_of;
-use crate::net::fault::{self, Answer, Fault};
+use crate::net::fault::{self, Fault};
 use crate::net::node::{ask_once, info_text};
 use crate::net::secrets::Secrets;
 
@@ -33,7 +33,6 @@ pub(in crate::net) struct Sentinels {
     infos: Vec<ConnectionInfo>,
     secrets: Arc<Secrets>,
     response_timeout: Duration,
-    clock: Clock,
     /// IP addresses of the replicas, as of the newest answer of a majority.
     replicas: Mutex<Option<Vec<String>>>,
     /// Time at which a question for the replicas last went unanswered.
@@ -91,7 +90,6 @@ impl Sentinels {
             infos,
             secrets,
             response_timeout,
-            clock: Clock::System,
             replicas: Mutex::new(None),
             unanswered: Mutex::new(None),
         }
@@ -109,7 +107,7 @@ impl Sentinels {
         let old = self.replicas.lock().clone().map(|addresses| NamedReplicas { addresses, is_new: false });
         let unanswered = *self.unanswered.lock();
         if let Some(old) = &old
-            && unanswered.is_some_and(|at| self.clock.now().since(at) < REPLICAS_PAUSE)
+            && unanswered.is_some_and(|at| CLOCK.now().since(at) < REPLICAS_PAUSE)
         {
             return Ok(old.clone());
         }
@@ -123,11 +121,9 @@ impl Sentinels {
                 return Ok(NamedReplicas { addresses, is_new: true });
             }
             Ok(Err(fault)) => fault,
-            Ok(Ok(_)) | Err(_) => {
-                Fault::NotSent(Some(Arc::new(Answer("most Sentinels have not named the replicas".to_owned()))))
-            }
+            Ok(Ok(_)) | Err(_) => Fault::unsent("most Sentinels have not named the replicas"),
         };
-        *self.unanswered.lock() = Some(self.clock.now());
+        *self.unanswered.lock() = Some(CLOCK.now());
         old.ok_or(fault)
     }
 
@@ -174,11 +170,12 @@ impl Sentinels {
 
     async fn ask(&self, info: &ConnectionInfo, question: Question) -> Result<Named, Fault> {
         let info = self.secrets.sentinel_login(info).await;
-        match self.ask_as(&info, SentinelLogin::None, question).await {
+        match self.ask_as(info.addr(), &RedisConnectionInfo::default(), question).await {
             // The first question is sent without a login. A Sentinel that needs a password refuses this question, so
             // the second question is sent with a login.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
-                self.ask_as(&info, SentinelLogin::OfPrimary, question).await
+                // A Sentinel has no databases, so the login names none.
+                self.ask_as(info.addr(), &info.redis_settings().clone().set_db(0), question).await
             }
             answer => answer,
         }
@@ -186,18 +183,17 @@ impl Sentinels {
 
     async fn ask_as(
         &self,
-        info: &ConnectionInfo,
-        credentials: SentinelLogin,
+        address: &ConnectionAddr,
+        settings: &RedisConnectionInfo,
         question: Question,
     ) -> Result<Named, Fault> {
-        let settings = settings(info.redis_settings(), credentials);
         let of_primary = |words: &str| redis::cmd("SENTINEL").arg(words).arg(&self.primary).take();
         let mut questions = vec![of_primary("GET-MASTER-ADDR-BY-NAME")];
         if question == Question::PrimaryAndReplicas {
             questions.push(of_primary("REPLICAS"));
         }
         let mut replies =
-            ask_once(info.addr(), &settings, &self.secrets, self.response_timeout, &questions).await?.into_iter();
+            ask_once(address, settings, &self.secrets, self.response_timeout, &questions).await?.into_iter();
         let primary = self.read_primary(replies.next().unwrap_or_default())?;
         let replicas = match replies.next() {
             Some(replicas) => read_replicas(&fault::reply(replicas)?).ok_or_else(|| Fault::Refused {
@@ -237,35 +233,10 @@ impl Votes {
     }
 }
 
-#[derive(Clone, Copy)]
-enum SentinelLogin {
-    None,
-    OfPrimary,
-}
-
-/// Returns the login settings for a Sentinel. They name no database, because a Sentinel has no databases.
-fn settings(primary: &RedisConnectionInfo, credentials: SentinelLogin) -> RedisConnectionInfo {
-    let mut settings = RedisConnectionInfo::default();
-    if let SentinelLogin::OfPrimary = credentials {
-        if let Some(username) = primary.username() {
-            settings = settings.set_username(username);
-        }
-        if let Some(password) = primary.password() {
-            settings = settings.set_password(password);
-        }
-    }
-    settings
-}
-
 fn read_address(reply: &Value) -> Option<String> {
-    let Value::Array(parts) = reply else {
-        return None;
-    };
-    let [Value::BulkString(host), Value::BulkString(port)] = parts.as_slice() else {
-        return None;
-    };
-    let (host, port) = (std::str::from_utf8(host).ok()?, std::str::from_utf8(port).ok()?);
-    Some(format!("{host}:{port}"))
+    let Value::Array(parts) = reply else { return None };
+    let [host, port] = parts.as_slice() else { return None };
+    Some(format!("{}:{}", info_text(host)?, info_text(port)?))
 }
 
 /// Reads the IP addresses in an answer to `SENTINEL REPLICAS`. Each replica is a list of fields with their values.

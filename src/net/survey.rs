@@ -118,7 +118,7 @@ impl SlotOwners {
                 fleet.refresh().await?;
                 let map = fleet.known_map();
                 match map.orphan() {
-                    Some(slot) => Err(Fault::Again(Arc::new(Answer(format!("nobody owns slot {slot}"))))),
+                    Some(slot) => Err(Fault::Again(Answer::error(format!("nobody owns slot {slot}")))),
                     None => map.owners().map(|owner| fleet.node(owner)).collect(),
                 }
             }
@@ -130,15 +130,8 @@ impl SlotOwners {
 /// are skipped.
 fn read_page(reply: &Value) -> Option<(String, Vec<&str>)> {
     let Value::Array(parts) = reply else { return None };
-    let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
-    Some((String::from_utf8(cursor.clone()).ok()?, keys.iter().filter_map(text_of).collect()))
-}
-
-fn text_of(key: &Value) -> Option<&str> {
-    match key {
-        Value::BulkString(key) => std::str::from_utf8(key).ok(),
-        _ => None,
-    }
+    let [cursor, Value::Array(keys)] = parts.as_slice() else { return None };
+    Some((info_text(cursor)?.to_owned(), keys.iter().filter_map(info_text).collect()))
 }
 
 fn unreadable(node: &Node, question: &str) -> Fault {

@@ -1,6 +1,9 @@
-//! Typed calls of both Lua schemes. `lua/README.md` describes the protocol.
+//! Typed calls of all Lua schemes. `lua/README.md` describes the protocol.
 
-pub(super) mod replies;
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/store/lua/late.rs"]
+mod late;
+mod replies;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +13,7 @@ use std::time::Duration;
 use futures_util::stream::BoxStream;
 
 use self::replies::{
-    parse_acquired, parse_converted, parse_forced, parse_noted, parse_released, parse_renewed, parse_view,
+    Fields, parse_acquired, parse_converted, parse_forced, parse_noted, parse_released, parse_renewed, parse_view,
     read_notification, read_recall, read_reply, refused_commands,
 };
 use crate::base::clock::Clock;
@@ -20,11 +23,13 @@ use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{ClockSample, FencingToken, MAX_TOKENS, Moment};
 use crate::base::recalls::Recalls;
-use crate::net::{Call, Expiry, Router, Script};
+use crate::net::{Call, CallRoute, Expiry, Router, Script};
+use crate::store::redisson::{self, Names, names};
 use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Attempt, BoxFuture, Converted, Failure, Floor, Forced, IfTaken,
-    MasterScheme, Mode, Note, Noted, NotifyingScheme, NotingScheme, RecallingScheme, ReleaseReply, ReleaseRequest,
-    RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View, refused_failure, scripts,
+    Ability, AcquireRequest, Acquired, AcquisitionId, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Granted,
+    IfTaken, MasterScheme, Mode, Note, Noted, Notification, NotifyingScheme, NotingScheme, RecallingScheme,
+    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    refused_failure, scripts,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -39,7 +44,7 @@ pub(crate) struct Scripts {
     pub(crate) used: Option<Script>,
     /// Script that sets the note of a hold. `None` in a scheme without notes.
     pub(crate) note: Option<Script>,
-    /// Last part of the name of each key of a lock, in the order of `KEYS`.
+    /// Last part of the name of each key of a lock, in the order of `KEYS`. Redisson's keys have other names.
     pub(crate) key_parts: &'static [&'static str],
 }
 
@@ -52,7 +57,7 @@ impl Scripts {
     }
 }
 
-pub(super) static RIGHTS: Script = Script::new(scripts::RIGHTS);
+static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
 /// Place in which a scheme records the waiters of a lock.
 pub(crate) enum ScriptQueue {
@@ -63,6 +68,9 @@ pub(crate) enum ScriptQueue {
     /// The readers' key has the queue. A script that frees the lock grants nothing to a waiter. It only notifies the
     /// next waiter, which then asks again.
     Beside,
+    /// The format of Redisson has no queue. A waiter subscribes to the channel of the lock, and asks again when a message
+    /// comes. `longest_lease` is the longest time for which a manager relies on an answer of the server.
+    Nowhere { longest_lease: Duration },
 }
 
 /// Scheme that sends each attempt as a Lua script.
@@ -79,8 +87,12 @@ impl fmt::Debug for LuaScheme {
 }
 
 impl LuaScheme {
-    pub(crate) fn new(scripts: &'static Scripts, router: Arc<Router>, waiting: ScriptQueue) -> Self {
-        Self { scripts, router, queue: waiting }
+    pub(crate) fn of(scripts: &'static Scripts, router: Arc<Router>, queue: ScriptQueue) -> Self {
+        Self { scripts, router, queue }
+    }
+
+    fn is_of_redisson(&self) -> bool {
+        matches!(self.queue, ScriptQueue::Nowhere { .. })
     }
 
     fn rights_call(&self, key: &Key, more: &[&str]) -> Call {
@@ -93,8 +105,21 @@ impl LuaScheme {
     /// Builds a call of `script` with its keys and without arguments.
     fn call(&self, script: &'static Script, key: &Key) -> Call {
         let mut call = Call::new(script, key.slot());
+        if self.is_of_redisson() {
+            call.key([key.name(), "", ""]);
+            call.key([&Names::of(key).tokens(), "", ""]);
+        }
         for part in self.scripts.key_parts {
             call.key(key.pieces(part));
+        }
+        call
+    }
+
+    /// Builds the same call with a key for the timeout of each of these holds, if the scheme has such keys.
+    fn call_of_holds(&self, script: &'static Script, key: &Key, ids: &[&AcquisitionId]) -> Call {
+        let mut call = self.call(script, key);
+        for id in ids.iter().filter(|_| self.is_of_redisson()) {
+            call.key([&Names::of(key).timeout(id.as_str()), "", ""]);
         }
         call
     }
@@ -104,6 +129,9 @@ impl LuaScheme {
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
         call.number(whole_millis(request.lease));
+        if self.is_of_redisson() {
+            return;
+        }
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
             // The argument is at least one millisecond, because 0 means that the acquisition does not wait.
@@ -124,7 +152,7 @@ impl LuaScheme {
     }
 
     fn acquire_call(&self, key: &Key, request: &AcquireRequest) -> Call {
-        let mut call = self.call(&self.scripts.acquire, key);
+        let mut call = self.call_of_holds(&self.scripts.acquire, key, &[&request.id]);
         self.acquire_args(&mut call, request);
         call.expiry = Expiry::ResponseTimeout;
         call.grants = true;
@@ -145,7 +173,7 @@ impl LuaScheme {
     }
 
     fn release_call(&self, request: &ReleaseRequest) -> Call {
-        let mut call = self.call(&self.scripts.leave, &request.key);
+        let mut call = self.call_of_holds(&self.scripts.leave, &request.key, &[&request.id]);
         call.echoed_arg(request.id.as_str());
         self.add_limits(&mut call);
         if let Some(until) = request.rest_until {
@@ -170,7 +198,7 @@ impl LuaScheme {
     }
 
     fn convert_call(&self, key: &Key, old: &AcquisitionId, request: &AcquireRequest) -> Call {
-        let mut call = self.call(&self.scripts.convert, key);
+        let mut call = self.call_of_holds(&self.scripts.convert, key, &[old, &request.id]);
         self.convert_args(&mut call, old, request);
         call.expiry = Expiry::ResponseTimeout;
         call.grants = true;
@@ -178,7 +206,7 @@ impl LuaScheme {
     }
 
     fn renew_call(&self, renewal: &RenewalRequest) -> Call {
-        let mut call = self.call(&self.scripts.renew, &renewal.key);
+        let mut call = self.call_of_holds(&self.scripts.renew, &renewal.key, &[&renewal.id]);
         call.echoed_arg(renewal.id.as_str());
         call.number(whole_millis(renewal.lease));
         if renewal.caches && self.has_recalls() {
@@ -194,8 +222,21 @@ impl LuaScheme {
         call
     }
 
+    /// Builds the call of a script that finds the holds of the lock itself.
+    fn call_of_lock(&self, script: &'static Script, key: &Key) -> Call {
+        let mut call = self.call(script, key);
+        if self.is_of_redisson() {
+            call.arg(&Names::of(key).beginning());
+        }
+        call
+    }
+
     fn force_call(&self, key: &Key, seen: &View) -> Call {
-        let mut call = self.call(&self.scripts.force, key);
+        let mut call = self.call_of_lock(&self.scripts.force, key);
+        if self.is_of_redisson() {
+            call.arg(&ids(seen));
+            return call;
+        }
         let token = seen.token.map_or(0, FencingToken::as_u64);
         for number in [token, seen.client_write_ms.unwrap_or(0), seen.client_read_ms.unwrap_or(0)] {
             call.number(number);
@@ -204,12 +245,6 @@ impl LuaScheme {
         if self.has_recalls() {
             call.arg(&ids(seen));
         }
-        call
-    }
-
-    fn in_use_call(&self, script: &'static Script, key: &Key, id: &str) -> Call {
-        let mut call = self.call(script, key);
-        call.echoed_arg(id);
         call
     }
 
@@ -246,36 +281,33 @@ impl LuaScheme {
                 [&key.channels(self.scripts.key_parts[0]), ":", WAKE, ":", manager].concat()
             }
             ScriptQueue::Beside => [&key.part(WAKE), ":", manager].concat(),
+            // All waiters of all clients of Redisson share one channel.
+            ScriptQueue::Nowhere { .. } => Names::of(key).channel(),
         }
     }
 
-    /// Acquires with a time limit that the caller chooses. The request is like a copy that was sent at another time.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) async fn acquire_until(
-        &self,
-        key: &Key,
-        request: &AcquireRequest,
-        not_after_ms: u64,
-    ) -> Attempt<Acquired> {
-        let mut call = self.call(&self.scripts.acquire, key);
-        call.number(not_after_ms);
-        self.acquire_args(&mut call, request);
-        read_reply(self.router.call(call).await?, request.id.as_str(), parse_acquired)
+    /// Returns the time for which the manager relies on a hold that has this time left.
+    fn relied_on(&self, remaining: Duration) -> Duration {
+        match self.queue {
+            ScriptQueue::InTheLock { .. } | ScriptQueue::Beside => remaining,
+            ScriptQueue::Nowhere { longest_lease } => remaining.min(longest_lease),
+        }
     }
 
-    /// Converts with a time limit that the caller chooses.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) async fn convert_until(
-        &self,
-        key: &Key,
-        old: &AcquisitionId,
-        request: &AcquireRequest,
-        not_after_ms: u64,
-    ) -> Attempt<Converted> {
-        let mut call = self.call(&self.scripts.convert, key);
-        call.number(not_after_ms);
-        self.convert_args(&mut call, old, request);
-        read_reply(self.router.call(call).await?, request.id.as_str(), parse_converted)
+    fn limit_remaining(&self, granted: Granted) -> Granted {
+        Granted { remaining: self.relied_on(granted.remaining), ..granted }
+    }
+
+    /// Returns the answer to an acquisition as the engine needs it. For the engine, a waiter of Redisson's format is
+    /// queued, because it gets messages about releases.
+    fn adapt_acquired(&self, answer: Acquired, request: &AcquireRequest) -> Acquired {
+        match (answer, request.if_taken) {
+            (Acquired::Contended { retry_in, holder }, IfTaken::Queue { .. }) if self.is_of_redisson() => {
+                Acquired::Queued { retry_in, is_cached: false, holder }
+            }
+            (Acquired::Granted(granted), _) => Acquired::Granted(self.limit_remaining(granted)),
+            (answer, _) => answer,
+        }
     }
 }
 
@@ -289,11 +321,11 @@ const CACHE_FLAG: &str = "k";
 const UNTIL_FLAG: &str = "u";
 
 /// Returns the ids of all holds in a view, with blanks between them.
-pub(super) fn ids(seen: &View) -> String {
+fn ids(seen: &View) -> String {
     seen.holders.iter().map(|holder| &*holder.id).collect::<Vec<_>>().join(" ")
 }
 
-pub(super) fn letter(mode: Mode) -> &'static str {
+fn letter(mode: Mode) -> &'static str {
     match mode {
         Mode::Read => "r",
         Mode::Write => "w",
@@ -306,10 +338,16 @@ fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
 }
 
 impl Scheme for LuaScheme {
+    fn lacks(&self, ability: Ability) -> Option<&'static str> {
+        self.is_of_redisson().then(|| redisson::reason_to_lack(ability))
+    }
+
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.router.call(self.acquire_call(key, request)).await?;
-            read_reply(reply, request.id.as_str(), parse_acquired)
+            let reply = self.router.call(self.acquire_call(key, request), CallRoute::Shared).await?;
+            read_reply(reply, request.id.as_str(), |code, fields| {
+                Some(self.adapt_acquired(parse_acquired(code, fields)?, request))
+            })
         })
     }
 
@@ -317,7 +355,7 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that the
             // release frees.
-            let reply = self.router.call_ahead(self.release_call(request)).await?;
+            let reply = self.router.call(self.release_call(request), CallRoute::Ahead).await?;
             read_reply(reply, request.id.as_str(), parse_released)
         })
     }
@@ -350,8 +388,13 @@ impl Scheme for LuaScheme {
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>> {
         Box::pin(async move {
-            let reply = self.router.call(self.convert_call(key, old, request)).await?;
-            read_reply(reply, request.id.as_str(), parse_converted)
+            let reply = self.router.call(self.convert_call(key, old, request), CallRoute::Shared).await?;
+            read_reply(reply, request.id.as_str(), |code, fields| {
+                Some(match parse_converted(code, fields)? {
+                    Converted::Granted(granted) => Converted::Granted(self.limit_remaining(granted)),
+                    other => other,
+                })
+            })
         })
     }
 
@@ -360,7 +403,15 @@ impl Scheme for LuaScheme {
             let calls = batch.iter().map(|renewal| self.renew_call(renewal)).collect();
             let replies = self.router.call_all(route, calls).await;
             let pairs = replies.into_iter().zip(batch);
-            pairs.map(|(reply, renewal)| read_reply(reply?, renewal.id.as_str(), parse_renewed)).collect()
+            let read = |code: &str, fields: &mut Fields<'_>| {
+                Some(match parse_renewed(code, fields)? {
+                    Renewed::Renewed { remaining, is_waited_for, tokens } => {
+                        Renewed::Renewed { remaining: self.relied_on(remaining), is_waited_for, tokens }
+                    }
+                    lost => lost,
+                })
+            };
+            pairs.map(|(reply, renewal)| read_reply(reply?, renewal.id.as_str(), read)).collect()
         })
     }
 
@@ -376,14 +427,14 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             // An `inspect` has a connection of its own, because it may take long and other requests would wait behind
             // it.
-            let reply = self.router.call_apart(self.call(&self.scripts.inspect, key)).await?;
+            let reply = self.router.call(self.call_of_lock(&self.scripts.inspect, key), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_view)
         })
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let reply = self.router.call_apart(self.force_call(key, seen)).await?;
+            let reply = self.router.call(self.force_call(key, seen), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_forced)
         })
     }
@@ -398,7 +449,7 @@ impl Scheme for LuaScheme {
 
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let reply = self.router.call_ahead(self.rights_call(key, more)).await?;
+            let reply = self.router.call(self.rights_call(key, more), CallRoute::Ahead).await?;
             let refused = refused_commands(&reply.value).unwrap_or_default();
             if refused.is_empty() {
                 return Ok(());
@@ -425,9 +476,13 @@ impl Scheme for LuaScheme {
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             let mut names = BTreeSet::new();
-            let parts = self.scripts.key_parts;
-            let mut found = |key: &str| names.extend(listing.name_of(key, parts));
-            self.router.scan(&listing.pattern(), &mut found).await?;
+            if self.is_of_redisson() {
+                let mut found = |key: &str| names.extend(names::lock_of_tokens(key));
+                self.router.scan(&names::pattern_of_tokens(), &mut found).await?;
+            } else {
+                let mut found = |key: &str| names.extend(listing.name_of(key, self.scripts.key_parts));
+                self.router.scan(&listing.pattern(), &mut found).await?;
+            }
             Ok(names)
         })
     }
@@ -447,7 +502,10 @@ impl Scheme for LuaScheme {
 
 impl NotifyingScheme for LuaScheme {
     fn subscribe(&self, key: &Key, manager: &str) -> Subscription {
-        self.router.subscribe(key.slot(), &self.channel(key, manager), read_notification)
+        // No message on the channel of Redisson grants a lock. The messages are `0` and `1`, and other clients may send
+        // others.
+        let read = if self.is_of_redisson() { |_: &[u8], _| Notification::AskAgain } else { read_notification };
+        self.router.subscribe(key.slot(), &self.channel(key, manager), read)
     }
 
     fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
@@ -469,8 +527,9 @@ impl RecallingScheme for LuaScheme {
             if !AcquisitionId::is_one(id) {
                 return Err(refused_failure("this is no id"));
             }
-            let reply = self.router.call_ahead(self.in_use_call(script, key, id)).await?;
-            read_reply(reply, id, |code, _| (code == "told").then_some(()))
+            let mut call = self.call(script, key);
+            call.echoed_arg(id);
+            read_reply(self.router.call(call, CallRoute::Ahead).await?, id, |code, _| (code == "told").then_some(()))
         })
     }
 }
@@ -483,7 +542,7 @@ impl NotingScheme for LuaScheme {
             call.echoed_arg(id.as_str());
             call.number(note.number);
             call.arg(&note.text);
-            read_reply(self.router.call(call).await?, id.as_str(), parse_noted)
+            read_reply(self.router.call(call, CallRoute::Shared).await?, id.as_str(), parse_noted)
         })
     }
 }
@@ -496,7 +555,7 @@ impl MasterScheme for LuaScheme {
         floor: Floor,
     ) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.router.call(self.acquire_above_call(key, request, floor)).await?;
+            let reply = self.router.call(self.acquire_above_call(key, request, floor), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
@@ -508,7 +567,7 @@ impl MasterScheme for LuaScheme {
         seen: &'a View,
     ) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let reply = self.router.call_apart(self.force_shown_call(key, token, seen)).await?;
+            let reply = self.router.call(self.force_shown_call(key, token, seen), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_forced)
         })
     }
@@ -524,6 +583,6 @@ impl MasterScheme for LuaScheme {
 
 /// Converts a lease to whole milliseconds, the unit of the scripts. The options allow no lease that comes near the
 /// largest 64-bit number.
-pub(super) fn whole_millis(lease: Duration) -> u64 {
+fn whole_millis(lease: Duration) -> u64 {
     lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
 }

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -255,29 +254,6 @@ impl Store {
             .collect()
     }
 
-    /// Sets the server's clock back by `step`. A `step` of zero makes the clock right again.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn set_back(&self, step: Duration) {
-        let step = u64::try_from(step.as_micros()).expect("short");
-        self.skipped_us.store(step.wrapping_neg(), Ordering::SeqCst);
-    }
-
-    /// Publishes a notification that a client with the right to publish may have invented.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn publish_notification(&self, key: &Key, id: &str, notice: &Notification) {
-        self.locks.lock().get(key, self.server_time()).deliver(id, notice);
-    }
-
-    /// Publishes a recall that a client with the right to publish may have invented.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn publish_recall(&self, key: &Key, call: &Recall, now: Moment) {
-        let mut locks = self.locks.lock();
-        let listeners = &locks.get(key, self.server_time()).recall_listeners;
-        let listeners: Vec<_> = listeners.iter().filter_map(|listener| listener.recalls.upgrade()).collect();
-        drop(locks);
-        listeners.iter().for_each(|calls| calls.on_recall(call, now));
-    }
-
     /// Cuts the connection of a manager.
     pub(crate) fn cut(&self, wire: &MemoryConnection) {
         // The connection is cut under the mutex. So all messages of an operation arrive, or none of them.
@@ -391,10 +367,6 @@ impl Scheme for MemoryScheme {
             })
         };
         Box::pin(async move { batch.iter().map(renew).collect() })
-    }
-
-    fn changes(&self) -> Option<BoxStream<'static, ()>> {
-        None
     }
 
     fn route(&self, _: &Key) -> Route {

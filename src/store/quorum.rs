@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use futures_util::stream::{BoxStream, FuturesUnordered};
+use futures_util::stream::FuturesUnordered;
 
 use self::master::Master;
 use self::outstanding::Outstanding;
@@ -36,8 +36,8 @@ use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
     Ability, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
-    Granted, MasterScheme, NamedHolder, NotifyingScheme, QuorumScheme, RecallingScheme, ReleaseBackground,
-    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
+    Granted, IfTaken, MasterScheme, Mode, NamedHolder, QuorumScheme, ReleaseBackground, ReleaseReply, ReleaseRequest,
+    RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 mod acquire;
@@ -121,6 +121,20 @@ struct AnswerSummary {
 }
 
 impl AnswerSummary {
+    /// Notes the result of a request. Returns the answer, or `None` if the master has not answered.
+    fn note<T>(&mut self, attempt: Attempt<T>) -> Option<Answered<T>> {
+        match attempt {
+            Ok(answer) => {
+                self.server = self.server.max(answer.server);
+                Some(answer)
+            }
+            Err(failure) => {
+                self.failures.push(failure);
+                None
+            }
+        }
+    }
+
     /// Returns the failure that the attempt reports if too few masters answer.
     fn failure(self, masters: usize) -> Failure {
         let minority = masters - majority(masters);
@@ -191,17 +205,13 @@ impl Quorum {
     }
 
     /// Sends a request to every master that is not silent.
-    fn ask<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
-        &self,
-        ballot: &mut Ballot,
-        asks: impl Fn(usize, Arc<dyn MasterScheme>) -> F,
-    ) -> PendingAnswers<T> {
+    fn ask<T>(&self, ballot: &mut Ballot, mut send: impl FnMut(usize) -> BoxFuture<'static, T>) -> PendingAnswers<T> {
         let asked = FuturesUnordered::new();
         for (place, master) in self.masters.iter().enumerate() {
             if master.is_silent() {
                 ballot.cast(place, Vote::Silent);
             } else {
-                asked.push(Box::pin(asks(place, Arc::clone(&master.scheme))) as BoxFuture<'static, T>);
+                asked.push(send(place));
             }
         }
         asked
@@ -242,6 +252,11 @@ const NO_TOKEN: FencingToken = FencingToken::ZERO;
 
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns an acquisition as each master gets it. A master keeps no waiters, and reserves one token.
+fn request_to_master(id: &AcquisitionId, mode: Mode, lease: Duration) -> AcquireRequest {
+    AcquireRequest { id: id.clone(), mode, lease, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
 }
 
 fn answer_of<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
@@ -338,10 +353,6 @@ impl Scheme for Quorum {
         Route("quorum".into())
     }
 
-    fn changes(&self) -> Option<BoxStream<'static, ()>> {
-        None
-    }
-
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
             let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.inspect(key).await) });
@@ -423,14 +434,6 @@ impl Scheme for Quorum {
             }
             Ok(())
         })
-    }
-
-    fn notifications(&self) -> Option<&dyn NotifyingScheme> {
-        None
-    }
-
-    fn recalls(&self) -> Option<&dyn RecallingScheme> {
-        None
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {

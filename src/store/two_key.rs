@@ -19,5 +19,5 @@ static SCRIPTS: Scripts = Scripts {
 };
 
 pub(crate) fn scheme(router: Arc<Router>) -> LuaScheme {
-    LuaScheme::new(&SCRIPTS, router, ScriptQueue::Beside)
+    LuaScheme::of(&SCRIPTS, router, ScriptQueue::Beside)
 }

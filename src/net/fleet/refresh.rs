@@ -14,8 +14,9 @@ use super::{Fleet, MapSource, SuspectReason};
 use crate::base::events;
 use crate::base::panics::catch_panic;
 use crate::base::single_task::Running;
+use crate::net::CLOCK;
 use crate::net::announced::Announcer;
-use crate::net::fault::{Answer, Fault};
+use crate::net::fault::Fault;
 use crate::net::members::{AskOrder, MAX_ASKED, Members};
 use crate::net::node::not_sent;
 use crate::net::slots::{Moved, SlotMap};
@@ -47,7 +48,7 @@ impl Fleet {
     /// loop does for a silent node.
     pub(in crate::net) fn refresh_when_unreplicated(self: &Arc<Self>) {
         let is_due = match self.refresh_lock.try_lock() {
-            Ok(last) => !matches!(&*last, Some((at, _)) if self.clock.now().since(*at) < MAX_LOOK_AGAIN),
+            Ok(last) => !matches!(&*last, Some((at, _)) if CLOCK.now().since(*at) < MAX_LOOK_AGAIN),
             // Another question is under way. If its answer is too old, a later grant fails as well.
             Err(_) => false,
         };
@@ -59,7 +60,7 @@ impl Fleet {
     /// Refreshes the map again and again for [`FAILOVER_KNOWN_AFTER`], because not all members know of a recent change
     /// yet.
     pub(in crate::net) fn refresh_after_change(self: &Arc<Self>) {
-        *self.look_until.lock() = self.clock.now().after(FAILOVER_KNOWN_AFTER);
+        *self.look_until.lock() = CLOCK.now().after(FAILOVER_KNOWN_AFTER);
         self.look_in_background();
     }
 
@@ -137,7 +138,7 @@ impl Fleet {
     /// Returns true if no owner of slots is silent and no change is recent. Also forgets the suspects that own no slots
     /// and are no members. A suspect that is a member stays suspect, because it may be asked for the map.
     fn is_well(&self) -> bool {
-        if self.clock.now() < *self.look_until.lock() {
+        if CLOCK.now() < *self.look_until.lock() {
             return false;
         }
         let map = self.map.borrow();
@@ -175,9 +176,7 @@ impl Fleet {
         });
         match tokio::time::timeout(self.limits.response_timeout * 3, told).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => {
-                Err(Fault::NotSent(Some(Arc::new(Answer("the question for the map has no answer".to_owned())))))
-            }
+            Ok(Err(_)) | Err(_) => Err(Fault::unsent("the question for the map has no answer")),
         }
     }
 
@@ -190,13 +189,13 @@ impl Fleet {
                 return Ok(());
             }
             if let Some((at, refreshed)) = &*last
-                && self.clock.now().since(*at) < LOOK_AGAIN
+                && CLOCK.now().since(*at) < LOOK_AGAIN
             {
                 return Ok(refreshed.clone()?);
             }
         }
         let refreshed = self.ask_map_source().await.map_err(not_sent);
-        *last = Some((self.clock.now(), refreshed.clone()));
+        *last = Some((CLOCK.now(), refreshed.clone()));
         Ok(refreshed?)
     }
 
@@ -289,9 +288,9 @@ impl Fleet {
                                 members.on_map(&address, &map);
                                 return Ok(map);
                             }
-                            fault = Fault::NotSent(Some(Arc::new(Answer(format!(
+                            fault = Fault::unsent(format!(
                                 "{address} is a member of another cluster by now"
-                            )))));
+                            ));
                         }
                         // A refusal replaces other faults, because it tells more than a missing answer.
                         Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
@@ -330,11 +329,11 @@ impl Fleet {
             let reply = self.node(&address)?.ask_for_map(&question).await?;
             let map = SlotMap::parse(&reply, |announced| self.on_announced(announced, &address));
             let map = map.filter(|map| !map.is_empty());
-            map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
+            map.ok_or_else(|| Fault::unsent("it knows no slots"))
         };
         // The time limit includes the dial. If the connection is ready later, the next question uses it.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
-        let no_answer = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
+        let no_answer = || Fault::unsent("no answer in time");
         let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
         (address, answer)
     }

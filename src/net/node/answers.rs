@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use redis::{RedisError, Value};
 
-use super::Role;
 use super::connection::{Request, Wording};
 use super::connections::{Connections, OpenConnection};
 use super::greeting::{parse_time, unreadable};
+use super::{CallAnswer, Role};
 use crate::base::attempt::Answered;
 use crate::base::error::Refusal;
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::net::CLOCK;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::{Call, is_reply_to, is_unpublished, server_time};
 
@@ -37,7 +38,7 @@ impl Connections {
     ) -> Result<T, Fault> {
         let response_timeout = self.limits.response_timeout;
         let outcome = tokio::time::timeout(response_timeout, reply).await;
-        let now = self.clock.now();
+        let now = CLOCK.now();
         let arrives_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
         match outcome {
             // If the runtime stood still, a late reply is seen before the timer fires. So the clock decides whether the
@@ -86,7 +87,7 @@ impl Connections {
 
     fn unanswered_fault(&self, arrives_until: Moment) -> Fault {
         let outage = format!("no answer within {:?}", self.limits.response_timeout);
-        Fault::Unknown { arrives_until, source: Some(Arc::new(Answer(outage))) }
+        Fault::Unknown { arrives_until, source: Some(Answer::error(outage)) }
     }
 
     pub(super) fn on_answer(
@@ -96,7 +97,7 @@ impl Connections {
         wording: Wording,
         sent: Moment,
         value: Value,
-    ) -> Result<Answered<Value>, Fault> {
+    ) -> CallAnswer {
         let value = fault::reply(value).map_err(|fault| match self.limits.role {
             Role::Proxy => fault.through_proxy(self.arrives_until(sent)),
             Role::Standalone | Role::Voter | Role::ClusterMember => fault,
@@ -115,7 +116,7 @@ impl Connections {
             self.give_up(live);
             return Err(Fault::Unknown {
                 arrives_until: self.arrives_until(sent),
-                source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
+                source: Some(Answer::error("the reply is not one to this request")),
             });
         }
         if is_unpublished(&value) {
@@ -143,7 +144,7 @@ impl Connections {
                 if self.secrets.has_provider() && sent.since(live.opened) >= MIN_LOGIN =>
             {
                 self.give_up(live);
-                Fault::Again(Arc::new(Answer(message)))
+                Fault::Again(Answer::error(message))
             }
             fault => fault,
         }
@@ -152,18 +153,18 @@ impl Connections {
     /// Returns the present moment. Also returns the server time after which the server must refuse a call that is sent
     /// now.
     pub(super) async fn not_after(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime), Fault> {
-        let mut now = self.clock.now();
+        let mut now = CLOCK.now();
         let mut clock_sample = *live.clock_sample.lock();
         if clock_sample.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
             clock_sample = Box::pin(self.time_of(live)).await?;
             *live.clock_sample.lock() = clock_sample;
-            now = self.clock.now();
+            now = CLOCK.now();
         }
         Ok((now, clock_sample.server_time_at(now).after(self.limits.response_timeout)))
     }
 
     async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {
-        let sent = self.clock.now();
+        let sent = CLOCK.now();
         let time = redis::cmd("TIME");
         let reply = pin!(live.connection.ask(Request::Command(&time)));
         let value = fault::reply(self.in_time(live, sent, reply).await?);

@@ -4,15 +4,13 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use redis::Value;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Semaphore;
 
 use super::connections::{OpenConnection, Sharing};
-use super::{Admission, Node};
-use crate::base::attempt::Answered;
+use super::{Admission, CallAnswer, Node};
 use crate::net::Call;
-use crate::net::fault::{Answer, Fault};
+use crate::net::fault::Fault;
 
 /// Limit for the dedicated connections of one runtime to one node.
 pub(super) const MAX_APART: usize = 4;
@@ -69,7 +67,7 @@ impl FewConnections {
 impl Node {
     /// Sends one call on a connection that carries no other call at that time. If the returned future is dropped before
     /// it ends, the connection is closed.
-    pub(in crate::net) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
+    pub(in crate::net) async fn call_apart(&self, call: &Call) -> CallAnswer {
         self.wait_for_answer().await?;
         // If this process cannot connect to the node, the call fails here, before it waits for a free connection.
         self.connections.live().await?;
@@ -77,7 +75,7 @@ impl Node {
         let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
         let Ok(Ok(_place)) = place else {
             let late = format!("all {MAX_APART} connections for looks are in use");
-            return Err(Fault::NotSent(Some(Arc::new(Answer(late)))));
+            return Err(Fault::unsent(late));
         };
         let live = match few.idle() {
             Some(live) => live,

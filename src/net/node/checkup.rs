@@ -14,6 +14,7 @@ use crate::base::error::Refusal;
 use crate::base::health::NodeFinding;
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::process;
+use crate::net::CLOCK;
 use crate::net::conditions::Memory;
 use crate::net::fault::{self, Fault};
 
@@ -69,7 +70,7 @@ impl Connections {
     pub(super) fn note_time_if_due(&self, server: ServerTime, sent: Moment) {
         let noted = Moment::from_nanos(self.clock_noted.load(Ordering::Relaxed));
         if sent.since(noted) >= CLOCK_PAUSE {
-            self.note_time(server, sent, self.clock.now());
+            self.note_time(server, sent, CLOCK.now());
         }
     }
 
@@ -93,9 +94,9 @@ impl Node {
         {
             connections.give_up(&live);
         }
-        let began = self.clock.now();
+        let began = CLOCK.now();
         let dialed = connections.dial(Sharing::Apart).await;
-        let now = self.clock.now();
+        let now = CLOCK.now();
         match dialed {
             Ok(live) => {
                 connections.outage.note_greeting(now);
@@ -107,7 +108,7 @@ impl Node {
     }
 
     pub(in crate::net) fn now(&self) -> Moment {
-        self.clock.now()
+        CLOCK.now()
     }
 
     /// Checks the clock with the server time in the answer to a health check.

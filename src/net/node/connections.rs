@@ -24,12 +24,12 @@ use super::steps::Steps;
 use super::{OnLoss, Reports};
 use crate::base::attempt::NodeId;
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::clock::Clock;
 use crate::base::error::{Refusal, Source};
 use crate::base::lease::{ClockSample, Moment};
 use crate::base::metrics::Counter;
 use crate::base::process;
 use crate::base::topology::AddressSource;
+use crate::net::CLOCK;
 use crate::net::conditions::Conditions;
 use crate::net::fault::Fault;
 use crate::net::node::Limits;
@@ -53,9 +53,8 @@ pub(super) struct Connections {
     pub(super) departures: Mutex<Departures>,
     pub(super) steps: Steps,
     pub(super) limits: Limits,
-    pub(super) clock: Clock,
     pub(super) background_runtime: BackgroundRuntime,
-    of: Mutex<Vec<RuntimeConnection>>,
+    pub(super) of: Mutex<Vec<RuntimeConnection>>,
     /// Number of connections that were opened so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced an earlier connection.
@@ -77,13 +76,19 @@ pub(super) struct Connections {
 }
 
 /// Connection of one runtime.
-struct RuntimeConnection {
+pub(super) struct RuntimeConnection {
     runtime: Id,
     live: Option<Arc<OpenConnection>>,
     /// True if this runtime has had a connection before.
     has_had: bool,
     /// Lock that a task holds while it dials, so that only one task of the runtime dials.
     dialing: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl RuntimeConnection {
+    fn open(&self) -> Option<&Arc<OpenConnection>> {
+        self.live.as_ref().filter(|live| live.is_open())
+    }
 }
 
 /// Open connection, with its state and the newest clock sample of its server.
@@ -160,7 +165,6 @@ impl Connections {
         address: &str,
         info: ConnectionInfo,
         limits: Limits,
-        clock: Clock,
         background_runtime: BackgroundRuntime,
         reports: Reports,
     ) -> Self {
@@ -177,7 +181,6 @@ impl Connections {
             departures: Mutex::default(),
             steps: Steps::new(limits.response_timeout),
             limits,
-            clock,
             background_runtime,
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
@@ -219,24 +222,19 @@ impl Connections {
         let runtime = Handle::try_current().ok()?.id();
         let connections = self.of.lock();
         let connection = connections.iter().find(|connection| connection.runtime == runtime)?;
-        connection.live.as_ref().filter(|live| live.is_open()).cloned()
-    }
-
-    #[cfg(all(test, feature = "_testing"))]
-    pub(super) fn count(&self) -> usize {
-        self.of.lock().len()
+        connection.open().cloned()
     }
 
     /// Returns true if any runtime has an open connection to the node.
     pub(super) fn is_connected(&self) -> bool {
-        self.of.lock().iter().any(|connection| connection.live.as_ref().is_some_and(|live| live.is_open()))
+        self.of.lock().iter().any(|connection| connection.open().is_some())
     }
 
     /// Returns true if the node has sent an answer since `since` on a connection other than `live`.
     pub(super) fn has_answered_elsewhere(&self, live: &Arc<OpenConnection>, since: Moment) -> bool {
         let others = self.of.lock();
-        let mut others = others.iter().filter_map(|connection| connection.live.as_ref());
-        others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
+        let mut others = others.iter().filter_map(RuntimeConnection::open);
+        others.any(|other| !Arc::ptr_eq(other, live) && other.has_answered_since(since))
     }
 
     /// Gives up a connection: no new request is sent on it. Callers that wait for its permits use another connection.
@@ -276,7 +274,7 @@ impl Connections {
             return Ok(live);
         }
         if let Some((at, fault)) = &*self.failed.lock()
-            && self.clock.now().since(*at) < DIAL_PAUSE
+            && CLOCK.now().since(*at) < DIAL_PAUSE
         {
             return Err(fault.clone());
         }
@@ -298,18 +296,16 @@ impl Connections {
         if let Some(connection) = connections.iter().find(|connection| connection.runtime == runtime) {
             return Arc::clone(&connection.dialing);
         }
-        connections.retain(|connection| {
-            Arc::strong_count(&connection.dialing) > 1 || connection.live.as_ref().is_some_and(|live| live.is_open())
-        });
+        connections.retain(|connection| Arc::strong_count(&connection.dialing) > 1 || connection.open().is_some());
         let dialing = Arc::default();
         connections.push(RuntimeConnection { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
         dialing
     }
 
     async fn connect(self: Arc<Self>) -> Result<Arc<OpenConnection>, DialFault> {
-        let began = self.clock.now();
+        let began = CLOCK.now();
         let dialed = self.dial(Sharing::Shared).await;
-        let now = self.clock.now();
+        let now = CLOCK.now();
         *self.failed.lock() = dialed.as_ref().err().map(|fault| (now, fault.clone()));
         match &dialed {
             Ok(live) => {

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
 use redis::{ConnectionAddr, Value};
 
 use super::connection::{Connection, Request};
@@ -32,6 +33,7 @@ use super::{Node, OnLoss, Role};
 use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::Refusal;
 use crate::base::lease::{ClockSample, Moment};
+use crate::net::CLOCK;
 use crate::net::fault::{self, Fault};
 use crate::net::pushed::OnPush;
 use crate::net::secrets::Login;
@@ -118,11 +120,15 @@ impl Connections {
 
     fn leave_now(&self) {
         let mut departures = self.departures.lock();
-        if !departures.begins(self.clock.now()) {
+        if !departures.begins(CLOCK.now()) {
             return;
         }
         departures.primary = None;
-        let lost = departures.close_all_but(None);
+        self.close_all_but(departures, None);
+    }
+
+    fn close_all_but(&self, mut departures: MutexGuard<'_, Departures>, stays: Option<&Arc<AtomicBool>>) {
+        let lost = departures.close_all_but(stays);
         // The lock is released first, because the handlers take locks of their own.
         drop(departures);
         self.give_up_closed();
@@ -142,29 +148,30 @@ impl Connections {
         if departures.primary.replace(peer) == Some(peer) {
             return;
         }
-        let lost = departures.close_all_but(Some(is_closed));
-        drop(departures);
-        self.give_up_closed();
-        lost.iter().for_each(|on_loss| on_loss());
+        self.close_all_but(departures, Some(is_closed));
     }
 
     /// Connects, and asks the server for its role and its clock. If no address leads to a primary, returns a connection
     /// to a replica instead.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
-        let mut login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
+        self.with_newest_login(|login| async move { self.dial_with(&login, sharing).await }).await
+    }
+
+    /// Dials, and dials again with newer credentials after a refused login.
+    async fn with_newest_login<T, F: Future<Output = Result<T, DialFault>>>(
+        &self,
+        dial: impl Fn(Arc<Login>) -> F,
+    ) -> Result<T, DialFault> {
+        let limit = self.limits.response_timeout;
+        let mut login = Arc::new(self.secrets.login(&self.info, limit).await?);
         for _ in 1..MAX_LOGINS {
-            let refused = match self.dial_with(&login, sharing).await {
+            let refused = match dial(Arc::clone(&login)).await {
                 Err(refused) if is_unauthenticated(&refused) => refused,
                 dialed => return dialed,
             };
-            login = self.newer(&login).await.ok_or(refused)?;
+            login = Arc::new(self.secrets.login_after_refusal(&login, limit).await.ok_or(refused)?);
         }
-        self.dial_with(&login, sharing).await
-    }
-
-    /// Returns a login with newer credentials, after a server has refused `refused`.
-    async fn newer(&self, refused: &Login) -> Option<Login> {
-        self.secrets.login_after_refusal(refused, self.limits.response_timeout).await
+        dial(login).await
     }
 
     async fn dial_with(&self, login: &Login, sharing: Sharing) -> Result<Arc<OpenConnection>, DialFault> {
@@ -202,15 +209,8 @@ impl Connections {
     /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
     /// has this address. Otherwise uses any address of the name.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
-        let mut login = self.secrets.login(&self.info, self.limits.response_timeout).await?;
-        for _ in 1..MAX_LOGINS {
-            let refused = match self.dial_link_with(&login, &on_loss, &on_push).await {
-                Err(refused) if is_unauthenticated(&refused) => refused,
-                dialed => return dialed,
-            };
-            login = self.newer(&login).await.ok_or(refused)?;
-        }
-        self.dial_link_with(&login, &on_loss, &on_push).await
+        let (on_loss, on_push) = (&on_loss, &on_push);
+        self.with_newest_login(|login| async move { self.dial_link_with(&login, on_loss, on_push).await }).await
     }
 
     async fn dial_link_with(&self, login: &Login, on_loss: &OnLoss, on_push: &OnPush) -> Result<Connection, DialFault> {
@@ -310,14 +310,13 @@ impl Connections {
         if self.limits.role == Role::Voter {
             questions.push(Request::Command(&of_server));
         }
-        let sent = self.clock.now();
+        let sent = CLOCK.now();
         let (connection, hello, mut answers) = self.log_in(login, reached, push_handler, &questions).await?;
         if self.limits.role == Role::Voter
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             // Counted from the answer: a moment that is too late delays a vote, and one that is too early could allow it.
-            let up_since =
-                self.clock.now().as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
+            let up_since = CLOCK.now().as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
             // Several servers may have been greeted at this address. The latest of their starts counts, because
             // connections to an older server bring no answers any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
@@ -329,7 +328,7 @@ impl Connections {
         self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         self.conditions.note_connected(&self.address, &name, &version);
-        self.note_time(server, sent, self.clock.now());
+        self.note_time(server, sent, CLOCK.now());
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
         let clock_sample = ClockSample { sent, server };
         let timeout = self.limits.response_timeout;

@@ -1,7 +1,6 @@
 //! Greeting of a server. It is the server's answers to the first requests on a connection, which tell its kind,
 //! version, role and clock.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -9,24 +8,20 @@ use redis::Value;
 use super::Role;
 use crate::base::error::Refusal;
 use crate::base::lease::ServerTime;
-use crate::net::fault::{self, Answer, Fault};
+use crate::net::fault::{self, Fault};
 
 /// Oldest version of Redis with which this library works.
 const REDIS_OLDEST: (u32, u32) = (7, 0);
 const VALKEY_OLDEST: (u32, u32) = (7, 2);
 
 pub(super) fn unreadable(question: &str) -> Fault {
-    Fault::NotSent(Some(Arc::new(Answer(format!("the reply to {question} is not one")))))
+    Fault::unsent(format!("the reply to {question} is not one"))
 }
 
 pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
-    let Value::Array(parts) = reply else {
-        return None;
-    };
-    let [Value::BulkString(secs), Value::BulkString(micros)] = parts.as_slice() else {
-        return None;
-    };
-    let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse::<u64>().ok();
+    let Value::Array(parts) = reply else { return None };
+    let [secs, micros] = parts.as_slice() else { return None };
+    let number = |part: &Value| info_text(part)?.parse::<u64>().ok();
     // Envoy answers with all microseconds since 1970 in the second part.
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)?.checked_add(number(micros)? % 1_000_000)?))
 }
@@ -52,8 +47,7 @@ pub(in crate::net) fn hello_of_info(server: &Value, replication: &Value) -> Valu
 
 /// Returns true if a connection with this answer to `HELLO` speaks RESP2.
 pub(in crate::net) fn speaks_resp2(hello: &Value) -> bool {
-    let is_proto = |name: &Value| matches!(name, Value::BulkString(name) if name == b"proto");
-    matches!(hello, Value::Map(fields) if fields.iter().any(|(name, value)| is_proto(name) && *value == Value::Int(2)))
+    hello_value(hello, "proto") == Some(&Value::Int(2))
 }
 
 /// Returns the text of an answer.
@@ -131,15 +125,12 @@ pub(super) fn is_replica(hello: &Value) -> bool {
 }
 
 pub(in crate::net) fn hello_field(hello: &Value, name: &str) -> Option<String> {
-    let text = |value: &Value| match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    };
-    let Value::Map(fields) = hello else {
-        return None;
-    };
-    fields.iter().find(|(key, _)| text(key).as_deref() == Some(name)).and_then(|(_, value)| text(value))
+    info_text(hello_value(hello, name)?).map(str::to_owned)
+}
+
+fn hello_value<'a>(hello: &'a Value, name: &str) -> Option<&'a Value> {
+    let Value::Map(fields) = hello else { return None };
+    fields.iter().find(|(key, _)| info_text(key) == Some(name)).map(|(_, value)| value)
 }
 
 #[cfg(test)]

@@ -121,11 +121,7 @@ impl Outage {
     /// outage. This is necessary because the fleet may have forgotten the node during the outage and created this value
     /// later.
     pub(super) fn note_greeting(&self, now: Moment) {
-        let state = self.state.lock();
-        self.is_silent.store(false, Ordering::Release);
-        let since = self.outages.ends(&self.node);
-        drop(state);
-        self.answered.notify_waiters();
+        let since = self.on_answer(|| self.outages.ends(&self.node));
         if let Some(since) = since {
             catch_panic(|| events::node_back(&self.node, now.since(since)));
         }
@@ -133,14 +129,20 @@ impl Outage {
 
     /// Notes that the node answers, but refuses the connections of this process.
     pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
-        let state = self.state.lock();
-        self.is_silent.store(false, Ordering::Release);
-        let is_new = self.outages.begins(&self.node, Trouble::Refuses, now);
-        drop(state);
-        self.answered.notify_waiters();
+        let is_new = self.on_answer(|| self.outages.begins(&self.node, Trouble::Refuses, now));
         if is_new {
             catch_panic(|| events::node_refuses(&self.node, &self.source, refusal, words));
         }
+    }
+
+    /// Ends the silence of the node, and wakes the callers that wait for it. `note` changes the list of outages.
+    fn on_answer<T>(&self, note: impl FnOnce() -> T) -> T {
+        let state = self.state.lock();
+        self.is_silent.store(false, Ordering::Release);
+        let noted = note();
+        drop(state);
+        self.answered.notify_waiters();
+        noted
     }
 }
 

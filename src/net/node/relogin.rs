@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 
 use super::connection::Request;
-use super::wire::{Wire, WireSender};
+use super::wire::{Wire, WireShared};
 use crate::base::backoff::Backoff;
 use crate::base::events;
 use crate::base::panics::catch_panic;
@@ -41,7 +41,7 @@ impl Relogin {
 
 /// Open connection, with the number of the credentials that were sent last.
 struct OpenLogin {
-    wire: WireSender,
+    wire: Arc<WireShared>,
     issuer: Arc<Issuer>,
     number: u64,
     node: Arc<str>,

@@ -29,6 +29,7 @@ use crate::base::error::{NotPrimary, Refusal};
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
+use crate::net::CLOCK;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::sentinels::{NamedReplicas, Sentinels};
 
@@ -95,7 +96,7 @@ impl RequiredReplicas {
         live: &Arc<OpenConnection>,
     ) -> Result<(), Fault> {
         let turn = tokio::time::timeout(connections.limits.response_timeout, self.looking.lock()).await;
-        if self.number_at(connections.clock.now()).is_none() {
+        if self.number_at(CLOCK.now()).is_none() {
             self.look(connections, live).await?;
         }
         drop(turn);
@@ -109,7 +110,7 @@ impl RequiredReplicas {
         connections: &Arc<Connections>,
         live: &Arc<OpenConnection>,
     ) -> Result<ReplicaCount, Fault> {
-        let asked = connections.clock.now();
+        let asked = CLOCK.now();
         let (attached, named) = match (self.replicas, &self.names) {
             (Replicas::At(_), _) | (Replicas::All, ReplicaNames::Nobody) => {
                 (ask_attached(connections, live).await?, NamedReplicas::default())
@@ -174,7 +175,7 @@ impl RequiredReplicas {
             }
             *self.cluster_id.lock() = Some(id);
         }
-        Err(Fault::Again(Arc::new(Answer("the id of the node has changed twice".to_owned()))))
+        Err(Fault::Again(Answer::error("the id of the node has changed twice")))
     }
 }
 
@@ -201,7 +202,7 @@ async fn ask_all(
     questions: &[&Cmd],
 ) -> Result<Vec<Result<Value, Fault>>, Fault> {
     let requests: Vec<_> = questions.iter().map(|question| Request::Command(question)).collect();
-    let sent = connections.clock.now();
+    let sent = CLOCK.now();
     let replies = pin!(live.connection.ask_all(&requests));
     let answers = connections.in_time(live, sent, replies).await?.into_iter().map(fault::reply);
     Ok(answers.map(|answer| answer.map_err(|fault| connections.without_login(live, sent, fault))).collect())

@@ -32,13 +32,13 @@ use super::connection::{Load, Request, Wording};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
-use super::{Admission, reply_if_admitted};
-use crate::base::attempt::Answered;
+use super::{Admission, CallAnswer, reply_if_admitted};
 use crate::base::cork::after_step;
 use crate::base::durability::Durability;
 use crate::base::error::Refusal;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::base::process;
+use crate::net::CLOCK;
 use crate::net::fault::{Answer, Fault};
 use crate::net::script::Dialect;
 use crate::net::{Call, gives_hold};
@@ -47,9 +47,6 @@ use crate::net::{Call, gives_hold};
 const MAX_REPLICATED_CONNECTIONS: usize = 8;
 /// Number of calls at which a pipeline is full and takes no further batch. A single batch may have more calls.
 const MAX_CALLS: usize = 64;
-
-/// Answer to one call, or its fault.
-type Said = Result<Answered<Value>, Fault>;
 
 /// Replicated connections to one node. Each runtime has connections of its own, and reads and writes them itself.
 pub(super) struct ReplicatedConnections {
@@ -78,7 +75,7 @@ impl ReplicatedConnections {
 
     /// Sends calls in one pipeline. Returns one answer for each call, in order. If an answer grants a hold, it is
     /// returned after the required replicas have acknowledged the hold.
-    pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<Said>, Fault> {
+    pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<CallAnswer>, Fault> {
         let pool = self.pool();
         let (answers, answer) = oneshot::channel();
         if pool.put(ReplicatedJob { calls: job, answers }) {
@@ -86,7 +83,7 @@ impl ReplicatedConnections {
             after_step(move || pool.start());
         }
         // If the sender was dropped, the runtime of the connection has ended, and the calls may have been sent.
-        answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(pool.connections.clock.now())))
+        answer.await.unwrap_or_else(|_| Err(pool.unknown_fault(CLOCK.now())))
     }
 
     /// Returns the pool of this runtime. If this runtime has no pool yet, first removes the pools without a busy
@@ -186,7 +183,12 @@ impl ReplicatedState {
         jobs
     }
 
-    fn take(&mut self) -> Vec<ReplicatedJob> {
+    /// Takes the waiting batches, unless more than `busy` connections are busy, or batches of the present step will start
+    /// another one.
+    fn take_unless_busy(&mut self, busy: usize) -> Vec<ReplicatedJob> {
+        if self.busy > busy || !self.step.is_empty() {
+            return Vec::new();
+        }
         self.ahead.drain(..).chain(self.in_turn.drain(..)).collect()
     }
 }
@@ -219,9 +221,7 @@ impl ReplicatedPool {
     /// Handles a failed dial. Passes the fault to the waiting callers, unless another busy connection will take their
     /// batches.
     fn fail(&self, fault: &DialFault) {
-        let mut state = self.state.lock();
-        let left = if state.busy == 1 && state.step.is_empty() { state.take() } else { Vec::new() };
-        drop(state);
+        let left = self.state.lock().take_unless_busy(1);
         left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
     }
 
@@ -255,7 +255,7 @@ impl ReplicatedPool {
             }
             Box::pin(self.required.look_or_wait(&self.connections, live)).await?;
         }
-        Err(Fault::NotSent(Some(Arc::new(Answer("the answers about replicas take longer than a second".to_owned())))))
+        Err(Fault::unsent("the answers about replicas take longer than a second"))
     }
 
     /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
@@ -299,7 +299,7 @@ impl ReplicatedPool {
         };
         let (answered, waited) = join(answered, self.connections.in_time(live, sent, Pin::new(&mut wait))).await;
         let waited = waited.and_then(|reply| {
-            if is_demoted(&reply) {
+            if matches!(&reply, Value::ServerError(error) if is_of_replica(error)) {
                 self.connections.leave(live);
             }
             read_acknowledged(reply, sent)
@@ -328,7 +328,7 @@ impl ReplicatedPool {
         waiting: Vec<Answers>,
         (sent, dialect): (Moment, Dialect),
         values: Vec<Value>,
-    ) -> Vec<(Answers, Vec<Said>)> {
+    ) -> Vec<(Answers, Vec<CallAnswer>)> {
         let (mut values, mut held_back) = (values.into_iter(), Vec::new());
         for (batch, answers) in batches.iter().zip(waiting) {
             let mut said = Vec::with_capacity(batch.calls.len());
@@ -346,7 +346,7 @@ impl ReplicatedPool {
     }
 
     /// Replaces the answer to a call by a fault, if it grants a hold that too few replicas have acknowledged.
-    fn judge(&self, said: &mut Said, required: u64, waited: &Result<u64, Fault>, sent: Moment) {
+    fn judge(&self, said: &mut CallAnswer, required: u64, waited: &Result<u64, Fault>, sent: Moment) {
         if !is_hold(said) {
             return;
         }
@@ -358,23 +358,20 @@ impl ReplicatedPool {
     }
 }
 
-type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
+type Answers = oneshot::Sender<Result<Vec<CallAnswer>, Fault>>;
 
 /// Sends the answers to their caller. The caller may have stopped waiting.
-fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
+fn tell(answers: Answers, said: Result<Vec<CallAnswer>, Fault>) {
     drop(answers.send(said));
 }
 
-fn is_hold(said: &Said) -> bool {
+fn is_hold(said: &CallAnswer) -> bool {
     said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
 }
 
-/// Returns true if `reply` to a `WAIT` says that the primary has become a replica.
-fn is_demoted(reply: &Value) -> bool {
-    let says = |error: &ServerError| {
-        error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
-    };
-    matches!(reply, Value::ServerError(error) if says(error))
+/// Returns true if the error that answers a `WAIT` says that the primary has become a replica.
+fn is_of_replica(error: &ServerError) -> bool {
+    error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
 }
 
 /// Reads the reply to `WAIT`: the number of replicas that have all earlier writes of this connection.
@@ -384,20 +381,17 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         Value::ServerError(error) => error,
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
-    let details = words.details().unwrap_or_default().to_owned();
+    let text = format!("{} {}", words.code(), words.details().unwrap_or_default());
+    let unknown = Fault::Unknown { arrives_until: sent, source: Some(Answer::error(text)) };
     // The server became a replica during the `WAIT`. It had executed the scripts before that, so they cannot run again
     // later. The time until which a copy may arrive is therefore already over.
-    if words.code() == "UNBLOCKED" || details.contains("replica instances") {
-        let source = Answer(format!("{} {details}", words.code()));
-        return Err(Fault::Unknown { arrives_until: sent, source: Some(Arc::new(source)) });
+    if is_of_replica(&words) {
+        return Err(unknown);
     }
     Err(match Fault::of_server(&words) {
         // Not a refusal of the calls, because the scripts have run.
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
-        _ => Fault::Unknown {
-            arrives_until: sent,
-            source: Some(Arc::new(Answer(format!("{} {details}", words.code())))),
-        },
+        _ => unknown,
     })
 }
 
@@ -440,7 +434,7 @@ impl Drop for ReplicatedConnection {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.busy -= 1;
-        let left = if state.busy == 0 && state.step.is_empty() { state.take() } else { Vec::new() };
+        let left = state.take_unless_busy(0);
         drop(state);
         left.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(None))));
     }

@@ -28,7 +28,7 @@ use futures_util::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
 use redis::{RedisError, Value};
 use tokio::io::ReadBuf;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::task::AbortHandle;
 
 use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, too_much};
@@ -69,7 +69,7 @@ impl Drop for Wire {
 }
 
 /// State that the callers and the driver task share.
-struct WireShared {
+pub(super) struct WireShared {
     /// Process that opened the socket. A child process after `fork` must not write to the socket, because answers to
     /// both processes would be mixed.
     process: Process,
@@ -265,8 +265,9 @@ impl Wire {
         self.shared.ask(encode).await
     }
 
-    pub(super) fn sender(&self) -> WireSender {
-        WireSender(Arc::clone(&self.shared))
+    /// Returns the part of the wire that sends requests and does not keep the wire open.
+    pub(super) fn sender(&self) -> Arc<WireShared> {
+        Arc::clone(&self.shared)
     }
 
     /// Asks for the slot map of a cluster, which may be larger than other answers.
@@ -288,7 +289,7 @@ impl Wire {
         }
         let (pipeline, answers) = Requester::of_many(of, count);
         self.shared.send(encode, [pipeline])?;
-        answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
+        self.shared.all(answers.await)
     }
 
     /// Sends `count` requests and one last request with one write, before this function returns. The first future
@@ -298,19 +299,7 @@ impl Wire {
         let ((pipeline, answers), (sender, last)) = (Requester::of_many(Of::Questions, count), oneshot::channel());
         // If the connection has ended, `send` drops the senders. Then both futures return the reason of the end.
         drop(self.shared.send(encode, [pipeline, Requester::One(sender)]));
-        let answers = async { answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why()) };
-        let last = async { last.await.map(|answer| answer.value).map_err(|_| self.shared.why()) };
-        (Box::pin(answers), Box::pin(last))
-    }
-}
-
-/// Sends requests on a wire without keeping it open.
-pub(super) struct WireSender(Arc<WireShared>);
-
-impl WireSender {
-    /// Sends one request, as [`Wire::ask`] does.
-    pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
-        self.0.ask(encode).await
+        (Box::pin(async { self.shared.all(answers.await) }), Box::pin(async { self.shared.one(last.await) }))
     }
 }
 
@@ -324,12 +313,12 @@ pub(super) struct Opening {
 impl Opening {
     /// Returns the answer to the first question. A server that accepts no more clients answers no other question.
     pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
-        (&mut self.first).await.map(|answer| answer.value).map_err(|_| self.shared.why())
+        self.shared.one((&mut self.first).await)
     }
 
     /// Returns the answers to the other questions.
     pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
-        self.others.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
+        self.shared.all(self.others.await)
     }
 }
 
@@ -342,10 +331,21 @@ impl Requester {
 }
 
 impl WireShared {
-    async fn ask(self: &Arc<Self>, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
+    /// Sends one request, as [`Wire::ask`] does.
+    pub(super) async fn ask(self: &Arc<Self>, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.send(encode, [Requester::One(sender)])?;
-        answer.await.map(|answer| answer.value).map_err(|_| self.why())
+        self.one(answer.await)
+    }
+
+    /// Returns the answer to one request. If none came, returns the reason of the end of the wire.
+    fn one(&self, answer: Result<Weighed, RecvError>) -> Result<Value, RedisError> {
+        answer.map(|answer| answer.value).map_err(|_| self.why())
+    }
+
+    /// Returns all answers to a pipeline, as [`one`](Self::one) does for one answer.
+    fn all(&self, answers: Result<Answers, RecvError>) -> Result<Vec<Value>, RedisError> {
+        answers.map(|(answers, _)| answers).map_err(|_| self.why())
     }
 
     fn send<const N: usize>(

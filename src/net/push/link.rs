@@ -23,6 +23,7 @@ use crate::base::error::Refusal;
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::recalls::Liveness;
+use crate::net::CLOCK;
 use crate::net::fault::{self, Fault};
 use crate::net::node::{Connection, DialFault, Node, Request};
 use crate::net::pushed::Pushed;
@@ -153,7 +154,7 @@ impl LinkRun {
                 }
                 continue;
             }
-            let sent = self.shared.clock.now();
+            let sent = CLOCK.now();
             let replies = self.send(&connection, &batch).await?;
             fresh.on_answer(sent);
             self.resolve(origin, &batch, replies)?;
@@ -183,7 +184,7 @@ impl LinkRun {
         }
         if is_due(deadlines.ping_at) {
             deadlines.ping_at = now + self.shared.pace.ping;
-            let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
+            let (sent, ping) = (CLOCK.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
             match fault::reply(pong) {
                 // A ping has no key, so no server redirects it. This reply must belong to an earlier command.
@@ -265,12 +266,12 @@ impl LinkRun {
         if let Some(lost) = link.lost.take() {
             return Err(lost);
         }
+        let here = || subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
         if now >= deadlines.refresh_at {
             deadlines.refresh_at = now + self.shared.pace.refresh;
             // Only channels of waiters are subscribed again, because there may be many channels of recalls. For
             // channels of recalls, pings show whether the connection still works.
-            let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
-            let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
+            let of_waiters = here().filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
             deadlines.again = of_waiters.chain(&link.leftovers).cloned().collect();
             // A replica also confirms subscriptions, so the confirmations do not show that this node is still the
             // primary. Sentinels are therefore asked for the primary here. In a cluster this is not necessary, because
@@ -278,8 +279,7 @@ impl LinkRun {
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
             // One channel is enough, because one answer on this connection proves that its server is still there.
-            let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
-            deadlines.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
+            deadlines.again.extend(here().next().map(|(name, _)| Arc::clone(name)));
         }
         while deadlines.refused.first().is_some_and(|(at, _)| *at <= now) {
             link.todo.extend(deadlines.refused.pop_first().map(|(_, name)| name));

@@ -7,6 +7,7 @@ use super::link::Lost;
 use super::{Link, Origin, PushShared, Subscriptions};
 use crate::base::attempt::Notification;
 use crate::base::lease::{ClockSample, Moment};
+use crate::net::CLOCK;
 use crate::net::pushed::Pushed;
 
 impl PushShared {
@@ -23,7 +24,7 @@ impl PushShared {
         // The lock is released at the end of this statement, before wakers of users run.
         let notification = self.read(&mut self.subscriptions.lock(), from, name, message);
         if let Some(notification) = notification {
-            notification.tell(self.clock.now());
+            notification.tell(CLOCK.now());
         }
     }
 
@@ -50,14 +51,14 @@ impl PushShared {
             link.wake.notify_one();
             return None;
         }
-        let is_fresh = clock_sample.age_at(self.clock.now()) <= self.pace.max_clock_sample_age;
+        let is_fresh = clock_sample.age_at(CLOCK.now()) <= self.pace.max_clock_sample_age;
         (is_fresh && !self.slot_owners.suspects(&link.node)).then_some(clock_sample)
     }
 
     fn confirm(&self, from: Origin, channel: &str) {
         let confirmed = self.subscriptions.lock().confirm(from, channel);
         match confirmed {
-            Confirmation::Wanted(notification) => notification.tell(self.clock.now()),
+            Confirmation::Wanted(notification) => notification.tell(CLOCK.now()),
             Confirmation::NotWanted => {}
             // This process would have to unsubscribe from each such channel. A server that sends such confirmations
             // without end would make the process store names and send requests without end. So the connection is
@@ -69,7 +70,7 @@ impl PushShared {
     /// Handles the end of a subscription. If this process did not request the end, the slot has most likely moved, so
     /// the slot map is refreshed.
     fn on_unsubscribed(&self, from: Origin, channel: &str) {
-        let now = self.clock.now();
+        let now = CLOCK.now();
         let is_wanted = self.subscriptions.lock().note_unsubscribed(from, channel, now);
         if is_wanted {
             self.notify_break();

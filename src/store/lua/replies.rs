@@ -20,7 +20,7 @@ use crate::store::{
 };
 
 /// Reads from the reply to a check of rights which commands the user may not run.
-pub(in crate::store) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
+pub(super) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     let mut words = Words::of(reply)?;
     words.word()?;
     words.word()?;
@@ -30,7 +30,7 @@ pub(in crate::store) fn refused_commands(reply: &Value) -> Option<Vec<String>> {
 }
 
 /// Checks the words that all replies have and hands the rest to `parse`.
-pub(in crate::store) fn read_reply<T>(
+pub(super) fn read_reply<T>(
     reply: Answered<Value>,
     id: &str,
     parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
@@ -62,7 +62,7 @@ fn other_version() -> Failure {
     Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
 }
 
-pub(in crate::store) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+pub(super) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
         "granted" => Some(Acquired::Granted(parse_granted(fields)?)),
         "queued" | "contended" | "kept" => parse_refused(code, fields),
@@ -75,8 +75,8 @@ pub(in crate::store) fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> O
 fn parse_refused(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     let (retry_in, is_cached) = (fields.millis()?, fields.number()? == 1);
     let holder = match fields.text() {
-        Some("w") => Some(Arc::new(parse_named_writer(fields)?)),
-        Some("s") => Some(Arc::new(parse_named_reader(fields)?)),
+        Some("w") => Some(Arc::new(parse_named(Mode::Write, fields)?)),
+        Some("s") => Some(Arc::new(parse_named(Mode::Read, fields)?)),
         Some(_) | None => None,
     };
     Some(match code {
@@ -86,19 +86,12 @@ fn parse_refused(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     })
 }
 
-/// Reads `deadline_ms since_ms tokens id holders`.
-fn parse_named_writer(fields: &mut Fields<'_>) -> Option<NamedHolder> {
-    let (deadline_ms, since_ms, _tokens) = (fields.number()?, fields.number()?, fields.number()?);
-    parse_named(Mode::Write, deadline_ms, since_ms, fields)
-}
-
-/// Reads `deadline_ms since_ms id holders`.
-fn parse_named_reader(fields: &mut Fields<'_>) -> Option<NamedHolder> {
+/// Reads `deadline_ms since_ms tokens id holders` of a writer, or `deadline_ms since_ms id holders` of a reader.
+fn parse_named(mode: Mode, fields: &mut Fields<'_>) -> Option<NamedHolder> {
     let (deadline_ms, since_ms) = (fields.number()?, fields.number()?);
-    parse_named(Mode::Read, deadline_ms, since_ms, fields)
-}
-
-fn parse_named(mode: Mode, deadline_ms: u64, since_ms: u64, fields: &mut Fields<'_>) -> Option<NamedHolder> {
+    if mode == Mode::Write {
+        fields.number()?;
+    }
     // The two-key scheme does not read the time of a reader's grant, and says 0.
     let since_ms = Some(since_ms).filter(|&since_ms| since_ms > 0);
     let id = fields.text()?.to_owned();
@@ -121,7 +114,7 @@ fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
     FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
 }
 
-pub(in crate::store) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
+pub(super) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     match code {
         "granted" => Some(Converted::Granted(parse_granted(fields)?)),
         "refused" => Some(Converted::Refused),
@@ -132,7 +125,7 @@ pub(in crate::store) fn parse_converted(code: &str, fields: &mut Fields<'_>) -> 
     }
 }
 
-pub(in crate::store) fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
+pub(super) fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     match code {
         "held" => Some(ReleaseReply::Held),
         "queued" => Some(ReleaseReply::Queued),
@@ -143,7 +136,7 @@ pub(in crate::store) fn parse_released(code: &str, fields: &mut Fields<'_>) -> O
     }
 }
 
-pub(in crate::store) fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
+pub(super) fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
         "renewed" => parse_renewed_hold(fields),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
@@ -170,7 +163,7 @@ fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
 }
 
-pub(in crate::store) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
+pub(super) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     if code != "view" {
         return None;
     }
@@ -204,7 +197,7 @@ pub(in crate::store) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Optio
     Some(view)
 }
 
-pub(in crate::store) fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
+pub(super) fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     if code != "forced" {
         return None;
     }
@@ -266,7 +259,7 @@ fn parse_grant_notification(message: &[u8], clock_sample: ClockSample) -> Option
 }
 
 /// Words of a reply or of a row, and the rows of the reply.
-pub(in crate::store) struct Fields<'a> {
+pub(super) struct Fields<'a> {
     words: Words<'a>,
     rows: &'a [Value],
 }
@@ -330,104 +323,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::lease::Moment;
-
-    fn reply(words: &str) -> Answered<Value> {
-        let value = Value::BulkString(words.as_bytes().to_vec());
-        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), node: NodeId::default(), value }
-    }
-
-    fn token(raw: u64) -> FencingToken {
-        FencingToken::from_wire(raw).expect("small")
-    }
-
-    #[test]
-    fn granted_reply_is_read() {
-        for (flag, is_waited_for) in [(0, false), (1, true)] {
-            let words = format!("granted a.1.x 3 7 72 64 500 {flag}");
-            let read = read_reply(reply(&words), "a.1.x", parse_acquired).expect("readable");
-            assert_eq!(read.server.as_micros(), 3_000_007);
-            let (token, remaining) = (token(9), Duration::from_millis(500));
-            assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, is_waited_for }));
-        }
-    }
-
-    #[test]
-    fn reply_to_another_request_is_never_believed() {
-        let read = read_reply(reply("granted b.1.x 3 7 9 1 500 0"), "a.1.x", parse_acquired);
-        assert!(matches!(read, Err(Failure::Unknown { .. })));
-    }
-
-    #[test]
-    fn reply_of_another_shape_is_unknown_not_denied() {
-        for words in [
-            "",
-            "granted",
-            "granted a.1.x 3 7 9 64 500 0",
-            "granted a.1.x 3 7 9 0 500 0",
-            "late a.1.x soon 3",
-            "late a.1.x 3",
-            "granted a.1.x 3 7 9 1",
-            "held a.1.x 3 7",
-        ] {
-            let read = read_reply(reply(words), "a.1.x", parse_acquired);
-            assert!(matches!(read, Err(Failure::Unknown { .. })), "{words}");
-        }
-    }
-
-    #[test]
-    fn reply_of_another_version_is_a_refusal() {
-        let read = read_reply(reply("version a.1.x 3 7"), "a.1.x", parse_acquired);
-        assert!(matches!(read, Err(Failure::Refused { refusal: Refusal::OtherVersion, .. })));
-    }
-
-    const ANCHOR: ClockSample = ClockSample { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
-
-    #[test]
-    fn notification_of_a_grant_counts_from_the_clock_sample() {
-        for (flag, is_waited_for) in [("0", false), ("1", true)] {
-            let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
-            let Notification::Granted { id, at, answer } = read_notification(message.as_bytes(), Some(ANCHOR)) else {
-                panic!("it is one")
-            };
-            assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
-            assert_eq!((answer.sent, answer.server), (ANCHOR.sent, ANCHOR.server));
-            let (token, remaining) = (token((1 << 53) - 63), Duration::from_micros(999_600));
-            assert_eq!(answer.value, Granted { token, tokens: 64, remaining, is_waited_for });
-        }
-    }
-
-    #[test]
-    fn other_notices_mean_that_it_is_time_to_ask() {
-        let granted = "m.1.label 72 64 6000 5900123 0";
-        // Without a clock sample, no deadline can be trusted.
-        assert!(matches!(read_notification(granted.as_bytes(), None), Notification::AskAgain));
-        let others = [
-            "",
-            "m.1.label",                      // the two-key scheme names the next waiter
-            "m.1.label 9 64 6000 5900123",    // too short
-            "m.1.label 72 64 soon 5900123 0", // no number
-            "m.1.label 72 64 5000 4900123 0", // over before the clock sample
-            "m.1.label 9007199254740993 1 6000 5900123 0",
-            "m.1.label 72 64 18446744073709551615 5900123 0",
-            "m.1.label 9 64 6000 5900123 0", // more tokens than there are
-        ];
-        for other in others {
-            assert!(matches!(read_notification(other.as_bytes(), Some(ANCHOR)), Notification::AskAgain), "{other}");
-        }
-        assert!(matches!(read_notification(b"\xff", Some(ANCHOR)), Notification::AskAgain));
-    }
-
-    #[test]
-    fn waiters_are_read_in_the_order_in_which_they_came() {
-        let rows = ["view - 0 7 9 0 0 3 4", "hold h r 1 2", "wait a w 5", "wait b w 7", "wait c r 6"];
-        let value = Value::Array(rows.map(|row| Value::BulkString(row.as_bytes().to_vec())).into());
-        let view = read_reply(Answered { value, ..reply("") }, "", parse_view).expect("readable").value;
-        let ids: Vec<_> = view.waiters.iter().map(|waiter| (waiter.id.as_str(), waiter.mode)).collect();
-        assert_eq!(ids, [("a", Mode::Write), ("c", Mode::Read), ("b", Mode::Write)]);
-        assert_eq!((view.holders.len(), view.more_holders, view.more_waiters), (1, 3, 4));
-    }
-}
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/lua/replies/tests.rs"]
+mod tests;

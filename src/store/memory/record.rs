@@ -261,12 +261,6 @@ impl Record {
         self.forget_ms = self.forget_ms.max(until_ms + RETENTION_MS);
     }
 
-    /// Returns true if a reader with this id is recorded, live or dead.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn has_reader(&self, id: &AcquisitionId) -> bool {
-        self.reader(id).is_some()
-    }
-
     fn reader(&self, id: &AcquisitionId) -> Option<usize> {
         self.readers.iter().position(|reader| reader.id == *id)
     }
@@ -418,12 +412,6 @@ impl Record {
         true
     }
 
-    /// Ends an acquisition as [`release_until`](Record::release_until) does, without a rest.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
-        self.release_until(now, id, None)
-    }
-
     /// Ends an acquisition and then admits waiters. Because of this order, a release never admits the acquisition that
     /// it ends. A write hold rests if `rest_until` is later than now.
     pub(crate) fn release_until(
@@ -485,13 +473,9 @@ impl Record {
         }
     }
 
-    /// Renews a hold. A renewal removes no dead record and admits no waiter, because no waiter can enter while the hold
-    /// is live. The only exception are readers behind a writer that died in the queue, and these repeat their requests.
-    pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
-        self.renew_until(now, id, lease, None)
-    }
-
-    /// Renews a hold as [`renew`](Record::renew) does. A write hold lasts until `rest_until` at least.
+    /// Renews a hold. A write hold lasts until `rest_until` at least. A renewal removes no dead record and admits no waiter,
+    /// because no waiter can enter while the hold is live. The only exception are readers behind a writer that died in the
+    /// queue, and these repeat their requests.
     pub(crate) fn renew_until(
         &mut self,
         now: ServerTime,
@@ -529,27 +513,25 @@ impl Record {
         if !self.is_sound(now.as_micros() / 1000, id) {
             return Noted::None;
         }
-        if self.note_of(id).is_none_or(|earlier| earlier.number < note.number) {
-            self.put_note(id, Some(note.clone()));
+        if let Some(place) = self.note_of(id)
+            && place.as_ref().is_none_or(|earlier| earlier.number < note.number)
+        {
+            *place = Some(note.clone());
         }
         Noted::Noted
     }
 
-    fn note_of(&self, id: &AcquisitionId) -> Option<&Note> {
-        match &self.writer {
-            Some(writer) if writer.id == *id => writer.note.as_ref(),
-            _ => self.readers[self.reader(id)?].note.as_ref(),
+    /// Returns the place for the note of a recorded hold.
+    fn note_of(&mut self, id: &AcquisitionId) -> Option<&mut Option<Note>> {
+        match &mut self.writer {
+            Some(writer) if writer.id == *id => Some(&mut writer.note),
+            _ => self.readers.iter_mut().find(|reader| reader.id == *id).map(|reader| &mut reader.note),
         }
     }
 
     fn put_note(&mut self, id: &AcquisitionId, note: Option<Note>) {
-        match &mut self.writer {
-            Some(writer) if writer.id == *id => writer.note = note,
-            _ => {
-                if let Some(reader) = self.reader(id) {
-                    self.readers[reader].note = note;
-                }
-            }
+        if let Some(place) = self.note_of(id) {
+            *place = note;
         }
     }
 

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 
 use super::outstanding::{AtMaster, RequestInFlight};
 use super::votes::{Ballot, Verdict, Vote, Yes, majority};
 use super::{
     AnswerSummary, MasterAnswer, NO_TOKEN, PendingAnswers, Quorum, Voters, answer_of, finish, majority_answer,
-    majority_grant,
+    majority_grant, request_to_master,
 };
-use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
+use crate::base::attempt::{Answered, Attempt, BoxFuture, Granted};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
-use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, NamedHolder, RenewalRequest, Renewed};
+use crate::store::{AcquireRequest, Acquired, Floor, NamedHolder, RenewalRequest, Renewed};
 
 /// Time by which a proposed token is ahead of the latest clock. While a request takes no longer than this to arrive,
 /// its proposed token is above the clocks of all masters.
@@ -48,16 +47,11 @@ impl Quorum {
     }
 
     pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, summary: &mut AnswerSummary) -> Vote {
-        let answer = match attempt {
-            Ok(answer) => answer,
-            #[cfg(redis_rwlock_plant)]
-            Err(Failure::Unknown { .. }) => return self.late_yes(),
-            Err(failure) => {
-                summary.failures.push(failure);
-                return Vote::Silent;
-            }
-        };
-        summary.server = summary.server.max(answer.server);
+        #[cfg(redis_rwlock_plant)]
+        if let Err(crate::store::Failure::Unknown { .. }) = attempt {
+            return self.late_yes();
+        }
+        let Some(answer) = summary.note(attempt) else { return Vote::Silent };
         match answer.value {
             Acquired::Granted(granted) => self.yes(place, answer.sent, granted, summary),
             Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. }
@@ -102,8 +96,7 @@ impl Quorum {
     /// Sends a new acquisition to all masters and counts their votes.
     pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
         let key = Arc::new(key.clone());
-        let request =
-            Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
+        let request = Arc::new(request_to_master(&request.id, request.mode, request.lease));
         // The acquisition is recorded before any request is sent. If this future is dropped, the release then reaches
         // all masters that may have granted it.
         self.outstanding.begin(&request.id, request.mode, &key, request.lease);
@@ -146,19 +139,14 @@ impl Quorum {
         key: &Arc<Key>,
         request: &Arc<AcquireRequest>,
     ) -> PendingAnswers<MasterAnswer<Acquired>> {
-        let (asked, floor) = (FuturesUnordered::new(), self.proposed_token());
-        for (place, master) in self.masters.iter().enumerate() {
-            if master.is_silent() {
-                ballot.cast(place, Vote::Silent);
-            } else {
-                if self.outstanding.has_leftover(key, place) {
-                    summary.leftovers.push(place);
-                }
-                let copy = self.outstanding.begin_request(&request.id, place);
-                asked.push(self.send(place, key, request, Floor::New(floor), copy));
+        let floor = Floor::New(self.proposed_token());
+        self.ask(ballot, |place| {
+            if self.outstanding.leftovers.contains(key, place) {
+                summary.leftovers.push(place);
             }
-        }
-        asked
+            let copy = self.outstanding.begin_request(&request.id, place);
+            self.send(place, key, request, floor, copy)
+        })
     }
 
     /// Returns the token that a new acquisition proposes. It is above the time of each right clock, and so normally
@@ -223,10 +211,7 @@ impl Quorum {
             tokens: 0,
             rest_until: None,
         };
-        let renewed = self.renew_all(&[renewal]).await.into_iter().next();
-        let Some(renewed) = renewed else {
-            return Err(Failure::NotDone { source: None });
-        };
+        let renewed = self.renew_all(&[renewal]).await.pop().expect("one answer each");
         let Answered { sent, server, value, .. } = renewed?;
         Ok(answer_of(
             sent,
@@ -264,85 +249,6 @@ fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration
     clocks.into_iter().rfind(|clock| *clock <= limit)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::attempt::AcquisitionId;
-    use crate::base::background_runtime::BackgroundRuntime;
-    use crate::base::mode::Mode;
-    use crate::store::MasterScheme;
-    use crate::store::memory::{MemoryScheme, Store};
-    use crate::store::quorum::{Margins, Restarts};
-
-    const LEASE: Duration = Duration::from_secs(10);
-
-    fn request(n: u64) -> AcquireRequest {
-        let id = AcquisitionId::new("m", n, "test");
-        AcquireRequest { id, mode: Mode::Write, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
-    }
-
-    /// Two of three masters still have an acquisition that failed before. Returns the result of the next one.
-    async fn acquire_behind_leftovers(is_own: impl Fn(usize) -> bool) -> Acquired {
-        let masters: Vec<Arc<dyn MasterScheme>> =
-            (0..3).map(|_| Arc::new(MemoryScheme::new(Arc::new(Store::new()))) as Arc<dyn MasterScheme>).collect();
-        let key = Key::new("quorum", "cfg").expect("a name");
-        for master in &masters[..2] {
-            let taken = master.acquire(&key, &request(1)).await.expect("answered").value;
-            assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
-        }
-        let margins = Margins { max_clock_skew: Duration::ZERO, max_delay: Duration::from_secs(1) };
-        let quorum = Quorum::new(masters, &BackgroundRuntime::Callers, &key, margins, Restarts::Delayed, LEASE);
-        let own = (0..2).filter(|place| is_own(*place)).map(|place| quorum.outstanding.leftovers.add(&key, place));
-        let _own: Vec<_> = own.collect();
-        quorum.acquire_anew(&key, &request(2)).await.expect("a majority answers").value
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn refusal_for_an_own_failed_acquisition_is_neither_a_denial_nor_an_outage() {
-        assert_eq!(acquire_behind_leftovers(|_| true).await, Acquired::Late, "both masters may only lack the release");
-        for own in [|place| place == 0, |_| false] {
-            let refused = acquire_behind_leftovers(own).await;
-            assert!(matches!(refused, Acquired::Contended { retry_in: LEASE, .. }), "it is taken: {refused:?}");
-            assert_eq!(refused.named_holder().expect("named").id, request(1).id.as_str());
-        }
-    }
-
-    #[test]
-    fn holder_is_named_that_most_masters_name() {
-        let named = |ids: &[&str]| {
-            let holder = |id: &&str| NamedHolder {
-                id: (*id).to_owned(),
-                mode: Mode::Read,
-                since_ms: None,
-                deadline_ms: 7,
-                more: 0,
-            };
-            named_by_most(ids.iter().map(|id| Arc::new(holder(id))).collect()).map(|holder| holder.id.clone())
-        };
-        assert_eq!(named(&["a", "b", "a"]).as_deref(), Some("a"));
-        assert_eq!(named(&["a"]).as_deref(), Some("a"));
-        assert_eq!(named(&["a", "b"]), None);
-        assert_eq!(named(&[]), None);
-    }
-
-    #[test]
-    fn clocks_of_a_minority_that_are_ahead_move_no_proposal() {
-        const AHEAD: u64 = 9_000_000_000;
-        let latest = |minority, clocks: &[u64]| {
-            let clocks = clocks.iter().map(|us| ServerTime::from_micros(*us)).collect();
-            latest_right(clocks, minority, Duration::from_millis(100)).map(ServerTime::as_micros)
-        };
-        assert_eq!(latest(1, &[1_000_000, 1_050_000, 1_090_000]), Some(1_090_000), "all are right");
-        assert_eq!(latest(1, &[AHEAD, 1_000_000, 1_050_000]), Some(1_050_000), "one is ahead");
-        assert_eq!(latest(1, &[5, 1_000_000, 1_050_000]), Some(1_050_000), "one is behind");
-        assert_eq!(latest(1, &[AHEAD, 1_000_000]), Some(1_000_000), "one of two is right");
-        assert_eq!(latest(1, &[1_000_000]), None, "it may be the one that is wrong");
-        assert_eq!(
-            latest(2, &[AHEAD, 1_000_000, AHEAD, 1_010_000, 1_020_000]),
-            Some(1_020_000),
-            "two of five are ahead"
-        );
-        assert_eq!(latest(2, &[AHEAD, AHEAD, 1_000_000]), Some(1_000_000), "two of three known ones are");
-        assert_eq!(latest(2, &[]), None);
-    }
-}
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/acquire/tests.rs"]
+mod tests;

@@ -10,19 +10,18 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use futures_util::stream::FuturesUnordered;
 
 use super::outstanding::{AtMaster, Outstanding, RequestInFlight};
 use super::votes::{Verdict, Vote, majority};
 use super::{
     AnswerSummary, MasterAnswer, PendingAnswers, Quorum, Voters, answer_of, finish, into_unknown, majority_answer,
-    majority_grant,
+    majority_grant, request_to_master,
 };
 use crate::base::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure};
 use crate::base::key::Key;
 use crate::base::mode::Mode;
 use crate::base::process;
-use crate::store::{AcquireRequest, Acquired, Converted, Floor, IfTaken, MasterScheme};
+use crate::store::{AcquireRequest, Acquired, Converted, Floor, MasterScheme};
 
 /// State of a conversion at one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,25 +57,17 @@ impl Quorum {
         request: &AcquireRequest,
     ) -> Attempt<Converted> {
         let voters = voters(request.mode);
-        let request = AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() };
         let mut conversion = QuorumConversion {
             key: Arc::new(key.clone()),
             old: old.clone(),
-            request: Arc::new(request),
+            request: Arc::new(request_to_master(&request.id, request.mode, request.lease)),
             states: vec![ConversionState::Nothing; self.masters.len()],
             summary: AnswerSummary { voters, ..AnswerSummary::default() },
         };
         let QuorumConversion { key, request, .. } = &conversion;
         self.outstanding.begin(&request.id, request.mode, key, request.lease);
         let mut ballot = self.ballot();
-        let mut asked: PendingAnswers<ConversionAnswer> = FuturesUnordered::new();
-        for (place, master) in self.masters.iter().enumerate() {
-            if master.is_silent() {
-                ballot.cast(place, Vote::Silent);
-            } else {
-                asked.push(self.send_conversion(place, &conversion));
-            }
-        }
+        let mut asked = self.ask(&mut ballot, |place| self.send_conversion(place, &conversion));
         let mut raised = vec![false; self.masters.len()];
         let won = loop {
             ballot.note_clocks(self.reached_token());
@@ -135,14 +126,7 @@ impl Quorum {
             ConversionAnswer::Converted(said) => said,
         };
         let summary = &mut conversion.summary;
-        let Answered { sent, server, value, .. } = match attempt {
-            Ok(answer) => answer,
-            Err(failure) => {
-                summary.failures.push(failure);
-                return (place, Vote::Silent);
-            }
-        };
-        summary.server = summary.server.max(server);
+        let Some(Answered { sent, value, .. }) = summary.note(attempt) else { return (place, Vote::Silent) };
         let (said, vote) = match value {
             Converted::Granted(granted) => (ConversionState::Converted, self.yes(place, sent, granted, summary)),
             Converted::Refused | Converted::Cached => (ConversionState::Unconverted, Vote::No),
@@ -204,7 +188,7 @@ impl Quorum {
     ) -> Answered<Converted> {
         let QuorumConversion { key, old, request, states: said, summary } = conversion;
         let gives_back = GiveBackOnDrop { outstanding: Arc::clone(&self.outstanding), id: request.id.clone() };
-        let back = AcquireRequest { id: old.clone(), mode: Mode::Read, ..AcquireRequest::clone(&request) };
+        let back = request_to_master(&old, Mode::Read, request.lease);
         self.outstanding.begin(&old, back.mode, &key, back.lease);
         let turn_back = |place: usize| ConversionUndo {
             scheme: Arc::clone(&self.masters[place].scheme),

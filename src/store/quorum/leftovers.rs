@@ -38,6 +38,7 @@ impl Leftovers {
         Leftover { _counted: Arc::new(CountedLeftover { leftovers: Arc::clone(self), place }) }
     }
 
+    /// Returns true if a master may have, or may still grant, an earlier failed acquisition of the lock.
     pub(super) fn contains(&self, key: &Key, master: usize) -> bool {
         self.counts.lock().contains_key(&(key.hashed_name().0, master))
     }

@@ -258,11 +258,6 @@ impl Outstanding {
         requests.is_some_and(|requests| requests.in_flight() > 0 || requests.arrives_until() > Some(now))
     }
 
-    /// Returns true if a master may have, or may still grant, an earlier failed acquisition of the lock.
-    pub(super) fn has_leftover(&self, key: &Key, master: usize) -> bool {
-        self.leftovers.contains(key, master)
-    }
-
     /// Begins or extends the record of an acquisition. The caller then asks the masters for this lease.
     pub(super) fn begin(&self, id: &AcquisitionId, mode: Mode, key: &Arc<Key>, lease: Duration) {
         let now = self.clock.now();

@@ -47,7 +47,7 @@ impl Quorum {
         {
             for MasterReleaseAnswer { of, was_held, attempt } in told {
                 let (ballot, summary) = &mut counts[of];
-                note_answer(summary, attempt);
+                drop(summary.note(attempt));
                 ballot.cast(place, was_held.map_or(Vote::Silent, |was_held| self.released_vote(was_held)));
             }
         }
@@ -119,11 +119,4 @@ fn send_releases(
         });
         (place, told.collect())
     })
-}
-
-fn note_answer(summary: &mut AnswerSummary, attempt: Attempt<ReleaseReply>) {
-    match attempt {
-        Ok(answer) => summary.server = summary.server.max(answer.server),
-        Err(failure) => summary.failures.push(failure),
-    }
 }

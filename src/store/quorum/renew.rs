@@ -20,11 +20,11 @@ use futures_util::{StreamExt, stream};
 
 use super::outstanding::{AtMaster, Outstanding};
 use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{AnswerSummary, NO_TOKEN, PendingAnswers, Quorum, answer_of, majority_answer};
+use super::{AnswerSummary, NO_TOKEN, PendingAnswers, Quorum, answer_of, majority_answer, request_to_master};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt};
 use crate::base::lease::Moment;
 use crate::base::process;
-use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed, Route};
+use crate::store::{Acquired, Floor, RenewalRequest, Renewed, Route};
 
 /// Shortest time for which a master remembers that an operator has ended a hold.
 const FORCE_REMEMBERED: Duration = Duration::from_secs(60);
@@ -75,12 +75,12 @@ impl Quorum {
         batch: &Arc<[RenewalRequest]>,
     ) -> PendingAnswers<RenewalAnswers> {
         let mut silent = self.ballot();
-        let asked = self.ask(&mut silent, |place, scheme| {
-            let batch = Arc::clone(batch);
-            async move {
+        let asked = self.ask(&mut silent, |place| {
+            let (scheme, batch) = (Arc::clone(&self.masters[place].scheme), Arc::clone(batch));
+            Box::pin(async move {
                 let route = batch.first().map_or_else(|| Route("".into()), |first| scheme.route(&first.key));
                 (place, scheme.renew(&route, &batch).await)
-            }
+            })
         });
         for place in silent.silent() {
             counts.iter_mut().for_each(|(ballot, _)| ballot.cast(place, Vote::Silent));
@@ -102,20 +102,10 @@ impl Quorum {
 }
 
 fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote {
-    match attempt {
-        Ok(Answered { sent, server, value, .. }) => {
-            summary.server = summary.server.max(server);
-            match value {
-                Renewed::Renewed { remaining, .. } => {
-                    Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
-                }
-                Renewed::Lost { .. } => Vote::No,
-            }
-        }
-        Err(failure) => {
-            summary.failures.push(failure);
-            Vote::Silent
-        }
+    let Some(Answered { sent, value, .. }) = summary.note(attempt) else { return Vote::Silent };
+    match value {
+        Renewed::Renewed { remaining, .. } => Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN }),
+        Renewed::Lost { .. } => Vote::No,
     }
 }
 
@@ -179,14 +169,7 @@ impl Heal {
         let Some((copy, mode, token)) = self.outstanding.begin_heal(id, place, *lease, until) else {
             return true;
         };
-        let request = AcquireRequest {
-            id: id.clone(),
-            mode,
-            lease: *lease,
-            max_tokens: 1,
-            if_taken: IfTaken::Leave,
-            caches: false,
-        };
+        let request = request_to_master(id, mode, *lease);
         let attempt = self.outstanding.master(place).acquire_above(key, &request, Floor::Any(token)).await;
         // A refusal does not show that the master lacks the hold, because an undone conversion may have brought the
         // hold back meanwhile.

@@ -10,48 +10,46 @@ const TOKENS: &str = ":rwlock_tokens";
 const CHANNEL: &str = "redisson_rwlock:";
 
 /// Names that belong to one lock.
-pub(super) struct Names<'a>(&'a str);
+pub(in crate::store) struct Names<'a>(&'a str);
 
 impl<'a> Names<'a> {
-    pub(super) fn of(key: &'a Key) -> Self {
+    pub(in crate::store) fn of(key: &'a Key) -> Self {
         Self(key.name())
     }
 
-    /// Returns the braces around the lock's name in second names.
-    fn braces(&self) -> [&'static str; 2] {
-        if self.0.contains('{') { ["", ""] } else { ["{", "}"] }
+    /// Returns a second name: the lock's name between these texts, in braces if it has none.
+    fn second(&self, before: &str, behind: &str) -> String {
+        let [open, close] = if self.0.contains('{') { ["", ""] } else { ["{", "}"] };
+        [before, open, self.0, close, behind].concat()
     }
 
     /// Returns the beginning of the names of all timeouts of the lock.
-    pub(super) fn beginning(&self) -> String {
-        let [open, close] = self.braces();
-        [open, self.0, close, ":"].concat()
+    pub(in crate::store) fn beginning(&self) -> String {
+        self.second("", ":")
     }
 
     /// Returns the key of the tokens.
-    pub(super) fn tokens(&self) -> String {
-        let [open, close] = self.braces();
-        [open, self.0, close, TOKENS].concat()
+    pub(in crate::store) fn tokens(&self) -> String {
+        self.second("", TOKENS)
     }
 
     /// Returns the key of the only timeout of the read hold with this id.
-    pub(super) fn timeout(&self, id: &str) -> String {
+    pub(in crate::store) fn timeout(&self, id: &str) -> String {
         [&self.beginning(), id, ":1:rwlock_timeout:1"].concat()
     }
 
-    pub(super) fn channel(&self) -> String {
-        let [open, close] = self.braces();
-        [CHANNEL, open, self.0, close].concat()
+    pub(in crate::store) fn channel(&self) -> String {
+        self.second(CHANNEL, "")
     }
 }
 
 /// Returns the pattern for `SCAN` that finds the keys of tokens.
-pub(super) fn pattern_of_tokens() -> String {
+pub(in crate::store) fn pattern_of_tokens() -> String {
     ["*", TOKENS].concat()
 }
 
 /// Returns the lock to which a key of tokens belongs.
-pub(super) fn lock_of_tokens(key: &str) -> Option<String> {
+pub(in crate::store) fn lock_of_tokens(key: &str) -> Option<String> {
     let shown = key.strip_suffix(TOKENS)?;
     let bare = shown.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
     // The names `a` and `{a}` have the same second names. The plain one is the usual one.

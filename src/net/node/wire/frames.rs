@@ -68,13 +68,6 @@ pub(super) enum Frame<'a> {
     Other,
 }
 
-/// Reads the frame at the start of the bytes. Returns the frame and its length, or `None` if the end of the frame has
-/// not arrived.
-#[cfg(all(test, feature = "_testing"))]
-pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
-    Scan::default().first(bytes)
-}
-
 /// Progress of the measurement of an answer that arrives in pieces. Each call continues where the previous call
 /// stopped.
 #[derive(Default)]
@@ -199,14 +192,10 @@ fn frame(bytes: &[u8], end: usize, pushes: PushForm) -> io::Result<(Frame<'_>, u
     let bytes = &bytes[..end];
     let frame = match (bytes.first(), text(bytes)) {
         (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
-        (Some(b'>'), None) => match read_push(bytes)? {
-            Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
-            Some(pushed) => Frame::Pushed(pushed, Some(read(bytes)?)),
-            None => Frame::Other,
-        },
-        (Some(b'*'), None) if pushes == PushForm::Lists => match read_push(bytes)? {
+        (Some(kind), None) if *kind == b'>' || *kind == b'*' && pushes == PushForm::Lists => match read_push(bytes)? {
             Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
             Some(pushed) => Frame::Pushed(pushed, Some(read(&[b">", &bytes[1..]].concat())?)),
+            None if *kind == b'>' => Frame::Other,
             None => Frame::Answer(read(bytes)?),
         },
         (_, None) => Frame::Answer(read(bytes)?),

@@ -11,7 +11,7 @@ impl Record {
     pub(crate) fn inspect(&self, now: ServerTime) -> View {
         let now_ms = now.as_micros() / 1000;
         let most = self.limits.records;
-        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
+        let waiting = self.waiting();
         let holders_recorded = usize::from(self.writer.is_some()) + self.readers.len();
         let waiters_recorded = waiting.clone().count();
         let waiters_seen = waiters_recorded.min(most.saturating_sub(holders_recorded).max(most / 2));
@@ -49,12 +49,6 @@ impl Record {
         }
     }
 
-    /// Ends holds as [`Record::force_seen`] does, for a lock without timestamp clients.
-    #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
-        self.force_seen(now, &View { token: seen, ..View::default() })
-    }
-
     /// Ends all holds in the view `seen`. If the last token is newer than the token in the view, other holds have
     /// replaced them. Then this copy of the request is late and does nothing.
     ///
@@ -63,8 +57,7 @@ impl Record {
     pub(crate) fn force_seen(&mut self, now: ServerTime, seen: &View) -> Forced {
         // A renewal may have brought the writer new tokens since the view. So a writer whose id is in the view also
         // counts as seen.
-        let is_seen = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
-        let is_there = self.writer.as_ref().is_some_and(|writer| is_seen(&writer.id));
+        let is_there = self.writer.as_ref().is_some_and(|writer| seen.shows(&writer.id));
         if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
             return Forced::default();
         }
@@ -93,9 +86,8 @@ impl Record {
         let now_ms = now.as_micros() / 1000;
         self.barred = self.barred.max(seen.token.map_or(0, FencingToken::as_u64));
         self.remember(now_ms);
-        let is_shown = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
-        let is_there = self.live_writer(now_ms).is_some_and(|writer| is_shown(&writer.id))
-            || self.readers.iter().any(|reader| is_shown(&reader.id) && self.is_live(&reader.hold, now_ms));
+        let is_there = self.live_writer(now_ms).is_some_and(|writer| seen.shows(&writer.id))
+            || self.readers.iter().any(|reader| seen.shows(&reader.id) && self.is_live(&reader.hold, now_ms));
         // If an earlier force left records here, `force_seen` must go on to remove them.
         let is_over = self.forced == self.token;
         let token = if is_there || is_over { FencingToken::from_wire(self.token) } else { token };

@@ -20,6 +20,11 @@ fn position(waiting: &[WaiterRecord], id: &AcquisitionId) -> Option<usize> {
 }
 
 impl Record {
+    /// Returns all recorded waiters, live or dead. The writers come first.
+    pub(in crate::store::memory) fn waiting(&self) -> impl Iterator<Item = &WaiterRecord> + Clone {
+        self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers)
+    }
+
     /// Begins the phase of the readers that wait now. Does nothing if readers of the last phase still wait, because
     /// these enter before any writer.
     pub(super) fn begin_batch(&mut self) {
@@ -176,8 +181,7 @@ impl Record {
     /// Returns true if the request may wait although it recalls no hold. A try may do so only if it has a place in the
     /// queue already.
     fn may_wait_without_recall(&self, now_ms: u64, request: &AcquireRequest) -> bool {
-        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
-        let mut live = waiting.filter(|place| place.until_ms > now_ms);
+        let mut live = self.waiting().filter(|place| place.until_ms > now_ms);
         !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
     }
 

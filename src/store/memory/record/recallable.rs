@@ -58,8 +58,7 @@ impl Record {
 
     /// Returns true if a waiter is recorded, live or dead.
     pub(crate) fn has_waiters(&self) -> bool {
-        let queues = [&self.batch_readers, &self.waiting_readers];
-        !self.waiting_writers.is_empty() || queues.into_iter().any(|queue| !queue.is_empty())
+        self.waiting().next().is_some()
     }
 
     /// Resets the latest deadline of the waiters if no waiter is recorded.
@@ -119,7 +118,7 @@ impl Record {
         lease: Duration,
         max_tokens: u64,
     ) -> Renewed {
-        let Renewed::Renewed { remaining, .. } = self.renew(now, id, lease) else {
+        let Renewed::Renewed { remaining, .. } = self.renew_until(now, id, lease, None) else {
             return Renewed::Lost { forced: self.forced_token() };
         };
         let is_waited_for = self.may_be_waited_for(now.as_micros() / 1000);

@@ -142,8 +142,7 @@ async fn mutated_replies_are_never_those_of_others() {
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let limits = Limits::new(&options, Role::Standalone);
-    let node = Node::new("mutated", info, limits, Clock::System, BackgroundRuntime::Process, Reports::for_test())
-        .expect("a node");
+    let node = Node::new("mutated", info, limits, BackgroundRuntime::Process, Reports::for_test()).expect("a node");
     let (node, began) = (&node, Instant::now());
     let callers = (0..CALLERS).map(async |caller| {
         let (mut asked, mut answered) = (0, 0);

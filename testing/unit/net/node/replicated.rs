@@ -2,11 +2,11 @@
 
 use tokio::sync::oneshot;
 
-use super::{Admission, Answers, Load, Precedence, ReplicatedCalls, ReplicatedJob, ReplicatedState, Said};
+use super::{Admission, Answers, CallAnswer, Load, Precedence, ReplicatedCalls, ReplicatedJob, ReplicatedState};
 use crate::net::fault::Fault;
 
 /// Batch of a caller, which waits for the answers as long as the second value exists.
-fn batch(precedence: Precedence) -> (ReplicatedJob, oneshot::Receiver<Result<Vec<Said>, Fault>>) {
+fn batch(precedence: Precedence) -> (ReplicatedJob, oneshot::Receiver<Result<Vec<CallAnswer>, Fault>>) {
     let (answers, answer): (Answers, _) = oneshot::channel();
     let calls = ReplicatedCalls { calls: Vec::new(), load: Load::Digest, admission: Admission::Owner, precedence };
     (ReplicatedJob { calls, answers }, answer)

@@ -10,15 +10,32 @@ use super::connections::Sharing;
 use super::in_flight::MAX_IN_FLIGHT;
 use super::*;
 use crate::base::error::Refusal;
-use crate::base::topology::Tls;
+use crate::base::topology::{Access, Tls};
 use crate::net::Script;
 use crate::net::address::parse_one;
+use crate::net::conditions::ConditionsOf;
 use crate::net::fake::{Fake, Pace};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 
 static SCRIPT: Script = Script::new("return 1");
+
+impl Reports {
+    pub(in crate::net) fn for_test() -> Self {
+        let conditions = Conditions::new(ConditionsOf::default(), Duration::from_millis(100));
+        Self {
+            on_loss: None,
+            outages: Arc::default(),
+            conditions: Arc::new(conditions),
+            source: AddressSource::User,
+            secrets: Arc::new(
+                Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process).expect("no files"),
+            ),
+            replica_names: ReplicaNames::Nobody,
+        }
+    }
+}
 
 fn node(fake: &Fake) -> Arc<Node> {
     node_on(fake, BackgroundRuntime::Process)
@@ -33,10 +50,7 @@ fn node_as(fake: &Fake, role: Role, background: BackgroundRuntime) -> Arc<Node> 
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, role);
-    Arc::new(
-        Node::new(&fake.addr.to_string(), info, limits, Clock::System, background, Reports::for_test())
-            .expect("a node"),
-    )
+    Arc::new(Node::new(&fake.addr.to_string(), info, limits, background, Reports::for_test()).expect("a node"))
 }
 
 async fn call(node: &Node) -> Result<(), Fault> {
@@ -256,7 +270,8 @@ fn each_runtime_has_a_connection_that_goes_with_it() {
     stays.block_on(call(&node)).expect("answered");
     assert_eq!(fake.connections(), 2, "what ends takes nobody's along");
     runtime().block_on(call(&node)).expect("answered");
-    assert!(node.connections.count() <= 2, "{} are kept", node.connections.count());
+    let kept = node.connections.of.lock().len();
+    assert!(kept <= 2, "{kept} are kept");
 }
 
 fn names(node: &Node, fakes: &[&Fake], pause: Duration) {
@@ -395,9 +410,7 @@ async fn says_and_closes(words: &'static str) -> Arc<Node> {
     });
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    Arc::new(
-        Node::new("it", info, limits, Clock::System, BackgroundRuntime::Process, Reports::for_test()).expect("a node"),
-    )
+    Arc::new(Node::new("it", info, limits, BackgroundRuntime::Process, Reports::for_test()).expect("a node"))
 }
 
 #[tokio::test]

@@ -43,10 +43,9 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, background(), Reports::for_test())
-        .expect("a node");
+    let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test()).expect("a node");
     let node = Arc::new(node);
-    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, background(), pace), node)
+    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, background(), pace), node)
 }
 
 fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
@@ -70,7 +69,7 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
         let node = fleet.node(&primary.addr().to_string()).expect("an address");
         assert!(node.ready().await.is_ok(), "it answers");
     }
-    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, background(), pace), fleet)
+    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), background(), pace), fleet)
 }
 
 /// Returns a channel whose slot this node owns.
@@ -346,7 +345,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
     );
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
-    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, background(), pace);
+    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), background(), pace);
     let old = sentinels.primary();
     // No caller has asked who the primary is.
     let mut subscription = push.subscribe(5, "channel", read);

@@ -1,18 +1,42 @@
 //! Tools for a simulated server: a look inside, a copy, a time of its own, and faults.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Store;
 use super::record::{Record, RecordLimits, ServerStep, millis};
 use crate::base::key::Key;
-use crate::base::lease::ServerTime;
-use crate::store::{AcquireRequest, AcquisitionId, Mode, NamedHolder};
+use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::base::recalls::Recall;
+use crate::store::{
+    AcquireRequest, AcquisitionId, Forced, Mode, NamedHolder, Notification, ReleaseReply, Renewed, View,
+};
 
 /// All records at one moment, by key.
 pub(crate) type Image = BTreeMap<Box<str>, Record>;
 
 impl Record {
+    /// Returns true if a reader with this id is recorded, live or dead.
+    pub(crate) fn has_reader(&self, id: &AcquisitionId) -> bool {
+        self.readers.iter().any(|reader| reader.id == *id)
+    }
+
+    /// Ends an acquisition as [`release_until`](Record::release_until) does, without a rest.
+    pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
+        self.release_until(now, id, None)
+    }
+
+    /// Ends holds as [`Record::force_seen`] does, for a lock without timestamp clients.
+    pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
+        self.force_seen(now, &View { token: seen, ..View::default() })
+    }
+
+    /// Renews a hold that does not rest.
+    pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
+        self.renew_until(now, id, lease, None)
+    }
+
     /// Live holds: id, side, deadline in milliseconds.
     pub(crate) fn live_holds(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
         let writer =
@@ -34,8 +58,7 @@ impl Record {
 
     /// Live waiters: id, side, deadline in milliseconds. The writers come first, each side in its order.
     pub(crate) fn live_waiters(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
-        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
-        let live = waiting.filter(|waiting| waiting.until_ms > now_ms);
+        let live = self.waiting().filter(|waiting| waiting.until_ms > now_ms);
         live.map(|waiting| (waiting.request.id.as_str().to_owned(), waiting.request.mode, waiting.until_ms)).collect()
     }
 
@@ -111,6 +134,26 @@ impl Record {
 }
 
 impl Store {
+    /// Sets the server's clock back by `step`. A `step` of zero makes the clock right again.
+    pub(crate) fn set_back(&self, step: Duration) {
+        let step = u64::try_from(step.as_micros()).expect("short");
+        self.skipped_us.store(step.wrapping_neg(), Ordering::SeqCst);
+    }
+
+    /// Publishes a notification that a client with the right to publish may have invented.
+    pub(crate) fn publish_notification(&self, key: &Key, id: &str, notice: &Notification) {
+        self.locks.lock().get(key, self.server_time()).deliver(id, notice);
+    }
+
+    /// Publishes a recall that a client with the right to publish may have invented.
+    pub(crate) fn publish_recall(&self, key: &Key, call: &Recall, now: Moment) {
+        let mut locks = self.locks.lock();
+        let listeners = &locks.get(key, self.server_time()).recall_listeners;
+        let listeners: Vec<_> = listeners.iter().filter_map(|listener| listener.recalls.upgrade()).collect();
+        drop(locks);
+        listeners.iter().for_each(|calls| calls.on_recall(call, now));
+    }
+
     /// Applies an operation at a time of the caller's choice. The caller also delivers the notifications.
     pub(crate) fn operate<T>(&self, key: &Key, now: ServerTime, operation: impl FnOnce(&mut Record) -> T) -> T {
         let mut locks = self.locks.lock();

@@ -109,7 +109,7 @@ fn not_done<T>() -> Attempt<T> {
 #[tokio::test(start_paused = true)]
 async fn failed_acquisition_counts_until_a_master_can_have_nothing_of_it() {
     let stage = Stage::new();
-    let leftovers = || [0, 1, 2].map(|master| stage.traces.has_leftover(&stage.key, master));
+    let leftovers = || [0, 1, 2].map(|master| stage.traces.leftovers.contains(&stage.key, master));
     let (granted, refused, late) = (stage.sends(0), stage.sends(1), stage.sends(2));
     stage.is_granted(granted);
     assert_eq!(leftovers(), [false; 3], "it has not failed yet");
@@ -129,11 +129,11 @@ async fn abandoned_copy_of_a_failed_acquisition_counts_until_it_cannot_arrive() 
     drop(stage.sends(0));
     stage.traces.give_back(&stage.id);
     assert_eq!(stage.debts(), [1, 0, 0]);
-    assert!(stage.traces.has_leftover(&stage.key, 0), "it may arrive behind the first release");
+    assert!(stage.traces.leftovers.contains(&stage.key, 0), "it may arrive behind the first release");
     stage.ends();
-    assert!(!stage.traces.has_leftover(&stage.key, 0));
+    assert!(!stage.traces.leftovers.contains(&stage.key, 0));
     let other = Key::new("quorum", "other").expect("a name");
-    assert!(!stage.traces.has_leftover(&other, 0));
+    assert!(!stage.traces.leftovers.contains(&other, 0));
 }
 
 #[tokio::test(start_paused = true)]

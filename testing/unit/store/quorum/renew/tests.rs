@@ -8,7 +8,7 @@ use crate::base::key::Key;
 use crate::base::lease::FencingToken;
 use crate::base::mode::Mode;
 use crate::store::memory::{MemoryScheme, Store};
-use crate::store::{MasterScheme, ReleaseReply, ReleaseRequest, Scheme, View};
+use crate::store::{AcquireRequest, IfTaken, MasterScheme, ReleaseReply, ReleaseRequest, Scheme, View};
 
 const LEASE: Duration = Duration::from_secs(10);
 

@@ -19,6 +19,12 @@ const ANSWERS: [&str; 16] = [
     ">2\r\n+invalidate\r\n*0\r\n",
 ];
 
+/// Reads the frame at the start of the bytes. Returns the frame and its length, or `None` if the end of the frame has
+/// not arrived.
+fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
+    Scan::default().first(bytes)
+}
+
 #[test]
 fn answers_are_what_the_library_reads_in_them() {
     for answer in ANSWERS {
