@@ -228,10 +228,9 @@ impl Held {
     /// method waits only if the grant came by a notification.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
-        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         self.check_process()?;
         match self.state() {
-            HoldState::Lost(reason) => return Err(lost(reason)),
+            HoldState::Lost(reason) => return Err(hold.key().loss(reason)),
             HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
             HoldState::Held | HoldState::Unconfirmed => {}
         }
@@ -240,7 +239,7 @@ impl Held {
         watch.claim_now(engine.clock.now());
         match watch.confirmed().await {
             Ok(()) => Ok(()),
-            Err(Ended::Lost(reason)) => Err(lost(reason)),
+            Err(Ended::Lost(reason)) => Err(hold.key().loss(reason)),
             Err(Ended::Released) => std::future::pending().await,
         }
     }
@@ -557,12 +556,8 @@ fn without_lock(mut error: Error) -> Error {
 
 /// Returns an error outside of a tokio runtime, because timers and sockets would panic there.
 pub(crate) fn in_runtime() -> Result<()> {
-    let missing = |_| Error::InvalidOption {
-        option: "runtime",
-        reason: "await the call within a tokio runtime, or use `redis_rwlock::blocking` in threads without one"
-            .to_owned(),
-    };
-    Handle::try_current().map(drop).map_err(missing)
+    let reason = "await the call within a tokio runtime, or use `redis_rwlock::blocking` in threads without one";
+    Handle::try_current().map(drop).map_err(|_| Error::invalid("runtime", reason))
 }
 
 /// Returns 128 random bits in hexadecimal.

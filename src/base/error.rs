@@ -345,6 +345,11 @@ impl Error {
         }
     }
 
+    /// Returns the error of an option that cannot be used, for `reason`.
+    pub(crate) fn invalid(option: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidOption { option, reason: reason.into() }
+    }
+
     /// Creates the error of a request from the failure of its last attempt. Splits this failure into its node and its
     /// cause.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
@@ -584,17 +589,10 @@ impl fmt::Display for For<'_> {
     }
 }
 
-impl std::error::Error for UnreachableSource {}
-
 /// Error for a failure that has only a description, and no error of another library.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct UnreachableSource(pub(crate) String);
-
-impl std::fmt::Display for UnreachableSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/base/error/tests.rs"]

@@ -42,6 +42,8 @@ impl fmt::Debug for Moment {
 }
 
 impl Moment {
+    /// Moment before all others.
+    pub(crate) const START: Self = Self::from_nanos(0);
     /// Moment that no clock reaches.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 

@@ -105,7 +105,7 @@ impl Ticket {
         } else {
             "its id is damaged".to_owned()
         };
-        Err(Error::InvalidOption { option: "ticket", reason })
+        Err(Error::invalid("ticket", reason))
     }
 }
 

@@ -72,10 +72,9 @@ impl Access {
     /// Refuses a provider of credentials beside a password file.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
-            Self { provider: Some(_), password_file: Some(_), .. } => Err(Error::InvalidOption {
-                option: "credentials",
-                reason: "there is a `password_file` as well: leave one of them out".to_owned(),
-            }),
+            Self { provider: Some(_), password_file: Some(_), .. } => {
+                Err(Error::invalid("credentials", "there is a `password_file` as well: leave one of them out"))
+            }
             _ => Ok(()),
         }
     }
@@ -397,7 +396,7 @@ impl Topology {
 
     /// Returns the settings for the access to servers. Refuses settings that would have no effect with this topology.
     pub(crate) fn access(&self) -> Result<&Access> {
-        let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
+        let refused = |option, reason| Err(Error::invalid(option, reason));
         match (&self.kind, &self.access) {
             (Kind::Node(_) | Kind::Cluster(_) | Kind::Proxy(_), Access { primary_credentials: Some(_), .. }) => {
                 refused("primary_credentials", "this topology has no Sentinel: put user and password into the URL")
@@ -425,20 +424,16 @@ impl Topology {
 
     /// Refuses clusters and proxies, because the two-key scheme cannot work with them.
     pub(crate) fn check_single(&self) -> Result<()> {
-        match &self.kind {
-            Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
-            Kind::Cluster(_) => Err(Error::InvalidOption {
-                option: "topology",
-                reason:
-                    "a slot that migrates refuses requests for the two keys of a lock: use `RedisManager` on a cluster"
-                        .to_owned(),
-            }),
-            Kind::Proxy(_) => Err(Error::InvalidOption {
-                option: "topology",
-                reason: "a proxy need not send the two keys of a lock to one server: use `RedisManager` behind a proxy"
-                    .to_owned(),
-            }),
-        }
+        let reason = match &self.kind {
+            Kind::Node(_) | Kind::Sentinel { .. } => return Ok(()),
+            Kind::Cluster(_) => {
+                "a slot that migrates refuses requests for the two keys of a lock: use `RedisManager` on a cluster"
+            }
+            Kind::Proxy(_) => {
+                "a proxy need not send the two keys of a lock to one server: use `RedisManager` behind a proxy"
+            }
+        };
+        Err(Error::invalid("topology", reason))
     }
 }
 

@@ -45,8 +45,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
     if held.hold().is_to_rest() {
         let reason =
             "the hold of a guard with `at_least` stays exclusive: release it, and acquire the lock for reading";
-        let error = Error::InvalidOption { option: "at_least", reason: reason.to_owned() };
-        return Err(NotConverted { held, error });
+        return Err(NotConverted { held, error: Error::invalid("at_least", reason) });
     }
     // Other guards share the hold, for example nested ones. The guard then keeps its share, as a nested read does.
     if !held.hold().begin_conversion(held.engine().clock.now()) {
@@ -85,7 +84,7 @@ fn refusal(held: &Held) -> Option<Error> {
 /// Returns the error for a guard whose hold is over.
 pub(super) fn loss_error(held: &Held) -> Option<Error> {
     match held.state() {
-        HoldState::Lost(reason) => Some(Error::Lost { lock: held.hold().key().shared_name(), reason }),
+        HoldState::Lost(reason) => Some(held.hold().key().loss(reason)),
         HoldState::Held | HoldState::Unconfirmed => None,
     }
 }
@@ -217,7 +216,7 @@ impl Converting {
     pub(super) fn loss_of(&self, held: &Held, reason: LossReason) -> Error {
         self.old.lose(reason);
         // The hold may have ended before, for another reason.
-        loss_error(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
+        loss_error(held).unwrap_or_else(|| self.old.key().loss(reason))
     }
 
     /// Leaves the conversion open with the old hold, unless the old hold is over.

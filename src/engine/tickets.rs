@@ -103,7 +103,7 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
     held.check_process()?;
     in_runtime()?;
     let (engine, hold) = (held.engine(), held.hold());
-    let refused = |reason: &str| Error::InvalidOption { option: "detach", reason: reason.to_owned() };
+    let refused = |reason| Error::invalid("detach", reason);
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
         return Err(refused(reason));
     }
@@ -150,7 +150,7 @@ pub(crate) async fn adopt(engine: &Arc<Engine>, ticket: &Ticket, mode: Mode, ter
     engine.check_open(&key)?;
     in_runtime()?;
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
-        return Err(Error::InvalidOption { option: "ticket", reason: reason.to_owned() });
+        return Err(Error::invalid("ticket", reason));
     }
     engine.keep_running();
     let wants = ShareRequest {
@@ -205,11 +205,11 @@ impl Adopting {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
                     // The server refuses no pass to the same side. So the ticket names the wrong mode, and the drop of
                     // this value releases its hold.
-                    Converted::Refused | Converted::Cached => return Err(self.loss(LossReason::Gone)),
+                    Converted::Refused | Converted::Cached => return Err(self.key.loss(LossReason::Gone)),
                     Converted::Lost { forced } => {
                         // No copy of the request can change that.
                         self.is_settled = true;
-                        return Err(self.loss(loss_reason(self.token, forced)));
+                        return Err(self.key.loss(loss_reason(self.token, forced)));
                     }
                     Converted::Late => Failure::NotDone { source: None },
                 },
@@ -224,10 +224,6 @@ impl Adopting {
             }
             tries.backoff.wait().await;
         }
-    }
-
-    fn loss(&self, reason: LossReason) -> Error {
-        Error::Lost { lock: self.key.shared_name(), reason }
     }
 
     /// Puts the new hold into its cell.
@@ -245,7 +241,7 @@ impl Adopting {
             jitter: Jitter::draw(),
         };
         let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
-            return Err(self.loss(LossReason::Expired));
+            return Err(self.key.loss(LossReason::Expired));
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);

@@ -104,11 +104,10 @@ struct BlockingRuntime {
 
 impl BlockingRuntime {
     fn new(engine: Arc<Engine>) -> Result<Self> {
-        let no_thread = |error: io::Error| Error::InvalidOption {
-            option: "runtime",
-            reason: format!(
-                "no thread could be started: {error}; raise the limits of the process on threads and memory"
-            ),
+        let no_thread = |error: io::Error| {
+            let reason =
+                format!("no thread could be started: {error}; raise the limits of the process on threads and memory");
+            Error::invalid("runtime", reason)
         };
         // Starts a thread that does nothing. If the process can start no thread, this step returns an error, whereas
         // tokio would panic.

@@ -294,7 +294,7 @@ impl AcquireAll {
 fn in_order(engine: &Engine, names: &[NamedLock]) -> Result<(Vec<Wanted>, Vec<usize>)> {
     if names.len() > MAX_NAMES {
         let reason = format!("{} names are too many; the limit is {MAX_NAMES}", names.len());
-        return Err(Error::InvalidOption { option: "all", reason });
+        return Err(Error::invalid("all", reason));
     }
     let mut wanted = Vec::with_capacity(names.len());
     for NamedLock { name, mode } in names {
