@@ -173,7 +173,7 @@ impl Hold {
     /// Returns the share and its end, for a watcher. The watcher may live longer than the guard.
     pub(super) fn watch(&self, share_id: ShareId) -> (Share, Arc<End>) {
         if self.is_copied() {
-            let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::from_nanos(0) };
+            let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::START };
             return (nobodys, Arc::default());
         }
         self.event(|record, _, _| record.watch(share_id))

@@ -44,7 +44,7 @@ use promise::Promise;
 pub(crate) use renewal::RenewalConfirmed;
 
 /// Value of `share_until` with which no further reader may join the hold.
-const CLOSED: Moment = Moment::from_nanos(0);
+const CLOSED: Moment = Moment::START;
 
 /// Time that one answer of the server grants to a hold.
 #[derive(Clone, Copy, Debug)]

@@ -148,11 +148,6 @@ impl HoldRecord {
         self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
     }
 
-    /// Returns true if the server grants no acquisition of this mode beside the hold.
-    pub(in crate::lock) fn excludes(&self, mode: Mode) -> bool {
-        mode == Mode::Write || self.mode == Mode::Write
-    }
-
     /// Returns true if guards may enter without a request to the server, even after the join window of the last answer.
     pub(super) fn is_open_to_all(&self, heard: &Reception, now: Moment) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.is_open(heard, now))
@@ -334,7 +329,7 @@ impl HoldRecord {
         let keep = self.cache.as_ref()?;
         let ends = self.shares.get(keep.idle?.slot()).ends;
         let is_called = keep.recalled_at.is_some() || keep.live.is_none();
-        Some(if is_called { Moment::from_nanos(0) } else { ends })
+        Some(if is_called { Moment::START } else { ends })
     }
 
     /// Removes the share without an owner from a hold that is over. Returns true if no guard had the hold.
