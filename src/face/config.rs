@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::Deserialize;
 
@@ -282,24 +283,12 @@ impl Config {
             "TIMESTAMP_CLIENTS_READ" => limits.get_or_insert_default().read = span("timestamp_clients")?,
             "TIMESTAMP_CLIENTS_WRITE" => limits.get_or_insert_default().write = span("timestamp_clients")?,
             "TIMESTAMP_CLIENTS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("timestamp_clients")?,
-            "MAX_HANDOFFS" => {
-                let number =
-                    value.parse().map_err(|_| Error::invalid("max_handoffs", format!("{name} must be a number")))?;
-                self.max_handoffs = Some(number);
-            }
+            "MAX_HANDOFFS" => self.max_handoffs = number("max_handoffs", name, value)?,
             "CACHE_FOR" => self.cache_for = span("cache_for")?,
             "RECALL_TIMEOUT" => self.recall_timeout = span("recall_timeout")?,
             "LOCK_WATCHDOG_TIMEOUT" => self.lock_watchdog_timeout = span("lock_watchdog_timeout")?,
-            "MAX_CACHED" => {
-                let number =
-                    value.parse().map_err(|_| Error::invalid("max_cached", format!("{name} must be a number")))?;
-                self.max_cached = Some(number);
-            }
-            "MAX_WAITERS" => {
-                let number =
-                    value.parse().map_err(|_| Error::invalid("max_waiters", format!("{name} must be a number")))?;
-                self.max_waiters = Some(number);
-            }
+            "MAX_CACHED" => self.max_cached = number("max_cached", name, value)?,
+            "MAX_WAITERS" => self.max_waiters = number("max_waiters", name, value)?,
             // Never reached: the caller passes only names that `is_field` accepts.
             _ => {
                 return Err(Error::invalid(
@@ -464,6 +453,10 @@ fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
 
 fn split(urls: &str) -> Vec<String> {
     urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
+}
+
+fn number<T: FromStr>(option: &'static str, name: &str, value: &str) -> Result<Option<T>> {
+    value.parse().map(Some).map_err(|_| Error::invalid(option, format!("{name} must be a number")))
 }
 
 fn nesting(name: &str, value: &str) -> Result<Nesting> {
