@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{CLOSED, HoldRecord, Next, Phase, RenewalState};
+use super::{CLOSED, HoldRecord, Next, Phase};
 use crate::base::attempt::NodeId;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::metrics::Metrics;
@@ -313,9 +313,7 @@ impl HoldRecord {
         if let Some(keep) = &mut self.cache {
             keep.idle = Some(SharePlace::of(slot));
         }
-        if self.renewal == RenewalState::Needless {
-            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
-        }
+        self.plan_renewal(now);
     }
 
     /// Returns true if a cached hold is to be released. There are three reasons: a known waiter, no live subscription,

@@ -86,17 +86,13 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
         let queue = self.wait_queue();
-        if let Some((hold, share_id)) = queue.handed.remove(&waiter_id) {
+        let handed = queue.handed.remove(&waiter_id).map(|(hold, share_id)| WakeReason::Handed(hold, share_id));
+        let taken = handed.or_else(|| queue.failed.remove(&waiter_id).map(WakeReason::Failed));
+        if taken.is_some() {
             if queue.is_empty() {
                 self.wait_queue = None;
             }
-            return Some(WakeReason::Handed(hold, share_id));
-        }
-        if let Some(failure) = queue.failed.remove(&waiter_id) {
-            if queue.is_empty() {
-                self.wait_queue = None;
-            }
-            return Some(WakeReason::Failed(failure));
+            return taken;
         }
         let leads = queue.side_mut(mode).leader(waiter_id).is_some();
         // It was woken as the leader, and has lost the right since. It learns that when it sends its request.
