@@ -53,7 +53,7 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
+use crate::store::{AcquisitionId, Failure, Scheme, ServerContact};
 
 /// Longest time for which the writers of a process may hand off one hold to each other while a waiter of another
 /// process waits.
@@ -332,7 +332,7 @@ impl Engine {
 
     pub(crate) fn check_open(&self, key: &Key) -> Result<()> {
         self.process.check(key.name())?;
-        if self.closing.closed.load(Ordering::SeqCst) {
+        if self.closing.is_closed() {
             return Err(Error::Closed { lock: key.shared_name() });
         }
         Ok(())
@@ -380,28 +380,18 @@ impl Engine {
     }
 
     /// Repeats a request that concerns no single lock until a server answers it.
-    async fn of_manager<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
+    async fn of_manager<T, F>(&self, attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let answered = pin!(async {
-            in_runtime()?;
-            let nameless = Key::new("rwlock", "-")?;
-            let mut tries = self.tries();
-            loop {
-                match attempt().await {
-                    Ok(answer) => return Ok(answer),
-                    Err(failure) => tries.on_failure(self, &nameless, failure).await.map_err(without_lock)?,
-                }
-            }
-        });
-        self.process.here("", answered).await
+        let nameless = Key::new("rwlock", "-")?;
+        self.answered(&nameless, attempt).await.map_err(without_lock)
     }
 
     /// Repeats an idempotent request until a server answers it.
-    async fn answered<T, F>(&self, key: &Key, mut attempt: impl FnMut() -> F) -> Result<Answered<T>>
+    async fn answered<T, F>(&self, key: &Key, mut attempt: impl FnMut() -> F) -> Result<T>
     where
-        F: Future<Output = Attempt<T>>,
+        F: Future<Output = Result<T, Failure>>,
     {
         let answered = pin!(async {
             in_runtime()?;
@@ -547,7 +537,8 @@ fn without_lock(mut error: Error) -> Error {
     if let Error::Unreachable { lock, .. }
     | Error::NoQuorum { lock, .. }
     | Error::NotEnoughReplicas { lock, .. }
-    | Error::Refused { lock, .. } = &mut error
+    | Error::Refused { lock, .. }
+    | Error::Forked { lock, .. } = &mut error
     {
         *lock = "".into();
     }

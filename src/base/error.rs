@@ -14,6 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Cause of an [`Error`], as the client library or the operating system reported it.
 pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 
+/// Cause of an error, if it is known.
+pub(crate) type Cause<'a> = Option<&'a (dyn std::error::Error + Send + Sync + 'static)>;
+
 /// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and the `try_` methods
 /// return `None`.
 ///
@@ -220,7 +223,7 @@ impl fmt::Display for Error {
                 write!(f, "{} within {}: {advice}, then try again", For(lock), DurationText(*waited))
             }
             Self::NoQuorum { lock, waited, masters, needed, restarted, .. } => {
-                let span = WithinFor { lock, waited: *waited };
+                let span = format!("{} within {}", For(lock), DurationText(*waited));
                 fmt_no_quorum(f, &span, *masters, *needed, *restarted)
             }
             Self::NotEnoughReplicas { lock, asked, acknowledged, node } => {
@@ -253,27 +256,11 @@ impl fmt::Display for Error {
     }
 }
 
-/// Part of a message: the lock of a request, and the time for which the request was retried.
-struct WithinFor<'a> {
-    lock: &'a str,
-    waited: Duration,
-}
-
-impl fmt::Display for WithinFor<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} within {}", For(self.lock), DurationText(self.waited))
-    }
-}
-
 /// End of the message of a wait whose place in the queue may still be there.
 const UNCONFIRMED: &str = "; the server did not confirm within two response timeouts that the place in the queue is gone, so it may still \
      grant the lock to this caller, for one lease at most";
 
-fn fmt_unreachable_node(
-    f: &mut fmt::Formatter<'_>,
-    node: Option<&str>,
-    source: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
-) -> fmt::Result {
+fn fmt_unreachable_node(f: &mut fmt::Formatter<'_>, node: Option<&str>, source: Cause<'_>) -> fmt::Result {
     match node {
         Some(node) if is_out_of_descriptors(source) || is_full(source) => write!(f, "no connection to {node}"),
         Some(node) => write!(f, "{node} did not answer"),
@@ -283,7 +270,7 @@ fn fmt_unreachable_node(
 
 fn fmt_no_quorum(
     f: &mut fmt::Formatter<'_>,
-    span: &WithinFor<'_>,
+    span: &str,
     masters: usize,
     needed: usize,
     restarted: usize,
@@ -437,7 +424,7 @@ impl std::error::Error for NoTls {
 }
 
 /// Returns advice for a user whose server does not answer.
-fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
+fn advice_on(cause: Cause<'_>) -> &'static str {
     if is_out_of_descriptors(cause) {
         return "this process has no file descriptors left, so raise `ulimit -n`, or find the code that keeps them open";
     }
@@ -472,7 +459,7 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
 
 /// Returns true if this process may open no further connection (`EMFILE`). The server is not the cause then. The
 /// function compares the number of the error, because the standard library has no error kind for it.
-fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
+fn is_out_of_descriptors(cause: Cause<'_>) -> bool {
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
@@ -480,7 +467,7 @@ fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + '
 
 /// Returns true if the server refused the connection because it has too many clients. The cause is the server's own
 /// text, which no error kind stands for.
-fn is_full(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
+fn is_full(cause: Cause<'_>) -> bool {
     cause.is_some_and(|cause| cause.to_string().contains("max number of clients"))
 }
 

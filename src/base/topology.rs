@@ -437,63 +437,30 @@ impl Topology {
     }
 }
 
-impl From<&str> for Topology {
-    fn from(url: &str) -> Self {
-        Self::node(url)
-    }
+macro_rules! from_urls {
+    ($([$($parameter:tt)*] $urls:ty => $kind:ident;)*) => {$(
+        impl<$($parameter)*> From<$urls> for Topology {
+            fn from(urls: $urls) -> Self {
+                Self::$kind(urls)
+            }
+        }
+    )*};
 }
-
-impl From<String> for Topology {
-    fn from(url: String) -> Self {
-        Self::node(url)
-    }
-}
-
-impl From<&String> for Topology {
-    fn from(url: &String) -> Self {
-        Self::node(url)
-    }
-}
-
-impl<const N: usize> From<[&str; N]> for Topology {
-    fn from(urls: [&str; N]) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl<const N: usize> From<[String; N]> for Topology {
-    fn from(urls: [String; N]) -> Self {
-        Self::cluster(urls)
-    }
+from_urls! {
+    [] &str => node;
+    [] String => node;
+    [] &String => node;
+    [const N: usize] [&str; N] => cluster;
+    [const N: usize] [String; N] => cluster;
+    [] &[String] => cluster;
+    [] Vec<&str> => cluster;
+    [] Vec<String> => cluster;
+    [] &Vec<String> => cluster;
 }
 
 impl From<&[&str]> for Topology {
     fn from(urls: &[&str]) -> Self {
         Self::cluster(urls.iter().copied())
-    }
-}
-
-impl From<&[String]> for Topology {
-    fn from(urls: &[String]) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl From<Vec<&str>> for Topology {
-    fn from(urls: Vec<&str>) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl From<Vec<String>> for Topology {
-    fn from(urls: Vec<String>) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl From<&Vec<String>> for Topology {
-    fn from(urls: &Vec<String>) -> Self {
-        Self::cluster(urls)
     }
 }
 

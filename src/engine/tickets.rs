@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::attempt::AcquisitionId;
-use crate::base::backoff::Jitter;
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
@@ -28,11 +27,10 @@ use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::base::ticket::Ticket;
-use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error};
+use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error, new_hold, resolve};
 use crate::engine::releases::Unsettled;
-use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime, random_id};
-use crate::lock::hold::{Grant, GrantIdentity, Hold, NewHold};
+use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
 use crate::store::{Ability, AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, loss_reason};
@@ -64,7 +62,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
             engine.note_cache_outcome(&hold);
             engine.table.deadlines.forget(&hold);
             engine.table.on_end(&hold);
-            events::log_detachment(hold.key().name(), hold.mode(), granted.token);
+            events::log_passage(hold.key().name(), hold.mode(), granted.token, "detached");
             return Ok(Ticket::new(hold.key(), hold.mode(), (&id, granted.token), valid_for));
         }
         ConversionOutcome::Stays(error) => {
@@ -190,16 +188,13 @@ struct Adopting {
 impl Adopting {
     async fn run(mut self, wants: ShareRequest) -> Result<Held> {
         let (engine, key) = (Arc::clone(&self.engine), Arc::clone(&self.key));
-        let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
+        let mut tries = engine.tries();
         loop {
             // If this future is dropped at the next await, a copy is under way.
             self.copies.begin();
             let attempt = engine.scheme.convert(&key, &self.ticket, &self.request).await;
             engine.process.check(key.name())?;
-            match &attempt {
-                Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
-                _ => self.copies.resolve(&attempt),
-            }
+            resolve(&mut self.copies, &attempt);
             let failure = match attempt {
                 Ok(answer) => match answer.value {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
@@ -228,18 +223,8 @@ impl Adopting {
 
     /// Puts the new hold into its cell.
     fn begin(&mut self, answer: &Answered<Converted>, granted: Granted, wants: ShareRequest) -> Result<Held> {
-        let (engine, sent, now) = (&self.engine, answer.sent, self.engine.clock.now());
-        let Granted { token, tokens, remaining, is_waited_for } = granted;
-        let granted = NewHold {
-            granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
-            grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
-            share: wants.from(sent),
-            in_doubt_requests: self.copies,
-            cache: None,
-            share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
-            is_claim: false,
-            jitter: Jitter::draw(),
-        };
+        let (engine, now) = (&self.engine, self.engine.clock.now());
+        let granted = new_hold(engine, &self.request, answer, granted, wants.from(answer.sent), self.copies);
         let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
             return Err(self.key.loss(LossReason::Expired));
         };
@@ -257,7 +242,7 @@ impl Adopting {
         hold.set_noted(engine.scheme.notes().is_some());
         hold.count();
         hold.begin_span();
-        events::log_adoption(self.key.name(), hold.mode(), hold.token());
+        events::log_passage(self.key.name(), hold.mode(), hold.token(), "adopted");
         Ok(held)
     }
 }
