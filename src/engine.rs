@@ -53,7 +53,7 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
+use crate::store::{AcquisitionId, Failure, Scheme, ServerContact};
 
 /// Longest time for which the writers of a process may hand off one hold to each other while a waiter of another
 /// process waits.
@@ -228,10 +228,9 @@ impl Held {
     /// method waits only if the grant came by a notification.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
-        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         self.check_process()?;
         match self.state() {
-            HoldState::Lost(reason) => return Err(lost(reason)),
+            HoldState::Lost(reason) => return Err(hold.key().loss(reason)),
             HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
             HoldState::Held | HoldState::Unconfirmed => {}
         }
@@ -240,7 +239,7 @@ impl Held {
         watch.claim_now(engine.clock.now());
         match watch.confirmed().await {
             Ok(()) => Ok(()),
-            Err(Ended::Lost(reason)) => Err(lost(reason)),
+            Err(Ended::Lost(reason)) => Err(hold.key().loss(reason)),
             Err(Ended::Released) => std::future::pending().await,
         }
     }
@@ -333,7 +332,7 @@ impl Engine {
 
     pub(crate) fn check_open(&self, key: &Key) -> Result<()> {
         self.process.check(key.name())?;
-        if self.closing.closed.load(Ordering::SeqCst) {
+        if self.closing.is_closed() {
             return Err(Error::Closed { lock: key.shared_name() });
         }
         Ok(())
@@ -381,28 +380,18 @@ impl Engine {
     }
 
     /// Repeats a request that concerns no single lock until a server answers it.
-    async fn of_manager<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
+    async fn of_manager<T, F>(&self, attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let answered = pin!(async {
-            in_runtime()?;
-            let nameless = Key::new("rwlock", "-")?;
-            let mut tries = self.tries();
-            loop {
-                match attempt().await {
-                    Ok(answer) => return Ok(answer),
-                    Err(failure) => tries.on_failure(self, &nameless, failure).await.map_err(without_lock)?,
-                }
-            }
-        });
-        self.process.here("", answered).await
+        let nameless = Key::new("rwlock", "-")?;
+        self.answered(&nameless, attempt).await.map_err(without_lock)
     }
 
     /// Repeats an idempotent request until a server answers it.
-    async fn answered<T, F>(&self, key: &Key, mut attempt: impl FnMut() -> F) -> Result<Answered<T>>
+    async fn answered<T, F>(&self, key: &Key, mut attempt: impl FnMut() -> F) -> Result<T>
     where
-        F: Future<Output = Attempt<T>>,
+        F: Future<Output = Result<T, Failure>>,
     {
         let answered = pin!(async {
             in_runtime()?;
@@ -548,7 +537,8 @@ fn without_lock(mut error: Error) -> Error {
     if let Error::Unreachable { lock, .. }
     | Error::NoQuorum { lock, .. }
     | Error::NotEnoughReplicas { lock, .. }
-    | Error::Refused { lock, .. } = &mut error
+    | Error::Refused { lock, .. }
+    | Error::Forked { lock, .. } = &mut error
     {
         *lock = "".into();
     }
@@ -557,12 +547,8 @@ fn without_lock(mut error: Error) -> Error {
 
 /// Returns an error outside of a tokio runtime, because timers and sockets would panic there.
 pub(crate) fn in_runtime() -> Result<()> {
-    let missing = |_| Error::InvalidOption {
-        option: "runtime",
-        reason: "await the call within a tokio runtime, or use `redis_rwlock::blocking` in threads without one"
-            .to_owned(),
-    };
-    Handle::try_current().map(drop).map_err(missing)
+    let reason = "await the call within a tokio runtime, or use `redis_rwlock::blocking` in threads without one";
+    Handle::try_current().map(drop).map_err(|_| Error::invalid("runtime", reason))
 }
 
 /// Returns 128 random bits in hexadecimal.

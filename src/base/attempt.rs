@@ -192,22 +192,14 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Adds the node at which the failure happened.
-    pub(crate) fn at(self, address: &str) -> Self {
-        match self {
-            Self::Unknown { arrives_until, source } => {
-                Self::Unknown { arrives_until, source: Some(at_node(source, address)) }
-            }
-            Self::NotDone { source } => Self::NotDone { source: Some(at_node(source, address)) },
-            Self::Refused { refusal, node, message } => {
-                Self::Refused { refusal, node: node.or_else(|| Some(address.into())), message }
-            }
-            Self::Broken { refusal, node, message } => {
-                Self::Broken { refusal, node: node.or_else(|| Some(address.into())), message }
-            }
-            Self::Unreplicated { asked, acknowledged, node } => {
-                Self::Unreplicated { asked, acknowledged, node: node.or_else(|| Some(address.into())) }
+    pub(crate) fn at(mut self, address: &str) -> Self {
+        match &mut self {
+            Self::Unknown { source, .. } | Self::NotDone { source } => *source = Some(at_node(source.take(), address)),
+            Self::Refused { node, .. } | Self::Broken { node, .. } | Self::Unreplicated { node, .. } => {
+                node.get_or_insert_with(|| address.into());
             }
         }
+        self
     }
 }
 

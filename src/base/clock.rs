@@ -31,7 +31,7 @@ impl Clock {
     pub(crate) fn now(self) -> Moment {
         match self {
             Self::System => system_now(),
-            Self::Runtime(origin) => Moment::from_nanos(0).after(origin.elapsed()),
+            Self::Runtime(origin) => Moment::START.after(origin.elapsed()),
         }
     }
 

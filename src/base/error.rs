@@ -14,6 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Cause of an [`Error`], as the client library or the operating system reported it.
 pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 
+/// Cause of an error, if it is known.
+pub(crate) type Cause<'a> = Option<&'a (dyn std::error::Error + Send + Sync + 'static)>;
+
 /// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and the `try_` methods
 /// return `None`.
 ///
@@ -221,7 +224,7 @@ impl fmt::Display for Error {
                 write!(f, "{} within {}: {advice}, then try again", For(lock), DurationText(*waited))
             }
             Self::NoQuorum { lock, waited, masters, needed, restarted, .. } => {
-                let span = WithinFor { lock, waited: *waited };
+                let span = format!("{} within {}", For(lock), DurationText(*waited));
                 fmt_no_quorum(f, &span, *masters, *needed, *restarted)
             }
             Self::NotEnoughReplicas { lock, asked, acknowledged, node } => {
@@ -254,27 +257,11 @@ impl fmt::Display for Error {
     }
 }
 
-/// Part of a message: the lock of a request, and the time for which the request was retried.
-struct WithinFor<'a> {
-    lock: &'a str,
-    waited: Duration,
-}
-
-impl fmt::Display for WithinFor<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} within {}", For(self.lock), DurationText(self.waited))
-    }
-}
-
 /// End of the message of a wait whose place in the queue may still be there.
 const UNCONFIRMED: &str = "; the server did not confirm within two response timeouts that the place in the queue is gone, so it may still \
      grant the lock to this caller, for one lease at most";
 
-fn fmt_unreachable_node(
-    f: &mut fmt::Formatter<'_>,
-    node: Option<&str>,
-    source: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
-) -> fmt::Result {
+fn fmt_unreachable_node(f: &mut fmt::Formatter<'_>, node: Option<&str>, source: Cause<'_>) -> fmt::Result {
     match node {
         Some(node) if is_out_of_descriptors(source) || is_full(source) => write!(f, "no connection to {node}"),
         Some(node) => write!(f, "{node} did not answer"),
@@ -284,7 +271,7 @@ fn fmt_unreachable_node(
 
 fn fmt_no_quorum(
     f: &mut fmt::Formatter<'_>,
-    span: &WithinFor<'_>,
+    span: &str,
     masters: usize,
     needed: usize,
     restarted: usize,
@@ -344,6 +331,11 @@ impl Error {
             Self::WaitTimeout { denied, .. } => Some(denied),
             _ => None,
         }
+    }
+
+    /// Returns the error of an option that cannot be used, for `reason`.
+    pub(crate) fn invalid(option: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidOption { option, reason: reason.into() }
     }
 
     /// Creates the error of a request from the failure of its last attempt. Splits this failure into its node and its
@@ -433,7 +425,7 @@ impl std::error::Error for NoTls {
 }
 
 /// Returns advice for a user whose server does not answer.
-fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
+fn advice_on(cause: Cause<'_>) -> &'static str {
     if is_out_of_descriptors(cause) {
         return "this process has no file descriptors left, so raise `ulimit -n`, or find the code that keeps them open";
     }
@@ -468,7 +460,7 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
 
 /// Returns true if this process may open no further connection (`EMFILE`). The server is not the cause then. The
 /// function compares the number of the error, because the standard library has no error kind for it.
-fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
+fn is_out_of_descriptors(cause: Cause<'_>) -> bool {
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
@@ -476,7 +468,7 @@ fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + '
 
 /// Returns true if the server refused the connection because it has too many clients. The cause is the server's own
 /// text, which no error kind stands for.
-fn is_full(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
+fn is_full(cause: Cause<'_>) -> bool {
     cause.is_some_and(|cause| cause.to_string().contains("max number of clients"))
 }
 
@@ -585,17 +577,10 @@ impl fmt::Display for For<'_> {
     }
 }
 
-impl std::error::Error for UnreachableSource {}
-
 /// Error for a failure that has only a description, and no error of another library.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct UnreachableSource(pub(crate) String);
-
-impl std::fmt::Display for UnreachableSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/base/error/tests.rs"]

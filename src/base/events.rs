@@ -16,7 +16,7 @@ use tracing::{Instrument, Level, Span};
 
 use crate::base::attempt::Failure;
 use crate::base::duration_text::DurationText as Time;
-use crate::base::error::{Error, LossReason, Refusal, Result};
+use crate::base::error::{Cause, Error, LossReason, Refusal, Result};
 use crate::base::health::{FindingKind, NodeFinding};
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
@@ -46,12 +46,7 @@ fn millis(span: Duration) -> u64 {
 // Servers.
 
 /// Reports that a node does not answer any more.
-pub(crate) fn node_unreachable(
-    node: &str,
-    address_source: &AddressSource,
-    cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
-    silent: Duration,
-) {
+pub(crate) fn node_unreachable(node: &str, address_source: &AddressSource, cause: Cause<'_>, silent: Duration) {
     let error = cause.map_or_else(|| "no answer".to_owned(), ToString::to_string);
     let address_source = announced_source(address_source);
     tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
@@ -255,19 +250,9 @@ pub(crate) fn handed_off(lock: &str, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed off");
 }
 
-/// Reports that a hold of the other mode was converted into this hold.
-pub(crate) fn log_conversion(lock: &str, mode: Mode, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
-}
-
-/// Reports that a guard became a ticket.
-pub(crate) fn log_detachment(lock: &str, mode: Mode, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "detached");
-}
-
-/// Reports that a guard took over the hold of a ticket.
-pub(crate) fn log_adoption(lock: &str, mode: Mode, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "adopted");
+/// Reports how a hold passed on: it was `converted`, `detached` to a ticket, or `adopted` from one.
+pub(crate) fn log_passage(lock: &str, mode: Mode, token: FencingToken, how: &'static str) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "{how}");
 }
 
 /// Hold that ended before its release.
@@ -385,27 +370,22 @@ impl fmt::Display for FailureText<'_> {
     }
 }
 
-fn attempts_are_told() -> bool {
-    tracing::event_enabled!(target: ATTEMPT, Level::TRACE)
-}
-
 /// Reports that no server answered an attempt to acquire a lock.
 pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
-    if attempts_are_told()
-        && let Some(left_out) = limiter.admits(now)
-    {
-        let error = FailureText(failure).to_string();
-        tracing::trace!(target: ATTEMPT, lock, error, left_out, "an attempt was not answered");
-    }
+    unanswered_request(lock, "an attempt", failure, limiter, now);
 }
 
 /// Reports that no server answered a renewal.
 pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
-    if attempts_are_told()
+    unanswered_request(lock, "a renewal", failure, limiter, now);
+}
+
+fn unanswered_request(lock: &str, request: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
+    if tracing::event_enabled!(target: ATTEMPT, Level::TRACE)
         && let Some(left_out) = limiter.admits(now)
     {
         let error = FailureText(failure).to_string();
-        tracing::trace!(target: ATTEMPT, lock, error, left_out, "a renewal was not answered");
+        tracing::trace!(target: ATTEMPT, lock, error, left_out, "{request} was not answered");
     }
 }
 

@@ -20,7 +20,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, LossReason, Result};
 
 mod listing;
 mod name;
@@ -134,6 +134,11 @@ impl Key {
         self.name().into()
     }
 
+    /// Returns the error of a hold of this lock that was lost.
+    pub(crate) fn loss(&self, reason: LossReason) -> Error {
+        Error::Lost { lock: self.shared_name(), reason }
+    }
+
     /// Returns the hash of the name. The same name has different hashes in different processes.
     pub(crate) fn name_hash(&self) -> u64 {
         self.name_hash
@@ -226,10 +231,8 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     if fits {
         return Ok(());
     }
-    Err(Error::InvalidOption {
-        option: "key_prefix",
-        reason: format!("it must be 1 to {MAX_PREFIX_BYTES} visible ASCII characters other than '{{', '}}' and '#'"),
-    })
+    let reason = format!("it must be 1 to {MAX_PREFIX_BYTES} visible ASCII characters other than '{{', '}}' and '#'");
+    Err(Error::invalid("key_prefix", reason))
 }
 
 /// Returns the first 64 characters of a name, so that an error stays short.

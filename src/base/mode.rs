@@ -13,6 +13,13 @@ pub enum Mode {
     Write,
 }
 
+impl Mode {
+    /// Returns true if holds of these two modes exclude each other.
+    pub(crate) fn excludes(self, other: Self) -> bool {
+        self == Self::Write || other == Self::Write
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

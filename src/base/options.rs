@@ -174,7 +174,7 @@ impl Options {
     /// Refuses an option that allows cached holds. Called for lock schemes in which waiters cannot recall a cached
     /// hold.
     pub(crate) fn check_not_cached(&self, reason: &str) -> Result<()> {
-        if self.may_cache() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
+        if self.may_cache() { invalid("cache_for", reason) } else { Ok(()) }
     }
 
     /// Refuses options that need notifications, or the connection of one server.
@@ -183,8 +183,7 @@ impl Options {
         match self.durability {
             Durability::Replicated { .. } => invalid(
                 "durability",
-                "a proxy need not send `WAIT` to the server that has the lock: with `Topology::proxy`, use another level"
-                    .to_owned(),
+                "a proxy need not send `WAIT` to the server that has the lock: with `Topology::proxy`, use another level",
             ),
             Durability::Primary | Durability::Server => Ok(()),
         }
@@ -201,8 +200,7 @@ impl Options {
         invalid(
             option,
             "the next grant to a client of the timestamp scheme shortens the ttl of the lock's key, so the lock would \
-             not stay taken: do not combine it with `timestamp_keys`"
-                .to_owned(),
+             not stay taken: do not combine it with `timestamp_keys`",
         )
     }
 
@@ -352,10 +350,7 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
         return Ok(());
     };
     if replicas == Replicas::At(0) {
-        return invalid(
-            "durability",
-            "`Replicas::At` needs at least one: use `Durability::Primary` instead".to_owned(),
-        );
+        return invalid("durability", "`Replicas::At` needs at least one: use `Durability::Primary` instead");
     }
     // With a timeout of zero, the server would wait for ever.
     at_least("durability", timeout, Duration::from_millis(1))?;
@@ -380,8 +375,7 @@ fn check_timestamp_durability(durability: Durability) -> Result<()> {
     invalid(
         "durability",
         "clients of the timestamp scheme decide by the timestamps that they read, whatever the service has stored, so \
-         a lock that they share is no safer than at `Durability::Primary`: with `timestamp_keys`, use that level"
-            .to_owned(),
+         a lock that they share is no safer than at `Durability::Primary`: with `timestamp_keys`, use that level",
     )
 }
 
@@ -400,7 +394,7 @@ fn check_max_waiters(max_waiters: usize) -> Result<()> {
     if max_waiters > 0 {
         return Ok(());
     }
-    invalid("max_waiters", "it must be at least 1".to_owned())
+    invalid("max_waiters", "it must be at least 1")
 }
 
 /// Refuses labels that cannot be part of an id on the server. White space would end the id in a record or a message of
@@ -428,8 +422,8 @@ fn at_most(option: &'static str, value: Duration, most: Duration) -> Result<()> 
     invalid(option, format!("{value:?} is more than the maximum, {most:?}"))
 }
 
-fn invalid(option: &'static str, reason: String) -> Result<()> {
-    Err(Error::InvalidOption { option, reason })
+fn invalid(option: &'static str, reason: impl Into<String>) -> Result<()> {
+    Err(Error::invalid(option, reason))
 }
 
 /// Returns `host:pid`, shortened to fit a label.
@@ -449,45 +443,6 @@ fn host_name() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_default()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn defaults_are_valid() {
-        Options::default().check().expect("valid");
-    }
-
-    #[test]
-    fn leases_that_margins_eat_are_refused() {
-        let mut options = Options { lease: Duration::from_millis(150), ..Options::default() };
-        assert!(matches!(options.check(), Err(Error::InvalidOption { option: "lease", .. })));
-        options.max_clock_skew = Duration::ZERO;
-        options.check().expect("valid without a margin");
-        options.lease = Duration::MAX;
-        assert!(options.check().is_err());
-        options.lease = Duration::ZERO;
-        assert!(options.check().is_err());
-    }
-
-    #[test]
-    fn rests_are_refused_where_a_foreign_grant_ends_them() {
-        let overrides = Overrides { at_least: Some(Duration::from_secs(60)), ..Overrides::default() };
-        let options = Options::default();
-        assert_eq!(Terms::new(&options, overrides).expect("valid").at_least, overrides.at_least);
-        let template = KeyTemplate::new("lock:*".to_owned());
-        let options = Options { timestamp_keys: Some(template), ..options };
-        let refused = Terms::new(&options, overrides).expect_err("refused");
-        let Error::InvalidOption { option: "at_least", reason } = &refused else { panic!("{refused:?}") };
-        assert!(reason.contains("timestamp_keys"), "{reason}");
-        let refused = options.check_unrenewed("detach", Duration::from_secs(60)).expect_err("refused");
-        assert!(matches!(refused, Error::InvalidOption { option: "detach", .. }), "{refused:?}");
-    }
-
-    #[test]
-    fn labels_with_blanks_are_refused() {
-        for label in ["", "a b", "a\n", "\u{7}", &"x".repeat(65)] {
-            assert!(check_label(label).is_err(), "{label:?}");
-        }
-    }
-}
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/base/options/tests.rs"]
+mod tests;

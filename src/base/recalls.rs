@@ -84,7 +84,7 @@ pub(crate) struct Reception {
 
 impl Reception {
     /// Reception of a process that does not listen for recalls of the lock.
-    pub(crate) const NONE: Self = Self { subscription: None, live_until: Moment::from_nanos(0), last_recall: None };
+    pub(crate) const NONE: Self = Self { subscription: None, live_until: Moment::START, last_recall: None };
 
     /// Returns true if the subscription with this number receives every recall.
     pub(crate) fn is_live(&self, epoch: u64, now: Moment) -> bool {
@@ -134,7 +134,7 @@ struct RecallState {
 
 impl Recalls {
     pub(crate) fn new(on_recall: Box<dyn OnRecall>) -> Self {
-        let state = RecallState { subscription: None, token: FencingToken::ZERO, recalled_at: Moment::from_nanos(0) };
+        let state = RecallState { subscription: None, token: FencingToken::ZERO, recalled_at: Moment::START };
         Self { state: Mutex::new(state), on_recall }
     }
 
@@ -149,7 +149,7 @@ impl Recalls {
         let subscription = state.subscription.as_ref();
         Reception {
             subscription: subscription.map(LiveSubscription::id),
-            live_until: subscription.map_or(Moment::from_nanos(0), |now| now.liveness.live_until()),
+            live_until: subscription.map_or(Moment::START, |now| now.liveness.live_until()),
             last_recall: (state.token != FencingToken::ZERO).then_some((state.token, state.recalled_at)),
         }
     }

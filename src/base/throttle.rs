@@ -23,7 +23,7 @@ pub(crate) struct Throttle {
 
 impl Throttle {
     pub(crate) fn new() -> Self {
-        Self { regained_at: Moment::from_nanos(0) }
+        Self { regained_at: Moment::START }
     }
 
     /// Returns the moment from which the next request is allowed. It may be in the past.
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn burst_is_allowed_and_then_one_for_each_interval() {
-        let (mut throttle, begin) = (Throttle::new(), Moment::from_nanos(0).after(Duration::from_secs(1)));
+        let (mut throttle, begin) = (Throttle::new(), Moment::START.after(Duration::from_secs(1)));
         assert_eq!((0..100).filter(|_| throttle.try_take(begin)).count(), 16);
         assert_eq!(throttle.next_at(), begin.after(INTERVAL));
         let second = (0..1_000_u64).map(|millis| begin.after(Duration::from_millis(millis)));

@@ -72,10 +72,9 @@ impl Access {
     /// Refuses a provider of credentials beside a password file.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
-            Self { provider: Some(_), password_file: Some(_), .. } => Err(Error::InvalidOption {
-                option: "credentials",
-                reason: "there is a `password_file` as well: leave one of them out".to_owned(),
-            }),
+            Self { provider: Some(_), password_file: Some(_), .. } => {
+                Err(Error::invalid("credentials", "there is a `password_file` as well: leave one of them out"))
+            }
             _ => Ok(()),
         }
     }
@@ -397,7 +396,7 @@ impl Topology {
 
     /// Returns the settings for the access to servers. Refuses settings that would have no effect with this topology.
     pub(crate) fn access(&self) -> Result<&Access> {
-        let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
+        let refused = |option, reason| Err(Error::invalid(option, reason));
         match (&self.kind, &self.access) {
             (Kind::Node(_) | Kind::Cluster(_) | Kind::Proxy(_), Access { primary_credentials: Some(_), .. }) => {
                 refused("primary_credentials", "this topology has no Sentinel: put user and password into the URL")
@@ -425,80 +424,43 @@ impl Topology {
 
     /// Refuses clusters and proxies, because the two-key scheme cannot work with them.
     pub(crate) fn check_single(&self) -> Result<()> {
-        match &self.kind {
-            Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
-            Kind::Cluster(_) => Err(Error::InvalidOption {
-                option: "topology",
-                reason:
-                    "a slot that migrates refuses requests for the two keys of a lock: use `RedisManager` on a cluster"
-                        .to_owned(),
-            }),
-            Kind::Proxy(_) => Err(Error::InvalidOption {
-                option: "topology",
-                reason: "a proxy need not send the two keys of a lock to one server: use `RedisManager` behind a proxy"
-                    .to_owned(),
-            }),
+        let reason = match &self.kind {
+            Kind::Node(_) | Kind::Sentinel { .. } => return Ok(()),
+            Kind::Cluster(_) => {
+                "a slot that migrates refuses requests for the two keys of a lock: use `RedisManager` on a cluster"
+            }
+            Kind::Proxy(_) => {
+                "a proxy need not send the two keys of a lock to one server: use `RedisManager` behind a proxy"
+            }
+        };
+        Err(Error::invalid("topology", reason))
+    }
+}
+
+macro_rules! from_urls {
+    ($([$($parameter:tt)*] $urls:ty => $kind:ident;)*) => {$(
+        impl<$($parameter)*> From<$urls> for Topology {
+            fn from(urls: $urls) -> Self {
+                Self::$kind(urls)
+            }
         }
-    }
+    )*};
 }
-
-impl From<&str> for Topology {
-    fn from(url: &str) -> Self {
-        Self::node(url)
-    }
-}
-
-impl From<String> for Topology {
-    fn from(url: String) -> Self {
-        Self::node(url)
-    }
-}
-
-impl From<&String> for Topology {
-    fn from(url: &String) -> Self {
-        Self::node(url)
-    }
-}
-
-impl<const N: usize> From<[&str; N]> for Topology {
-    fn from(urls: [&str; N]) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl<const N: usize> From<[String; N]> for Topology {
-    fn from(urls: [String; N]) -> Self {
-        Self::cluster(urls)
-    }
+from_urls! {
+    [] &str => node;
+    [] String => node;
+    [] &String => node;
+    [const N: usize] [&str; N] => cluster;
+    [const N: usize] [String; N] => cluster;
+    [] &[String] => cluster;
+    [] Vec<&str> => cluster;
+    [] Vec<String> => cluster;
+    [] &Vec<String> => cluster;
 }
 
 impl From<&[&str]> for Topology {
     fn from(urls: &[&str]) -> Self {
         Self::cluster(urls.iter().copied())
-    }
-}
-
-impl From<&[String]> for Topology {
-    fn from(urls: &[String]) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl From<Vec<&str>> for Topology {
-    fn from(urls: Vec<&str>) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl From<Vec<String>> for Topology {
-    fn from(urls: Vec<String>) -> Self {
-        Self::cluster(urls)
-    }
-}
-
-impl From<&Vec<String>> for Topology {
-    fn from(urls: &Vec<String>) -> Self {
-        Self::cluster(urls)
     }
 }
 
@@ -554,65 +516,6 @@ pub(crate) fn without_secrets(url: &str) -> &str {
     host.and_then(|host| host.split(['?', '#']).next()).unwrap_or("…")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[cfg(feature = "serde")]
-    #[test]
-    fn configurations_read_as_documented() {
-        use serde::Deserialize;
-        use serde::de::value::{Error, MapAccessDeserializer, MapDeserializer};
-
-        let node = MapDeserializer::<_, Error>::new([("node", "redis://a")].into_iter());
-        let node = Topology::deserialize(MapAccessDeserializer::new(node)).expect("a node");
-        assert_eq!(node, Topology::node("redis://a"));
-        let cluster = MapDeserializer::<_, Error>::new([("cluster", vec!["redis://a", "redis://b"])].into_iter());
-        let cluster = Topology::deserialize(MapAccessDeserializer::new(cluster)).expect("a cluster");
-        assert_eq!(cluster, Topology::cluster(["redis://a", "redis://b"]));
-        assert_ne!(cluster.clone().tls(Tls::new().ca_pem("x")), cluster);
-        let proxy = MapDeserializer::<_, Error>::new([("proxy", "redis://a")].into_iter());
-        let proxy = Topology::deserialize(MapAccessDeserializer::new(proxy)).expect("a proxy");
-        assert_eq!(proxy, Topology::proxy("redis://a"));
-    }
-
-    #[test]
-    fn list_of_any_kind_is_a_cluster() {
-        let cluster = Topology::cluster(["redis://a", "redis://b"]);
-        let (texts, strings) = (["redis://a", "redis://b"], ["redis://a".to_owned(), "redis://b".to_owned()]);
-        let lists: [Topology; 7] = [
-            texts.into(),
-            texts.as_slice().into(),
-            texts.to_vec().into(),
-            strings.clone().into(),
-            strings.as_slice().into(),
-            strings.to_vec().into(),
-            (&strings.to_vec()).into(),
-        ];
-        for list in lists {
-            assert_eq!(list, cluster);
-        }
-    }
-
-    #[test]
-    fn debug_shows_no_secrets() {
-        let secret = "s3cr@t";
-        let urls = [
-            format!("redis://user:{secret}@host:1/2"),
-            format!("redis://:{secret}@host:1"),
-            format!("rediss://host:1/?password={secret}"),
-            format!("redis+unix:///s?user=u&pass=abc@{secret}"),
-            secret.to_owned(),
-        ];
-        for url in urls {
-            let shown = format!("{:?} {:?}", Topology::node(&*url), Topology::cluster([&*url]));
-            let sentinel = Topology::sentinel("main", [&*url]);
-            let shown = format!(
-                "{shown} {:?} {sentinel:?} {:?}",
-                Topology::proxy(&*url),
-                sentinel.clone().primary_credentials(secret, secret)
-            );
-            assert!(!shown.contains("s3cr"), "{shown}");
-        }
-    }
-}
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/base/topology/tests.rs"]
+mod tests;

@@ -370,15 +370,15 @@ impl BackgroundWork {
         let scheme = Arc::clone(&self.scheme);
         let sent = SentBatch { work: self, chunk: Some(chunk) };
         Box::pin(async move {
-            let route = sent.route();
-            let answers = match sent.load() {
+            let Batch { route, load } = sent.batch();
+            let answers = match load {
                 BatchTasks::Renewals(chunk) => {
                     let batch: Vec<_> = chunk.iter().map(DueRenewal::renewal).collect();
-                    BatchResults::Renewals(scheme.renew(&route, &batch).await)
+                    BatchResults::Renewals(scheme.renew(route, &batch).await)
                 }
                 BatchTasks::Releases(jobs) => {
                     let batch: Vec<_> = jobs.iter().map(ReleaseTask::leave).collect();
-                    BatchResults::Releases(scheme.release_all(&route, &batch).await)
+                    BatchResults::Releases(scheme.release_all(route, &batch).await)
                 }
             };
             sent.on_answer(answers)
@@ -390,8 +390,7 @@ impl BackgroundWork {
         let Batch { route, load } = chunk;
         match (load, answered) {
             (BatchTasks::Renewals(chunk), BatchResults::Renewals(attempts)) => {
-                self.has_answered(&route, attempts.iter().any(Result::is_ok));
-                self.looks_how_long(&attempts, now);
+                self.note_answers(&route, &attempts, now);
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
                     if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
                         // The node has redirected the renewal to another node.
@@ -402,8 +401,7 @@ impl BackgroundWork {
                 }
             }
             (BatchTasks::Releases(jobs), BatchResults::Releases(attempts)) => {
-                self.has_answered(&route, attempts.iter().any(Result::is_ok));
-                self.looks_how_long(&attempts, now);
+                self.note_answers(&route, &attempts, now);
                 for (job, attempt) in jobs.into_iter().zip(attempts) {
                     self.releases.on_answer(job, &route, attempt, now);
                 }
@@ -415,25 +413,22 @@ impl BackgroundWork {
         }
     }
 
-    /// Measures how long a node takes to answer. A driver is seldom busy, so it reads an answer soon after its arrival.
-    fn looks_how_long<T>(&self, attempts: &[Attempt<T>], now: Moment) {
-        if let Some(answer) = attempts.iter().flatten().next() {
-            self.releases.answers_take(now.since(answer.sent));
-        }
-    }
-
-    /// Notes whether the node of a route answers. If the node does not answer, local waiters no longer wait for the
-    /// releases in its queue.
-    fn has_answered(&self, route: &Route, is_answered: bool) {
+    /// Notes whether the node of a route answers, and how long that takes. A driver is seldom busy, so it reads an answer
+    /// soon after its arrival. If the node does not answer, local waiters no longer wait for the releases in its queue.
+    fn note_answers<T>(&self, route: &Route, attempts: &[Attempt<T>], now: Moment) {
+        let answer = attempts.iter().flatten().next();
         let mut holds = Vec::new();
         if let Some(queue) = self.queues.lock().get_mut(route) {
-            queue.is_silent = !is_answered;
-            if !is_answered {
+            queue.is_silent = answer.is_none();
+            if queue.is_silent {
                 holds.extend(queue.releases.iter_mut().filter_map(ReleaseTask::take_hold));
             }
         }
         // Runs without the mutex of the queues, because it wakes waiters.
         holds.iter().for_each(|hold| self.releases.unblock(hold));
+        if let Some(answer) = answer {
+            self.releases.answers_take(now.since(answer.sent));
+        }
     }
 }
 
@@ -488,14 +483,6 @@ struct SentBatch {
 impl SentBatch {
     fn batch(&self) -> &Batch {
         self.chunk.as_ref().expect("it is there until it is answered")
-    }
-
-    fn route(&self) -> Route {
-        self.batch().route.clone()
-    }
-
-    fn load(&self) -> &BatchTasks {
-        &self.batch().load
     }
 
     fn on_answer(mut self, answered: BatchResults) -> BatchAnswers {

@@ -27,7 +27,7 @@ use crate::engine::caching::CacheRequest;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime};
-use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
+use crate::lock::hold::{Grant, GrantIdentity, Hold, HoldState, LeftOpen, NewHold, OpenConversion, Share, ShareId};
 use crate::lock::release::Release;
 use crate::store::{AcquireRequest, Answered, Attempt, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
 
@@ -45,8 +45,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
     if held.hold().is_to_rest() {
         let reason =
             "the hold of a guard with `at_least` stays exclusive: release it, and acquire the lock for reading";
-        let error = Error::InvalidOption { option: "at_least", reason: reason.to_owned() };
-        return Err(NotConverted { held, error });
+        return Err(NotConverted { held, error: Error::invalid("at_least", reason) });
     }
     // Other guards share the hold, for example nested ones. The guard then keeps its share, as a nested read does.
     if !held.hold().begin_conversion(held.engine().clock.now()) {
@@ -85,7 +84,7 @@ fn refusal(held: &Held) -> Option<Error> {
 /// Returns the error for a guard whose hold is over.
 pub(super) fn loss_error(held: &Held) -> Option<Error> {
     match held.state() {
-        HoldState::Lost(reason) => Some(Error::Lost { lock: held.hold().key().shared_name(), reason }),
+        HoldState::Lost(reason) => Some(held.hold().key().loss(reason)),
         HoldState::Held | HoldState::Unconfirmed => None,
     }
 }
@@ -217,7 +216,7 @@ impl Converting {
     pub(super) fn loss_of(&self, held: &Held, reason: LossReason) -> Error {
         self.old.lose(reason);
         // The hold may have ended before, for another reason.
-        loss_error(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
+        loss_error(held).unwrap_or_else(|| self.old.key().loss(reason))
     }
 
     /// Leaves the conversion open with the old hold, unless the old hold is over.
@@ -240,7 +239,7 @@ impl Converting {
     /// Sends the request until the server answers, until the tries are used up, or until the old hold is over.
     pub(super) async fn ask(&mut self) -> ConversionOutcome {
         let engine = Arc::clone(&self.engine);
-        let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
+        let mut tries = engine.tries();
         loop {
             let now = engine.clock.now();
             self.note_subscription();
@@ -252,7 +251,7 @@ impl Converting {
                 return ConversionOutcome::Lost(LossReason::Forked);
             }
             let now = engine.clock.now();
-            self.note_attempt(&attempt);
+            resolve(&mut self.copies, &attempt);
             self.note_refusal(&attempt);
             let failure = match attempt {
                 Ok(Answered { sent, server, node, value }) => match value {
@@ -324,15 +323,6 @@ impl Converting {
         }
     }
 
-    /// Notes the outcome of a copy. The answer that a copy came too late says nothing of earlier copies, because the
-    /// server has not looked for what they did.
-    fn note_attempt(&mut self, attempt: &Attempt<Converted>) {
-        match attempt {
-            Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
-            _ => self.copies.resolve(attempt),
-        }
-    }
-
     /// Notes that the server had the old hold when it refused the conversion.
     fn note_refusal(&self, attempt: &Attempt<Converted>) {
         if let Ok(Answered { sent, value: Converted::Refused | Converted::Cached, .. }) = attempt {
@@ -371,21 +361,12 @@ impl Converting {
         now: Moment,
     ) -> Option<(Arc<Hold>, ShareId)> {
         let (engine, sent) = (&self.engine, answer.sent);
-        let Granted { token, tokens, remaining, is_waited_for } = granted;
         let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.answer(answer, is_waited_for);
+            let word = keeping.answer(answer, granted.is_waited_for);
             (keeping.to_state(), Some(word))
         });
-        let granted = hold::NewHold {
-            granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
-            grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
-            share: self.old.share(held.share_id()),
-            in_doubt_requests: self.copies,
-            cache: keep,
-            share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
-            is_claim: false,
-            jitter: Jitter::draw(),
-        };
+        let share = self.old.share(held.share_id());
+        let granted = NewHold { cache: keep, ..new_hold(engine, &self.request, answer, granted, share, self.copies) };
         let (hold, share_id) = self.old.convert_into(granted, now)?;
         // If `close` listed the holds before this one was in its cell, this check finds the engine closed.
         if engine.closing.is_closed() {
@@ -401,9 +382,40 @@ impl Converting {
         if release.arrives_after(sent).is_some() {
             engine.releases.in_background(release, None);
         }
-        events::log_conversion(hold.key().name(), hold.mode(), hold.token());
+        events::log_passage(hold.key().name(), hold.mode(), hold.token(), "converted");
         hold.count();
         Some((hold, share_id))
+    }
+}
+
+/// Notes the outcome of a copy. The answer that a copy came too late says nothing of earlier copies, because the server
+/// has not looked for what they did.
+pub(super) fn resolve(copies: &mut InDoubt, attempt: &Attempt<Converted>) {
+    match attempt {
+        Ok(Answered { value: Converted::Late, .. }) => copies.on_late(),
+        _ => copies.resolve(attempt),
+    }
+}
+
+/// Returns the hold that a conversion was granted, without a cache.
+pub(super) fn new_hold<T>(
+    engine: &Engine,
+    request: &AcquireRequest,
+    answer: &Answered<T>,
+    granted: Granted,
+    share: Share,
+    in_doubt_requests: InDoubt,
+) -> NewHold {
+    let (sent, Granted { token, tokens, remaining, is_waited_for }) = (answer.sent, granted);
+    NewHold {
+        granting: GrantIdentity { id: request.id.clone(), mode: request.mode, token, tokens },
+        grant: Grant { sent, remaining, asked: request.lease, server: answer.server },
+        share,
+        in_doubt_requests,
+        cache: None,
+        share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
+        is_claim: false,
+        jitter: Jitter::draw(),
     }
 }
 

@@ -48,7 +48,7 @@ impl Engine {
     /// Returns the possible deadlocks: the cycles that two looks one second apart have shown.
     pub(crate) async fn deadlocks(&self) -> Result<Vec<Cycle>> {
         if let Some(reason) = self.scheme.lacks(Ability::Waiters) {
-            return Err(Error::InvalidOption { option: "deadlocks", reason: reason.to_owned() });
+            return Err(Error::invalid("deadlocks", reason));
         }
         let first = self.waits(self.names().await?).await?;
         let suspects = cycles(&first);
@@ -98,8 +98,7 @@ impl Engine {
         let mut waits = Vec::new();
         for (place, waiter) in waiters.iter().enumerate() {
             let ahead = ahead_of(&holders, &waiters, place).map(|blocker| (blocker, false));
-            let inside =
-                holders.iter().filter(|holder| excludes(holder.mode, waiter.mode)).map(|holder| (holder, true));
+            let inside = holders.iter().filter(|holder| holder.mode.excludes(waiter.mode)).map(|holder| (holder, true));
             waits.extend(
                 inside.chain(ahead).flat_map(|(blocker, is_held)| waiter.edges_to(blocker, key.name(), is_held)),
             );
@@ -128,7 +127,7 @@ impl Engine {
         tasks: &mut Vec<OwnerId>,
     ) -> Vec<Wait> {
         let mut blockers: Vec<(String, OwnerId, Mode, Duration, bool)> = Vec::new();
-        for (hold, owners) in local.holds.iter().filter(|(hold, _)| excludes(hold.mode(), wait.mode)) {
+        for (hold, owners) in local.holds.iter().filter(|(hold, _)| hold.mode().excludes(wait.mode)) {
             let age = now.since(hold.began());
             blockers.extend(
                 owners
@@ -169,10 +168,6 @@ fn number_of(tasks: &mut Vec<OwnerId>, owner: OwnerId) -> usize {
         tasks.push(owner);
         tasks.len() - 1
     })
-}
-
-fn excludes(held: Mode, wanted: Mode) -> bool {
-    held == Mode::Write || wanted == Mode::Write
 }
 
 /// Holder or waiter, as a server shows it.

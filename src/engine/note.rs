@@ -27,7 +27,7 @@ impl Engine {
         } else {
             return Ok(());
         };
-        Err(Error::InvalidOption { option: "note", reason })
+        Err(Error::invalid("note", reason))
     }
 
     /// Begins a note. Notes of one manager never have equal numbers, so the order of their numbers is that of the calls,
@@ -73,14 +73,13 @@ impl Held {
         in_runtime()?;
         engine.check_note(text)?;
         let note = engine.begin_note(hold, text);
-        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         tokio::select! {
             biased;
-            reason = self.lost() => Err(lost(reason)),
+            reason = self.lost() => Err(hold.key().loss(reason)),
             noted = engine.send_note(hold, note) => match noted? {
                 Noted::Noted => Ok(()),
                 // The answer to the next renewal shows the reason.
-                Noted::None => Err(lost(LossReason::Gone)),
+                Noted::None => Err(hold.key().loss(LossReason::Gone)),
             },
         }
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::base::error::{Error, LossReason, Result};
+use crate::base::error::{LossReason, Result};
 use crate::base::events::{self, Loss};
 use crate::base::lease::Moment;
 use crate::engine::tries::Tries;
@@ -47,7 +47,7 @@ impl Engine {
 
     /// Gives back the share of a guard. If the hold ends with this share, waits for the server's answer to the release.
     pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
-        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        let lost = |reason| hold.key().loss(reason);
         if self.cache(hold, share_id) {
             return Ok(());
         }

@@ -152,7 +152,7 @@ impl Releases {
         let waiting = self.waiting.lock();
         let later = waiting.later.next();
         if !waiting.now.is_empty() {
-            return Moment::from_nanos(0);
+            return Moment::START;
         }
         drop(waiting);
         later.min(self.inline.next()).min(self.replay.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
@@ -225,7 +225,7 @@ impl Releases {
 
     fn carry(&self, job: ReleaseTask) {
         self.put(job, |waiting, job| waiting.now.push_back(job));
-        self.table.deadlines.wake.at(Moment::from_nanos(0));
+        self.table.deadlines.wake.at(Moment::START);
     }
 
     /// Stores a release in the waiting releases. If no driver is left to send the release, drops it instead. Otherwise

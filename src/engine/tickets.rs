@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::attempt::AcquisitionId;
-use crate::base::backoff::Jitter;
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
@@ -28,11 +27,10 @@ use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::base::ticket::Ticket;
-use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error};
+use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error, new_hold, resolve};
 use crate::engine::releases::Unsettled;
-use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime, random_id};
-use crate::lock::hold::{Grant, GrantIdentity, Hold, NewHold};
+use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
 use crate::store::{Ability, AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, loss_reason};
@@ -64,7 +62,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
             engine.note_cache_outcome(&hold);
             engine.table.deadlines.forget(&hold);
             engine.table.on_end(&hold);
-            events::log_detachment(hold.key().name(), hold.mode(), granted.token);
+            events::log_passage(hold.key().name(), hold.mode(), granted.token, "detached");
             return Ok(Ticket::new(hold.key(), hold.mode(), (&id, granted.token), valid_for));
         }
         ConversionOutcome::Stays(error) => {
@@ -103,7 +101,7 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
     held.check_process()?;
     in_runtime()?;
     let (engine, hold) = (held.engine(), held.hold());
-    let refused = |reason: &str| Error::InvalidOption { option: "detach", reason: reason.to_owned() };
+    let refused = |reason| Error::invalid("detach", reason);
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
         return Err(refused(reason));
     }
@@ -150,7 +148,7 @@ pub(crate) async fn adopt(engine: &Arc<Engine>, ticket: &Ticket, mode: Mode, ter
     engine.check_open(&key)?;
     in_runtime()?;
     if let Some(reason) = engine.scheme.lacks(Ability::Tickets) {
-        return Err(Error::InvalidOption { option: "ticket", reason: reason.to_owned() });
+        return Err(Error::invalid("ticket", reason));
     }
     engine.keep_running();
     let wants = ShareRequest {
@@ -190,26 +188,23 @@ struct Adopting {
 impl Adopting {
     async fn run(mut self, wants: ShareRequest) -> Result<Held> {
         let (engine, key) = (Arc::clone(&self.engine), Arc::clone(&self.key));
-        let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
+        let mut tries = engine.tries();
         loop {
             // If this future is dropped at the next await, a copy is under way.
             self.copies.begin();
             let attempt = engine.scheme.convert(&key, &self.ticket, &self.request).await;
             engine.process.check(key.name())?;
-            match &attempt {
-                Ok(Answered { value: Converted::Late, .. }) => self.copies.on_late(),
-                _ => self.copies.resolve(&attempt),
-            }
+            resolve(&mut self.copies, &attempt);
             let failure = match attempt {
                 Ok(answer) => match answer.value {
                     Converted::Granted(granted) => return self.begin(&answer, granted, wants),
                     // The server refuses no pass to the same side. So the ticket names the wrong mode, and the drop of
                     // this value releases its hold.
-                    Converted::Refused | Converted::Cached => return Err(self.loss(LossReason::Gone)),
+                    Converted::Refused | Converted::Cached => return Err(self.key.loss(LossReason::Gone)),
                     Converted::Lost { forced } => {
                         // No copy of the request can change that.
                         self.is_settled = true;
-                        return Err(self.loss(loss_reason(self.token, forced)));
+                        return Err(self.key.loss(loss_reason(self.token, forced)));
                     }
                     Converted::Late => Failure::NotDone { source: None },
                 },
@@ -226,26 +221,12 @@ impl Adopting {
         }
     }
 
-    fn loss(&self, reason: LossReason) -> Error {
-        Error::Lost { lock: self.key.shared_name(), reason }
-    }
-
     /// Puts the new hold into its cell.
     fn begin(&mut self, answer: &Answered<Converted>, granted: Granted, wants: ShareRequest) -> Result<Held> {
-        let (engine, sent, now) = (&self.engine, answer.sent, self.engine.clock.now());
-        let Granted { token, tokens, remaining, is_waited_for } = granted;
-        let granted = NewHold {
-            granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
-            grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
-            share: wants.from(sent),
-            in_doubt_requests: self.copies,
-            cache: None,
-            share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
-            is_claim: false,
-            jitter: Jitter::draw(),
-        };
+        let (engine, now) = (&self.engine, self.engine.clock.now());
+        let granted = new_hold(engine, &self.request, answer, granted, wants.from(answer.sent), self.copies);
         let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
-            return Err(self.loss(LossReason::Expired));
+            return Err(self.key.loss(LossReason::Expired));
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
@@ -261,7 +242,7 @@ impl Adopting {
         hold.set_noted(engine.scheme.notes().is_some());
         hold.count();
         hold.begin_span();
-        events::log_adoption(self.key.name(), hold.mode(), hold.token());
+        events::log_passage(self.key.name(), hold.mode(), hold.token(), "adopted");
         Ok(held)
     }
 }

@@ -363,14 +363,18 @@ impl<G: Guard> Acquire<G> {
         };
         let lock = guard.as_held().hold().key().shared_name();
         match outcome {
-            Ok(done) => match guard.into_held().release().await {
-                Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-                // A release without an answer, or a refused release, is no error here, because the work ended while the
-                // hold was valid.
-                Ok(()) | Err(_) => Ok(done),
-            },
+            Ok(done) => unless_lost(done, guard.into_held().release().await),
             Err(reason) => Err(Error::Lost { lock, reason }),
         }
+    }
+}
+
+/// Returns the result of work, unless the release has found that the hold was lost during the work. A release without an
+/// answer, or a refused release, is no error here, because the work ended while the hold was valid.
+pub(super) fn unless_lost<T>(done: T, released: Result<()>) -> Result<T> {
+    match released {
+        Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
+        Ok(()) | Err(_) => Ok(done),
     }
 }
 

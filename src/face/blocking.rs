@@ -38,6 +38,7 @@ use crate::base::reentry::{OwnerId, Reentry};
 use crate::base::ticket::Ticket;
 use crate::base::topology::Topology;
 use crate::engine::Engine;
+use crate::face::acquire::unless_lost;
 use crate::face::group::NamedLock;
 use crate::face::guard::detach_guard;
 use crate::face::guard::{Guard as AsyncGuard, conversion_error};
@@ -104,11 +105,10 @@ struct BlockingRuntime {
 
 impl BlockingRuntime {
     fn new(engine: Arc<Engine>) -> Result<Self> {
-        let no_thread = |error: io::Error| Error::InvalidOption {
-            option: "runtime",
-            reason: format!(
-                "no thread could be started: {error}; raise the limits of the process on threads and memory"
-            ),
+        let no_thread = |error: io::Error| {
+            let reason =
+                format!("no thread could be started: {error}; raise the limits of the process on threads and memory");
+            Error::invalid("runtime", reason)
         };
         // Starts a thread that does nothing. If the process can start no thread, this step returns an error, whereas
         // tokio would panic.
@@ -569,12 +569,7 @@ impl<G: AsyncGuard> Acquire<G> {
     pub fn run<T>(self, work: impl FnOnce(&Guard<G>) -> T) -> Result<T> {
         let guard = self.wait()?;
         let done = work(&guard);
-        match guard.release() {
-            Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-            // A release without an answer, or a refused release, is no error here, because the work ended while the
-            // hold was valid.
-            Ok(()) | Err(_) => Ok(done),
-        }
+        unless_lost(done, guard.release())
     }
 
     /// Waits for the lock and returns its guard.

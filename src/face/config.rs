@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::Deserialize;
 
@@ -216,7 +217,8 @@ impl Config {
             if !is_field(prefix, name, field)? {
                 continue;
             }
-            let value = value.to_str().ok_or_else(|| invalid("environment", format!("{name} is not valid Unicode")))?;
+            let value =
+                value.to_str().ok_or_else(|| Error::invalid("environment", format!("{name} is not valid Unicode")))?;
             match field {
                 "NODE" => topologies.push(Topology::node(value)),
                 "CLUSTER" => topologies.push(Topology::cluster(split(value))),
@@ -231,7 +233,7 @@ impl Config {
             (Some(primary), Some(urls)) => topologies.push(Topology::sentinel(primary, urls)),
             (None, None) => {}
             _ => {
-                return Err(invalid(
+                return Err(Error::invalid(
                     "topology",
                     format!("set both {prefix}_SENTINEL_PRIMARY and {prefix}_SENTINEL_URLS, or neither"),
                 ));
@@ -245,7 +247,7 @@ impl Config {
                 let reason = format!(
                     "{count} of {prefix}_NODE, {prefix}_CLUSTER, {prefix}_PROXY and {prefix}_SENTINEL_PRIMARY is set: set exactly one of them"
                 );
-                Err(invalid("topology", reason))
+                Err(Error::invalid("topology", reason))
             }
         }
     }
@@ -253,7 +255,10 @@ impl Config {
     /// Sets the option `field` to `value`. `name` is the full name of the variable, for error messages.
     fn set(&mut self, name: &str, field: &str, value: &str) -> Result<()> {
         let span = |option| {
-            value.parse().map(Some).map_err(|reason: InvalidDuration| invalid(option, format!("{name}: {reason}")))
+            value
+                .parse()
+                .map(Some)
+                .map_err(|reason: InvalidDuration| Error::invalid(option, format!("{name}: {reason}")))
         };
         let (path, text) = (Some(PathBuf::from(value)), Some(value.to_owned()));
         let tls = &mut self.tls;
@@ -278,23 +283,19 @@ impl Config {
             "TIMESTAMP_CLIENTS_READ" => limits.get_or_insert_default().read = span("timestamp_clients")?,
             "TIMESTAMP_CLIENTS_WRITE" => limits.get_or_insert_default().write = span("timestamp_clients")?,
             "TIMESTAMP_CLIENTS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("timestamp_clients")?,
-            "MAX_HANDOFFS" => {
-                let number = value.parse().map_err(|_| invalid("max_handoffs", format!("{name} must be a number")))?;
-                self.max_handoffs = Some(number);
-            }
+            "MAX_HANDOFFS" => self.max_handoffs = number("max_handoffs", name, value)?,
             "CACHE_FOR" => self.cache_for = span("cache_for")?,
             "RECALL_TIMEOUT" => self.recall_timeout = span("recall_timeout")?,
             "LOCK_WATCHDOG_TIMEOUT" => self.lock_watchdog_timeout = span("lock_watchdog_timeout")?,
-            "MAX_CACHED" => {
-                let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} must be a number")))?;
-                self.max_cached = Some(number);
-            }
-            "MAX_WAITERS" => {
-                let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} must be a number")))?;
-                self.max_waiters = Some(number);
-            }
+            "MAX_CACHED" => self.max_cached = number("max_cached", name, value)?,
+            "MAX_WAITERS" => self.max_waiters = number("max_waiters", name, value)?,
             // Never reached: the caller passes only names that `is_field` accepts.
-            _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
+            _ => {
+                return Err(Error::invalid(
+                    "environment",
+                    format!("{name} is no option: correct its name or remove it"),
+                ));
+            }
         }
         Ok(())
     }
@@ -445,7 +446,7 @@ fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
         }
         VariableOwner::Misspelt(meant) => {
             let reason = format!("{name} is no option, but {prefix}_{meant} is: correct the name or remove it");
-            Err(invalid("environment", reason))
+            Err(Error::invalid("environment", reason))
         }
     }
 }
@@ -454,16 +455,16 @@ fn split(urls: &str) -> Vec<String> {
     urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
 }
 
+fn number<T: FromStr>(option: &'static str, name: &str, value: &str) -> Result<Option<T>> {
+    value.parse().map(Some).map_err(|_| Error::invalid(option, format!("{name} must be a number")))
+}
+
 fn nesting(name: &str, value: &str) -> Result<Nesting> {
     match value {
         "off" => Ok(Nesting::Off),
         "per_task" => Ok(Nesting::PerTask),
-        _ => Err(invalid("reentry", format!("{name} must be off or per_task"))),
+        _ => Err(Error::invalid("reentry", format!("{name} must be off or per_task"))),
     }
-}
-
-fn invalid(option: &'static str, reason: String) -> Error {
-    Error::InvalidOption { option, reason }
 }
 
 #[cfg(all(test, feature = "_testing"))]

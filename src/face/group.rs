@@ -19,6 +19,7 @@ use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::acquire::Patience;
 use crate::engine::group::{GroupRefusal, Wanted, acquire_all, with_one_write};
 use crate::engine::{Engine, Held};
+use crate::face::acquire::unless_lost;
 #[allow(unused_imports)] // only links in the documentation use these imports
 use crate::face::{acquire::Acquire, guard::WriteGuard, manager::RwLockManager};
 use crate::lock::hold::HoldState;
@@ -253,12 +254,7 @@ impl AcquireAll {
             }
         };
         match outcome {
-            Ok(done) => match guard.release().await {
-                Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-                // A release without an answer, or a refused release, is no error here, because the work ended while the
-                // holds were valid.
-                Ok(()) | Err(_) => Ok(done),
-            },
+            Ok(done) => unless_lost(done, guard.release().await),
             Err(lost) => Err(lost.into()),
         }
     }
@@ -294,7 +290,7 @@ impl AcquireAll {
 fn in_order(engine: &Engine, names: &[NamedLock]) -> Result<(Vec<Wanted>, Vec<usize>)> {
     if names.len() > MAX_NAMES {
         let reason = format!("{} names are too many; the limit is {MAX_NAMES}", names.len());
-        return Err(Error::InvalidOption { option: "all", reason });
+        return Err(Error::invalid("all", reason));
     }
     let mut wanted = Vec::with_capacity(names.len());
     for NamedLock { name, mode } in names {

@@ -690,6 +690,27 @@ macro_rules! manager {
     };
 }
 
+macro_rules! on_servers {
+    ($(#[$doc:meta])* $manager:ident) => {
+        impl $manager {
+            /// Connects with default options.
+            ///
+            /// # Errors
+            ///
+            /// The errors of [`Builder::connect`].
+            pub async fn connect(topology: impl Into<Topology>) -> Result<Self> {
+                Self::builder(topology).connect().await
+            }
+
+            /// Returns a [`Builder`] for a manager on these servers.
+            $(#[$doc])*
+            pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
+                Builder::new(Deployment::Servers(topology.into()))
+            }
+        }
+    };
+}
+
 /// Manager of locks on one node, behind Sentinel, or on a cluster. This is the recommended manager. The server stores
 /// each lock as one hash under one key. This layout is the *hash scheme*.
 ///
@@ -780,37 +801,8 @@ pub struct MemoryManager {
 }
 manager!(MemoryManager);
 
-impl RedisManager {
-    /// Connects with default options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Builder::connect`].
-    pub async fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::builder(topology).connect().await
-    }
-
-    /// Returns a [`Builder`] for a manager on these servers.
-    pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
-        Builder::new(Deployment::Servers(topology.into()))
-    }
-}
-
-impl TwoKeyManager {
-    /// Connects with default options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Builder::connect`].
-    pub async fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::builder(topology).connect().await
-    }
-
-    /// Returns a [`Builder`] for a manager on these servers.
-    pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
-        Builder::new(Deployment::Servers(topology.into()))
-    }
-}
+on_servers!(RedisManager);
+on_servers!(TwoKeyManager);
 
 impl Default for MemoryManager {
     fn default() -> Self {

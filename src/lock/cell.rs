@@ -64,6 +64,19 @@ impl<H: InRenewalQueue> Contents<H> {
         recalls.map_or(Reception::NONE, |recalls| recalls.reception())
     }
 
+    /// Applies an event that depends on the recalls.
+    #[inline]
+    fn apply<T>(&mut self, event: impl FnOnce(&mut State<H>, &Reception, &mut Option<Box<Beside>>) -> T) -> T {
+        let reception;
+        let heard = if self.beside.is_none() {
+            &Reception::NONE
+        } else {
+            reception = self.reception();
+            &reception
+        };
+        event(&mut self.state, heard, &mut self.beside)
+    }
+
     /// Takes the tasks that the event wakes, and the subscriptions that no request needs any more.
     #[inline]
     fn take_woken(&mut self, effects: &Effects<H>) -> Woken {
@@ -110,15 +123,8 @@ impl<H: InRenewalQueue> Cell<H> {
         let mut effects = Effects::default();
         let mut guard = self.contents.lock();
         let contents = &mut *guard;
-        let reception;
-        let heard = if contents.beside.is_none() {
-            &Reception::NONE
-        } else {
-            reception = contents.reception();
-            &reception
-        };
-        let inputs = Inputs { rules: &self.rules, heard };
-        let outcome = event(&mut contents.state, &inputs, &mut effects, &mut contents.beside);
+        let outcome = contents
+            .apply(|state, heard, beside| event(state, &Inputs { rules: &self.rules, heard }, &mut effects, beside));
         // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
         contents.state.advance(now, &self.rules, &mut effects);
         let looks_at = contents.state.next_look();
@@ -152,23 +158,13 @@ impl<H: InRenewalQueue> Cell<H> {
     /// Applies an event without effects that depends on the recalls.
     #[inline]
     pub(super) fn ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> T {
-        let contents = &mut *self.contents.lock();
-        if contents.beside.is_none() {
-            return event(&mut contents.state, &Reception::NONE);
-        }
-        let reception = contents.reception();
-        event(&mut contents.state, &reception)
+        self.contents.lock().apply(|state, heard, _| event(state, heard))
     }
 
     /// Applies an event as [`ask_heard`](Self::ask_heard) does, or returns `None` if another task has the mutex.
     #[inline]
     pub(super) fn try_ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> Option<T> {
-        let contents = &mut *self.contents.try_lock()?;
-        if contents.beside.is_none() {
-            return Some(event(&mut contents.state, &Reception::NONE));
-        }
-        let reception = contents.reception();
-        Some(event(&mut contents.state, &reception))
+        Some(self.contents.try_lock()?.apply(|state, heard, _| event(state, heard)))
     }
 
     /// Returns the receiver of recalls, if there is one. `new` becomes the receiver if there is none.
@@ -230,15 +226,8 @@ impl<H: InRenewalQueue> Cell<H> {
         let mut effects = Effects::default();
         let mut guard = self.contents.lock();
         let contents = &mut *guard;
-        let reception;
-        let heard = if contents.beside.is_none() {
-            &Reception::NONE
-        } else {
-            reception = contents.reception();
-            &reception
-        };
-        let inputs = Inputs { rules: &self.rules, heard };
-        let outcome = event(&mut contents.state, &inputs, &mut effects);
+        let outcome =
+            contents.apply(|state, heard, _| event(state, &Inputs { rules: &self.rules, heard }, &mut effects));
         let woken = contents.take_woken(&effects);
         drop(guard);
         self.carry_out(effects, woken);

@@ -37,7 +37,7 @@ impl Deadlines {
         let at = match hold.due() {
             Next::At(at) => at,
             // The background takes the lost hold at once and reports the loss.
-            Next::Lost(_) => Moment::from_nanos(0),
+            Next::Lost(_) => Moment::START,
             Next::Released | Next::GivenUp => return,
         };
         if hold.is_retired() {

@@ -225,46 +225,6 @@ impl<H> Effects<H> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::pin::pin;
-    use std::task::{Context, Poll, Wake, Waker};
-
-    use super::*;
-
-    struct Panics;
-
-    impl Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            panic!("as the test wants it");
-        }
-    }
-
-    #[test]
-    fn waker_that_panics_keeps_back_no_other_effect() {
-        let (first, second) = (Arc::<End>::default(), Arc::<End>::default());
-        let (mut waits, mut other) = (pin!(first.changed.notified()), pin!(second.changed.notified()));
-        assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
-        assert!(other.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        let mut effects = Effects::<()>::default();
-        effects.signals.add_change(Arc::clone(&first));
-        effects.signals.add_change(Arc::clone(&second));
-        effects.due(&Arc::new(()));
-        let rules = Rules {
-            clock: Clock::System,
-            process: Process::current(),
-            max_clock_skew: Duration::ZERO,
-            max_delay: Duration::ZERO,
-            poll_within: Duration::ZERO,
-            max_handoffs: 1,
-            handoff_span: Duration::ZERO,
-            metrics: Metrics::default(),
-            cached: Arc::default(),
-        };
-        let mut scheduled = 0;
-        let woken = Woken::of(Waker::from(Arc::new(Panics)));
-        effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules, woken, |due| scheduled = due.len());
-        assert_eq!(scheduled, 1);
-        assert_eq!(other.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
-    }
-}
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/lock/effects/tests.rs"]
+mod tests;

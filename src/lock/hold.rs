@@ -173,38 +173,10 @@ impl Hold {
     /// Returns the share and its end, for a watcher. The watcher may live longer than the guard.
     pub(super) fn watch(&self, share_id: ShareId) -> (Share, Arc<End>) {
         if self.is_copied() {
-            let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::from_nanos(0) };
+            let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::START };
             return (nobodys, Arc::default());
         }
         self.event(|record, _, _| record.watch(share_id))
-    }
-
-    /// Returns the share of this guard.
-    pub(crate) fn share(&self, share_id: ShareId) -> Share {
-        self.ask(|record| record.share(share_id))
-    }
-
-    /// Adds a guard for an owner that has a guard of this hold already. The new guard has a lease and an end of its
-    /// own.
-    pub(crate) fn join_own(&self, share: Share, now: Moment) -> Option<ShareId> {
-        self.event(|record, _, signals| record.join_own(share, now, signals))
-    }
-
-    /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
-    /// that is sent at `since` or later. `since` is the time of the waiter's first attempt.
-    pub(crate) fn accept(&self, waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment) -> Accepted {
-        self.event(|record, rules, signals| record.accept(waiter_id, taken, since, now, rules, signals))
-    }
-
-    /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
-    pub(crate) fn accept_renewed(
-        &self,
-        waiter_id: WaiterId,
-        taken: (ShareId, Share),
-        since: Moment,
-        now: Moment,
-    ) -> Accepted {
-        self.event(|record, rules, signals| record.accept_renewed(waiter_id, taken, since, now, rules, signals))
     }
 
     /// Returns a number for a task that waits for renewals of this hold and has no place in the queue.
@@ -249,11 +221,6 @@ impl Hold {
         self.event(|record, _, _| record.claim_now(now));
     }
 
-    /// Returns true if a notification granted the hold and no answer of the server has confirmed it yet.
-    pub(crate) fn is_claim(&self) -> bool {
-        self.ask(|record| record.is_claim())
-    }
-
     /// Ends the hold as lost. Returns false if it ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let now = self.clock().now();
@@ -284,16 +251,6 @@ impl Hold {
     #[cfg(all(test, feature = "_testing"))]
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
         self.ask(|record| record.is_live() && now < record.deadline())
-    }
-
-    /// Returns the time of the grant.
-    pub(crate) fn began(&self) -> Moment {
-        self.ask(|record| record.began())
-    }
-
-    /// Returns the local deadline.
-    pub(crate) fn deadline(&self) -> Moment {
-        self.ask(|record| record.deadline())
     }
 
     /// Returns the end of the hold on the server, as a release of the hold needs it.
@@ -345,64 +302,12 @@ impl ServerEnd {
     }
 }
 
-/// Steps of a hold that is to rest after its use.
-impl Hold {
-    /// Arms the hold for an acquisition, which waits and tries again until the server has answered.
-    pub(crate) fn arm(
-        &self,
-        waiter_id: WaiterId,
-        (share_id, at_least): (ShareId, AtLeast),
-        since: Moment,
-        now: Moment,
-    ) -> Accepted {
-        self.event(|record, _, signals| record.arm(waiter_id, (share_id, at_least), since, now, signals))
-    }
-
-    /// Notes that the guard is handed out now. Returns false if the hold is over.
-    pub(crate) fn hand_out(&self, now: Moment) -> bool {
-        self.event(|record, _, signals| record.hand_out(now, signals))
-    }
-
-    /// Lets the release of the hold leave no rest.
-    pub(crate) fn forgo_rest(&self) {
-        self.event(|record, _, _| record.forgo_rest());
-    }
-
-    /// Returns true if the hold is to rest after its use.
-    pub(crate) fn is_to_rest(&self) -> bool {
-        self.ask(|record| record.is_to_rest())
-    }
-
-    /// Notes that the server has answered a renewal with the time until which the hold lasts at least.
-    pub(crate) fn note_armed(&self) {
-        self.event(|record, _, _| record.note_armed());
-    }
-}
-
 /// Steps of the renewals, and of caching.
 impl Hold {
-    /// Returns the next event of the hold, as its state is now. Has no effects, because the deadline queue calls it
-    /// under its mutex.
-    pub(crate) fn due(&self) -> Next {
-        self.ask(|record| record.due())
-    }
-
     /// Ends the hold, or its shares, if they are over by the clock. Returns the next event of the hold, for example a
     /// renewal or the local deadline.
     pub(crate) fn next(&self, now: Moment) -> Next {
         self.quietly(|record, signals| record.next(now, signals))
-    }
-
-    /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
-    /// is due by then.
-    pub(crate) fn join_batch(&self, by: Moment) -> bool {
-        self.event(|record, _, _| record.enter_line(by))
-    }
-
-    /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
-    /// queue of the former route, or was under way there.
-    pub(crate) fn leave_batch(&self, then: Moment) {
-        self.event(|record, _, _| record.leave_line(then));
     }
 
     /// Retires the hold: nothing is due for it from now on. Ends its tracing span and its count in the metrics.
@@ -432,23 +337,6 @@ impl Hold {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// Begins a renewal that is due at `by` or that waits in a queue, and returns the lease to request. No other
-    /// renewal becomes due before the answer. If no share has time left, the hold ends instead.
-    pub(crate) fn begin_renewal(&self, now: Moment, by: Moment) -> Option<Duration> {
-        self.event(|record, rules, signals| record.begin_renewal(now, by, rules, signals))
-    }
-
-    /// Begins the renewal of a write hold that is due, for a waiter that sends it. Returns the lease to request. The
-    /// background sends the renewal, too, if no answer comes soon.
-    pub(crate) fn begin_own_renewal(&self, now: Moment) -> Option<Duration> {
-        self.event(|record, rules, signals| record.begin_own_renewal(now, rules, signals))
-    }
-
-    /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
-    pub(crate) fn on_renewed(&self, grant: Grant, now: Moment) -> RenewalConfirmed {
-        self.event(|record, rules, signals| record.on_renewed(grant, now, rules, signals))
-    }
-
     // Caching.
 
     /// Returns the subscription that is confirmed now, for a request that offers to cache the hold.
@@ -476,38 +364,12 @@ impl Hold {
         Some((self.cell.recalls(None)?, cache_for))
     }
 
-    /// Returns the number of tokens that the next renewal requests.
-    pub(crate) fn missing_tokens(&self) -> u64 {
-        self.ask(|record| record.missing_tokens())
-    }
-
     /// Applies an answer about the hold to its cache state, and adds the tokens that the answer brought.
     pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) {
         self.event(|record, inputs, _| {
             record.on_cache_answer(word, inputs.heard, now);
             tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
         });
-    }
-
-    /// Returns true if the hold is cached and no guard is inside.
-    pub(crate) fn is_cached(&self) -> bool {
-        self.ask(|record| record.is_cached())
-    }
-
-    /// Notes that the hold is not to be cached any longer. If it is cached, the background releases it. If a guard uses
-    /// it, the release comes after the last guard.
-    pub(crate) fn note_wanted(&self, now: Moment) {
-        self.event(|record, _, _| record.note_wanted(now));
-    }
-
-    /// Returns the result of caching the hold, or `None` if the hold may not be cached.
-    pub(crate) fn cache_outcome(&self) -> Option<CacheOutcome> {
-        self.ask(|record| record.cache_outcome())
-    }
-
-    /// Notes that a renewal was not answered. The next try is due after a pause.
-    pub(crate) fn on_no_answer(&self, now: Moment) {
-        self.event(|record, _, signals| record.on_no_answer(now, signals));
     }
 
     /// Applies an answer to a renewal that says that the server does not know the hold. If a conversion is under way,
@@ -521,12 +383,6 @@ impl Hold {
 
 /// Steps of a recheck: a reader asks the server whether it may join, by a repeat of the acquisition of the hold.
 impl Hold {
-    /// Adds the share of a reader that asks the server whether it may join. Returns the share and the lease to request.
-    /// From now on, the repeated request counts as in flight.
-    pub(crate) fn begin_recheck(&self, share: Share, now: Moment) -> Option<(ShareId, Duration)> {
-        self.event(|record, rules, signals| record.begin_recheck(share, now, rules, signals))
-    }
-
     /// Notes the outcome of the repeated request.
     pub(crate) fn end_recheck<T>(&self, attempt: &Attempt<T>) {
         self.event(|record, _, _| record.copies_mut().resolve(attempt));
@@ -536,74 +392,15 @@ impl Hold {
     pub(crate) fn abandon_recheck(&self, now: Moment) {
         self.event(|record, rules, _| record.copies_mut().abandon(now.after(rules.max_delay)));
     }
-
-    /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether this
-    /// was the first answer for a hold that a notification granted.
-    pub(crate) fn on_rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> (bool, bool) {
-        self.event(|record, rules, signals| record.on_rechecked(grant, share_until, now, rules, signals))
-    }
-
-    /// Makes a renewal due now, and closes the join window. The answer shows whether the server still has the hold.
-    pub(crate) fn renew_now(&self, now: Moment) {
-        self.event(|record, _, _| record.renew_now(now));
-    }
 }
 
 /// Steps of a conversion.
 impl Hold {
-    /// Begins a conversion, during which no further guard may share the hold. Returns false if the hold has several
-    /// guards, is over, or is being converted already.
-    pub(crate) fn begin_conversion(&self, now: Moment) -> bool {
-        self.event(|record, _, signals| record.begin_conversion(now, signals))
-    }
-
-    /// Notes that a request to convert the hold is sent now. Once the server has executed it, the server has only the
-    /// new hold, for `lease`.
-    pub(crate) fn send_conversion(&self, now: Moment, lease: Duration) {
-        self.event(|record, rules, signals| record.conversion_begins(now, lease, rules, signals));
-    }
-
-    /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
-    /// converted the hold before `sent`.
-    pub(crate) fn stood_at(&self, sent: Moment) {
-        self.event(|record, rules, _| record.stood_at(sent, rules));
-    }
-
-    /// Notes that the server has executed no request to convert the hold, and cannot execute one any more.
-    pub(crate) fn cancel_conversion(&self) {
-        self.event(|record, _, _| record.conversion_was_not_done());
-    }
-
-    /// Returns true if the server has not answered an earlier conversion, which no task repeats.
-    pub(crate) fn has_open_conversion(&self) -> bool {
-        self.ask(HoldRecord::has_open_conversion)
-    }
-
-    /// Takes the conversion that an earlier task left open. The caller continues it, or releases its new hold.
-    pub(crate) fn take_open_conversion(&self) -> Option<OpenConversion> {
-        self.event(|record, _, _| record.take_open_conversion())
-    }
-
-    /// Ends the hold now, because the server has converted it into a hold that was over when the answer came.
-    pub(crate) fn end_with_conversion(&self, now: Moment) {
-        self.event(|record, _, signals| record.end_with_conversion(now, signals));
-    }
-
-    /// Leaves a conversion open that the server did not answer and that no task repeats any more.
-    pub(crate) fn leave_conversion_open(&self, open: OpenConversion, now: Moment) -> LeftOpen {
-        self.event(|record, _, signals| record.conversion_left_open(open, now, signals))
-    }
-
     /// Opens the hold again to other guards, because no conversion was sent.
     pub(crate) fn reopen(&self) {
         if !self.is_copied() {
             self.refuse_conversion(self.clock().now());
         }
-    }
-
-    /// Applies a refusal of the conversion. The hold is as it was before the conversion, confirmed or not.
-    pub(crate) fn refuse_conversion(&self, now: Moment) {
-        self.event(|record, _, _| record.conversion_refused(now));
     }
 
     /// Replaces the hold by the one into which the server has converted it. Returns `None` if the new hold is over
@@ -624,6 +421,166 @@ impl Hold {
     pub(crate) fn note_share_converted(&self, share_id: ShareId) {
         self.cell.quietly(|state, _, effects| state.note_share_converted(self.number, share_id, effects));
     }
+}
+
+/// Writes questions that the record of a hold answers under the same names.
+macro_rules! record_questions {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
+        impl Hold {$(
+            $(#[$doc])*
+            pub(crate) fn $name(&self, $($argument: $type),*) -> $answer {
+                self.ask(|record| record.$name($($argument),*))
+            }
+        )*}
+    };
+}
+
+/// Writes events that the record of a hold handles under the same names. Behind the arguments of an event stands what it
+/// needs besides them: the rules, or the signals.
+macro_rules! record_events {
+    (|$record:ident, $rules:ident, $signals:ident|
+     $($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? [$($needs:ident),*];)*) => {
+        impl Hold {$(
+            $(#[$doc])*
+            #[allow(unused_variables)] // not every event needs both
+            pub(crate) fn $name(&self, $($argument: $type),*) $(-> $result)? {
+                self.event(|$record, $rules, $signals| $record.$name($($argument,)* $($needs),*))
+            }
+        )*}
+    };
+}
+
+record_questions! {
+    /// Returns the share of this guard.
+    fn share(share_id: ShareId) -> Share;
+
+    /// Returns true if a notification granted the hold and no answer of the server has confirmed it yet.
+    fn is_claim() -> bool;
+
+    /// Returns the time of the grant.
+    fn began() -> Moment;
+
+    /// Returns the local deadline.
+    fn deadline() -> Moment;
+
+    /// Returns true if the hold is to rest after its use.
+    fn is_to_rest() -> bool;
+
+    /// Returns the next event of the hold, as its state is now. Has no effects, because the deadline queue calls it
+    /// under its mutex.
+    fn due() -> Next;
+
+    /// Returns the number of tokens that the next renewal requests.
+    fn missing_tokens() -> u64;
+
+    /// Returns true if the hold is cached and no guard is inside.
+    fn is_cached() -> bool;
+
+    /// Returns the result of caching the hold, or `None` if the hold may not be cached.
+    fn cache_outcome() -> Option<CacheOutcome>;
+
+    /// Returns true if the server has not answered an earlier conversion, which no task repeats.
+    fn has_open_conversion() -> bool;
+}
+
+record_events! { |record, rules, signals|
+    // Steps of guards.
+
+    /// Adds a guard for an owner that has a guard of this hold already. The new guard has a lease and an end of its
+    /// own.
+    fn join_own(share: Share, now: Moment) -> Option<ShareId> [signals];
+
+    /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
+    /// that is sent at `since` or later. `since` is the time of the waiter's first attempt.
+    fn accept(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment) -> Accepted [rules, signals];
+
+    /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
+    fn accept_renewed(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment)
+        -> Accepted [rules, signals];
+
+    // Steps of a hold that is to rest after its use.
+
+    /// Arms the hold for an acquisition, which waits and tries again until the server has answered.
+    fn arm(waiter_id: WaiterId, armed: (ShareId, AtLeast), since: Moment, now: Moment) -> Accepted [signals];
+
+    /// Notes that the guard is handed out now. Returns false if the hold is over.
+    fn hand_out(now: Moment) -> bool [signals];
+
+    /// Lets the release of the hold leave no rest.
+    fn forgo_rest() [];
+
+    /// Notes that the server has answered a renewal with the time until which the hold lasts at least.
+    fn note_armed() [];
+
+    // Steps of the renewals, and of caching.
+
+    /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
+    /// is due by then.
+    fn join_batch(by: Moment) -> bool [];
+
+    /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
+    /// queue of the former route, or was under way there.
+    fn leave_batch(then: Moment) [];
+
+    /// Begins a renewal that is due at `by` or that waits in a queue, and returns the lease to request. No other
+    /// renewal becomes due before the answer. If no share has time left, the hold ends instead.
+    fn begin_renewal(now: Moment, by: Moment) -> Option<Duration> [rules, signals];
+
+    /// Begins the renewal of a write hold that is due, for a waiter that sends it. Returns the lease to request. The
+    /// background sends the renewal, too, if no answer comes soon.
+    fn begin_own_renewal(now: Moment) -> Option<Duration> [rules, signals];
+
+    /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
+    fn on_renewed(grant: Grant, now: Moment) -> RenewalConfirmed [rules, signals];
+
+    /// Notes that the hold is not to be cached any longer. If it is cached, the background releases it. If a guard uses
+    /// it, the release comes after the last guard.
+    fn note_wanted(now: Moment) [];
+
+    /// Notes that a renewal was not answered. The next try is due after a pause.
+    fn on_no_answer(now: Moment) [signals];
+
+    // Steps of a recheck: a reader asks the server whether it may join, by a repeat of the acquisition of the hold.
+
+    /// Adds the share of a reader that asks the server whether it may join. Returns the share and the lease to request.
+    /// From now on, the repeated request counts as in flight.
+    fn begin_recheck(share: Share, now: Moment) -> Option<(ShareId, Duration)> [rules, signals];
+
+    /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether this
+    /// was the first answer for a hold that a notification granted.
+    fn on_rechecked(grant: Grant, share_until: Option<Moment>, now: Moment) -> (bool, bool) [rules, signals];
+
+    /// Makes a renewal due now, and closes the join window. The answer shows whether the server still has the hold.
+    fn renew_now(now: Moment) [];
+
+    // Steps of a conversion.
+
+    /// Begins a conversion, during which no further guard may share the hold. Returns false if the hold has several
+    /// guards, is over, or is being converted already.
+    fn begin_conversion(now: Moment) -> bool [signals];
+
+    /// Notes that a request to convert the hold is sent now. Once the server has executed it, the server has only the
+    /// new hold, for `lease`.
+    fn send_conversion(now: Moment, lease: Duration) [rules, signals];
+
+    /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
+    /// converted the hold before `sent`.
+    fn stood_at(sent: Moment) [rules];
+
+    /// Notes that the server has executed no request to convert the hold, and cannot execute one any more.
+    fn cancel_conversion() [];
+
+    /// Takes the conversion that an earlier task left open. The caller continues it, or releases its new hold.
+    fn take_open_conversion() -> Option<OpenConversion> [];
+
+    /// Ends the hold now, because the server has converted it into a hold that was over when the answer came.
+    fn end_with_conversion(now: Moment) [signals];
+
+    /// Leaves a conversion open that the server did not answer and that no task repeats any more.
+    fn leave_conversion_open(open: OpenConversion, now: Moment) -> LeftOpen [signals];
+
+    /// Applies a refusal of the conversion. The hold is as it was before the conversion, confirmed or not.
+    fn refuse_conversion(now: Moment) [];
 }
 
 impl InRenewalQueue for Hold {

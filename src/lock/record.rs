@@ -44,7 +44,7 @@ use promise::Promise;
 pub(crate) use renewal::RenewalConfirmed;
 
 /// Value of `share_until` with which no further reader may join the hold.
-const CLOSED: Moment = Moment::from_nanos(0);
+const CLOSED: Moment = Moment::START;
 
 /// Time that one answer of the server grants to a hold.
 #[derive(Clone, Copy, Debug)]
@@ -631,8 +631,8 @@ impl HoldRecord {
         }
         self.shares.replace(share_id.slot, share);
         // A renewal since the hand-off may have covered only the unclaimed share, which ends earlier.
-        if self.renewal == RenewalState::Needless && self.needs_renewal() {
-            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
+        if self.needs_renewal() {
+            self.plan_renewal(now);
         }
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }
@@ -654,6 +654,18 @@ impl HoldRecord {
             return self.accept(waiter_id, (share_id, share), since, now, rules, signals);
         }
         self.await_renewal(waiter_id, (share_id, share), since, now)
+    }
+
+    /// Plans a renewal at the usual time after the last answer, if none is planned.
+    fn plan_renewal(&mut self, now: Moment) {
+        if self.renewal == RenewalState::Needless {
+            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
+        }
+    }
+
+    /// Tells all watchers of the hold that its state or its end may have changed.
+    fn tell_watchers(&self, signals: &mut Signals) {
+        self.shares.watched_shares().for_each(|(_, end)| signals.add_change(Arc::clone(end)));
     }
 
     /// Returns the time until the next renewal: a third of the lease, with a jitter of up to an eighth of that third.

@@ -165,7 +165,7 @@ pub(super) struct Side {
     /// Present from the first refusal on.
     pub(super) refusal: Option<LastRefusal>,
     /// End of the time that recalled processes have to release their cached holds.
-    recall_until: Option<Moment>,
+    pub(super) recall_until: Option<Moment>,
     /// True if the leader has had an answer, or none in time.
     is_answered: bool,
     /// True if waiters wait for the first answer to the leader.
@@ -337,8 +337,11 @@ impl Side {
         self.recall_until = self.recall_until.max(Some(until));
     }
 
-    pub(super) fn recall_until(&self) -> Option<Moment> {
-        self.recall_until
+    /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
+    pub(super) fn note_in_use(&mut self) {
+        if let Some(refusal) = &mut self.refusal {
+            refusal.is_cached = false;
+        }
     }
 
     pub(super) fn wake_at_first_answer(&mut self, mode: Mode, signals: &mut Signals) {

@@ -17,7 +17,6 @@ mod holds;
 mod wait_queue;
 mod waiting;
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::base::attempt::Failure;
@@ -26,12 +25,12 @@ use crate::base::mode::Mode;
 use crate::lock::effects::{Effects, InRenewalQueue, Rules};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
-use crate::lock::side::Pending;
+use crate::lock::side::{Pending, Side};
 use crate::lock::state::holds::Holds;
 use crate::lock::state::wait_queue::WaitQueue;
 
 /// Complete state of one lock in this process.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(super) struct State<H> {
     /// True if the table of locks has removed this lock. A task that still has the state then begins anew.
     pub(super) is_gone: bool,
@@ -45,7 +44,7 @@ pub(super) struct State<H> {
 }
 
 /// Hold that is granted or shared.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 struct Entry<H> {
     number: u64,
     /// True from the grant until the hold is over or a release is sent.
@@ -94,48 +93,12 @@ impl<H> Default for State<H> {
     }
 }
 
-// Derived implementations would need holds that can be cloned and hashed.
-impl<H> Clone for State<H> {
-    fn clone(&self) -> Self {
-        let Self { is_gone, last_waiter, last_hold, holds, wait_queue, looks_at } = self;
-        Self {
-            is_gone: *is_gone,
-            last_waiter: *last_waiter,
-            last_hold: *last_hold,
-            holds: holds.clone(),
-            wait_queue: wait_queue.clone(),
-            looks_at: *looks_at,
-        }
-    }
-}
-
-impl<H> Clone for Entry<H> {
-    fn clone(&self) -> Self {
-        let Self { number, is_listed, handle, record } = self;
-        Self { number: *number, is_listed: *is_listed, handle: handle.clone(), record: record.clone() }
-    }
-}
-
-impl<H: InRenewalQueue> Hash for State<H> {
-    fn hash<S: Hasher>(&self, state: &mut S) {
-        let Self { is_gone, last_waiter, last_hold, holds, wait_queue, looks_at } = self;
-        (is_gone, last_waiter, last_hold, holds, wait_queue, looks_at).hash(state);
-    }
-}
-
-impl<H: InRenewalQueue> Hash for Entry<H> {
-    fn hash<S: Hasher>(&self, state: &mut S) {
-        let Self { number, is_listed, handle, record } = self;
-        (number, is_listed, handle.is_some(), record).hash(state);
-    }
-}
-
 impl<H: InRenewalQueue> Entry<H> {
     /// Returns the hold if its entry in the deadline queue is too late.
     fn due_sooner(&self) -> Option<&Arc<H>> {
         let at = match self.record.due() {
             Next::At(at) => at,
-            Next::Lost(_) => Moment::from_nanos(0),
+            Next::Lost(_) => Moment::START,
             Next::Released | Next::GivenUp => return None,
         };
         self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
@@ -167,6 +130,10 @@ impl<H: InRenewalQueue> State<H> {
         self.wait_queue.get_or_insert_default()
     }
 
+    pub(super) fn side(&mut self, mode: Mode) -> &mut Side {
+        self.wait_queue().side_mut(mode)
+    }
+
     /// Returns true if a writer of this process waits here or asks the server.
     pub(super) fn writer_waits(&self) -> bool {
         self.wait_queue.as_deref().is_some_and(|wait_queue| !wait_queue.writes.is_idle())
@@ -174,10 +141,7 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Returns true if a request of this side is under way, or left for the next leader.
     pub(super) fn has_request(&self, mode: Mode) -> bool {
-        self.wait_queue.as_deref().is_some_and(|wait_queue| match mode {
-            Mode::Read => wait_queue.reads.has_request(),
-            Mode::Write => wait_queue.writes.has_request(),
-        })
+        self.wait_queue.as_deref().is_some_and(|wait_queue| wait_queue.side(mode).has_request())
     }
 
     fn listed_holds(&self) -> impl Iterator<Item = &Entry<H>> {

@@ -61,10 +61,6 @@ impl Cells {
         let here = self.0.find_entry(cell.key().name_hash(), |here| Arc::ptr_eq(here, cell)).ok()?;
         cell.leave_if_idle().then(|| here.remove().0)
     }
-
-    fn all(&self) -> Vec<Arc<Cell<Hold>>> {
-        self.0.iter().cloned().collect()
-    }
 }
 
 /// Numbers of the holds, guards and waiters in a table.
@@ -106,6 +102,11 @@ impl Table {
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {
         self.shards[shard_of(hash)].0.lock()
+    }
+
+    /// Returns all cells. The mutex of a shard is free again when its first cell is returned.
+    fn cells(&self) -> impl Iterator<Item = Arc<Cell<Hold>>> {
+        self.shards.iter().flat_map(|shard| shard.0.lock().0.iter().cloned().collect::<Vec<_>>())
     }
 
     fn of(&self, key: &Key) -> Option<Arc<Cell<Hold>>> {
@@ -239,35 +240,24 @@ impl Table {
 
     /// Wakes all waiters, because the manager is closed.
     pub(crate) fn wake_waiters(&self) {
-        for shard in &self.shards {
-            let cells = shard.0.lock().all();
-            cells.iter().for_each(|cell| cell.quietly(|_, _, effects| effects.signals.wake_all()));
-        }
+        self.cells().for_each(|cell| cell.quietly(|_, _, effects| effects.signals.wake_all()));
     }
 
     /// Returns the numbers of holds, guards, holds with a late renewal, and waiting acquisitions.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
-        for shard in &self.shards {
-            let cells = shard.0.lock().all();
-            for cell in cells {
-                let (waiters, holds): (_, Vec<_>) = cell.ask(|state| (state.waiting(), state.handles().collect()));
-                counts.waiters += waiters;
-                holds.iter().for_each(|hold| counts.add(hold));
-            }
+        for cell in self.cells() {
+            let (waiters, holds): (_, Vec<_>) = cell.ask(|state| (state.waiting(), state.handles().collect()));
+            counts.waiters += waiters;
+            holds.iter().for_each(|hold| counts.add(hold));
         }
         counts
     }
 
     /// Returns the waits of this process, by lock.
     pub(crate) fn local_waits(&self) -> Vec<(Arc<Key>, LocalWaits<Hold>)> {
-        let mut waits = Vec::new();
-        for shard in &self.shards {
-            let cells = shard.0.lock().all();
-            let here = |cell: &Arc<Cell<Hold>>| Some((Arc::clone(cell.key()), cell.ask(|state| state.local_waits())?));
-            waits.extend(cells.iter().filter_map(here));
-        }
-        waits
+        let waits = |cell: Arc<Cell<Hold>>| Some((Arc::clone(cell.key()), cell.ask(|state| state.local_waits())?));
+        self.cells().filter_map(waits).collect()
     }
 
     /// Returns a hold of which this owner has a guard.
@@ -277,23 +267,15 @@ impl Table {
 
     /// Returns all holds of this process for all locks, oldest first.
     pub(crate) fn all_holds(&self) -> Vec<Arc<Hold>> {
-        let mut holds = Vec::new();
-        for shard in &self.shards {
-            let cells = shard.0.lock().all();
-            holds.extend(cells.iter().flat_map(|cell| cell.ask(|state| state.handles().collect::<Vec<_>>())));
-        }
-        holds.sort_by(|a: &Arc<Hold>, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
+        let handles = |cell: Arc<Cell<Hold>>| cell.ask(|state| state.handles().collect::<Vec<_>>());
+        let mut holds: Vec<_> = self.cells().flat_map(handles).collect();
+        holds.sort_by(|a, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
         holds
     }
 
     /// Returns the cached holds, each with the moment until which it may stay cached.
     pub(crate) fn cached_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
-        let mut idle = Vec::new();
-        for shard in &self.shards {
-            let cells = shard.0.lock().all();
-            idle.extend(cells.iter().flat_map(|cell| cell.ask(|state| state.cached_holds().collect::<Vec<_>>())));
-        }
-        idle
+        self.cells().flat_map(|cell| cell.ask(|state| state.cached_holds().collect::<Vec<_>>())).collect()
     }
 
     #[cfg(all(test, feature = "_testing"))]

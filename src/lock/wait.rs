@@ -98,12 +98,12 @@ impl FirstAnswer {
 
     /// Returns the outage, while the server does not answer the leader of this side.
     pub(crate) fn outage(&self) -> Option<SideOutage> {
-        self.cell.ask(|state| state.outage(self.mode))
+        self.cell.ask(|state| state.side(self.mode).outage.clone())
     }
 
     /// Returns until when recalled processes may release their cached holds, if this side has recalled any.
     pub(crate) fn recall_until(&self) -> Option<Moment> {
-        self.cell.ask(|state| state.recall_until(self.mode))
+        self.cell.ask(|state| state.side(self.mode).recall_until)
     }
 }
 
@@ -145,7 +145,10 @@ impl WaitEntry {
         let wake =
             self.cell.poll_waiter(self.waiter_id, cx, |state| match state.take_signal(self.mode, self.waiter_id) {
                 Some(wake) => Some(Some(wake)),
-                None => state.outage(self.mode).is_some_and(|outage| known != Some(outage.since)).then_some(None),
+                None => {
+                    let outage = state.side(self.mode).outage.as_ref();
+                    outage.is_some_and(|outage| known != Some(outage.since)).then_some(None)
+                }
             });
         self.waits = !matches!(wake, Poll::Ready(Some(_)));
         wake
@@ -228,7 +231,7 @@ impl WaitEntry {
             let is_first = !std::mem::replace(&mut pending.is_counted, true);
             pending.copies.ask_for(lease);
             let (id, backoff) = (pending.id.clone(), pending.backoff.take());
-            Some(Begun { id, backoff, is_first, is_waited_for: state.is_waited_for(self.mode) })
+            Some(Begun { id, backoff, is_first, is_waited_for: state.side(self.mode).has_waiters() })
         })
     }
 
@@ -264,17 +267,17 @@ impl WaitEntry {
 
     /// Records until when recalled processes may release their cached holds.
     pub(crate) fn note_recall(&self, until: Moment) {
-        self.cell.ask(|state| state.note_recall(self.mode, until));
+        self.cell.ask(|state| state.side(self.mode).note_recall(until));
     }
 
     /// Records a refusal of the server, for all that wait on this side.
     pub(crate) fn note_refusal(&self, refusal: LastRefusal) {
-        self.cell.ask(|state| state.note_refusal(self.mode, refusal));
+        self.cell.ask(|state| state.side(self.mode).refusal = Some(refusal));
     }
 
     /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
     pub(crate) fn note_in_use(&self) {
-        self.cell.ask(|state| state.note_in_use(self.mode));
+        self.cell.ask(|state| state.side(self.mode).note_in_use());
     }
 
     /// Returns true if the server may have a record of the request of this waiter.

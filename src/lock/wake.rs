@@ -15,7 +15,7 @@ use crate::base::sync::Mutex;
 
 /// Alarm of a driver that is reading the queues. No work is due before this moment, so no task wakes the driver. Work
 /// that is added meanwhile only makes the driver's next alarm earlier.
-const LOOKS: Moment = Moment::from_nanos(0);
+const LOOKS: Moment = Moment::START;
 
 /// Identity of a driver.
 #[derive(Clone, Copy, Debug)]

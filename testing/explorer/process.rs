@@ -62,7 +62,7 @@ fn ticks(ticks: u32) -> Duration {
 }
 
 /// Handle of a hold in the state of an explored process.
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(crate) struct ExploredHold(u64);
 
 impl InRenewalQueue for ExploredHold {

@@ -43,7 +43,7 @@ impl KeyTemplate {
         } else {
             return Ok(());
         };
-        Err(Error::InvalidOption { option: "timestamp_keys", reason })
+        Err(Error::invalid("timestamp_keys", reason))
     }
 
     /// Returns the texts before and after the name.

@@ -147,7 +147,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         true => "set both the client certificate and its key, or neither".to_owned(),
         false => format!("{} cannot be read: {error}", path.display()),
     };
-    std::fs::read(path).map_err(|error| Error::InvalidOption { option: "tls", reason: refused(error) })
+    std::fs::read(path).map_err(|error| Error::invalid("tls", refused(error)))
 }
 
 #[cfg(feature = "tls")]

@@ -8,10 +8,9 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
-use super::invalid;
 use crate::base::durability::{Durability, Replicas};
 use crate::base::duration_text::DurationText;
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 
 const LEVELS: &str = "\"primary\", \"server\", or replicas and timeout";
 const REPLICAS: &str = "all, or a number from 1 to 255";
@@ -124,7 +123,7 @@ impl DurabilityVars {
     /// Reads one variable. `name` is its full name, for error messages. Returns false if `field` belongs to another
     /// option.
     pub(super) fn set(&mut self, name: &str, field: &str, value: &str) -> Result<bool> {
-        let wrong = |reason: String| invalid("durability", format!("{name} {reason}"));
+        let wrong = |reason: String| Error::invalid("durability", format!("{name} {reason}"));
         match field {
             "DURABILITY" => {
                 let level = value.parse().map_err(|()| wrong("must be primary or server".to_owned()))?;
@@ -136,7 +135,8 @@ impl DurabilityVars {
             }
             "DURABILITY_TIMEOUT" => {
                 let timeout = value.parse();
-                self.timeout = Some(timeout.map_err(|reason| invalid("durability", format!("{name}: {reason}")))?);
+                self.timeout =
+                    Some(timeout.map_err(|reason| Error::invalid("durability", format!("{name}: {reason}")))?);
             }
             _ => return Ok(false),
         }
@@ -151,13 +151,13 @@ impl DurabilityVars {
             (None, ..) => {
                 let reason =
                     format!("set both {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT, or neither");
-                Err(invalid("durability", reason))
+                Err(Error::invalid("durability", reason))
             }
             (Some(_), ..) => {
                 let reason = format!(
                     "set either {prefix}_DURABILITY, or {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT"
                 );
-                Err(invalid("durability", reason))
+                Err(Error::invalid("durability", reason))
             }
         }
     }

@@ -105,7 +105,7 @@ impl fmt::Debug for Masters {
 
 impl Masters {
     fn check(&self) -> Result<()> {
-        let refuse = |reason: &str| Err(Error::InvalidOption { option: "masters", reason: reason.to_owned() });
+        let refuse = |reason| Err(Error::invalid("masters", reason));
         let count = self.urls.len();
         if count < 3 || count.is_multiple_of(2) || count > MAX_MASTERS {
             return refuse("give 3 or 5 masters (an odd number, at most 9): an even number survives no more failures");
@@ -158,11 +158,16 @@ impl QuorumManager {
 }
 
 impl Builder<QuorumManager> {
+    fn masters(&mut self) -> &mut Masters {
+        match &mut self.deployment {
+            Deployment::Masters(masters) => masters,
+            Deployment::Servers(_) | Deployment::Memory(_) => unreachable!("a quorum has masters"),
+        }
+    }
+
     /// Sets the certificates for connections to all masters with `rediss://` URLs. Defaults to [`Tls::new`].
     pub fn tls(mut self, tls: Tls) -> Self {
-        if let Deployment::Masters(masters) = &mut self.deployment {
-            masters.tls = tls;
-        }
+        self.masters().tls = tls;
         self
     }
 
@@ -185,9 +190,7 @@ impl Builder<QuorumManager> {
     /// # }
     /// ```
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
-        if let Deployment::Masters(masters) = &mut self.deployment {
-            masters.access.password_file = Some(path.into());
-        }
+        self.masters().access.password_file = Some(path.into());
         self
     }
 
@@ -210,9 +213,7 @@ impl Builder<QuorumManager> {
         mut self,
         provider: impl AsyncFn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
     ) -> Self {
-        if let Deployment::Masters(masters) = &mut self.deployment {
-            masters.access.provider = Some(Provider::function(provider));
-        }
+        self.masters().access.provider = Some(Provider::function(provider));
         self
     }
 
@@ -220,9 +221,7 @@ impl Builder<QuorumManager> {
     /// [`Topology::streaming_credentials`](crate::Topology::streaming_credentials) does.
     #[cfg(feature = "streaming-credentials")]
     pub fn streaming_credentials(mut self, provider: Arc<dyn StreamingCredentialsProvider>) -> Self {
-        if let Deployment::Masters(masters) = &mut self.deployment {
-            masters.access.provider = Some(Provider::Stream(provider));
-        }
+        self.masters().access.provider = Some(Provider::Stream(provider));
         self
     }
 
@@ -233,9 +232,7 @@ impl Builder<QuorumManager> {
     /// With this option, new masters are usable at once. But if the operator does not delay a restart, a master without
     /// its data may help to grant a lock that is still held. Then two writers may hold the lock; see [`QuorumManager`].
     pub fn restarts_are_delayed(mut self) -> Self {
-        if let Deployment::Masters(masters) = &mut self.deployment {
-            masters.restarts = Restarts::Delayed;
-        }
+        self.masters().restarts = Restarts::Delayed;
         self
     }
 }

@@ -60,25 +60,13 @@ pub struct RedissonManager {
 }
 manager!(RedissonManager);
 
-impl RedissonManager {
-    /// Connects with default options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Builder::connect`].
-    pub async fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::builder(topology).connect().await
-    }
-
-    /// Returns a [`Builder`] for a manager on these servers.
+on_servers! {
     ///
     /// # Errors
     ///
     /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) for [`Topology::proxy`], for
     /// [`cache_for`](Builder::cache_for), and for [`Durability::Server`].
-    pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
-        Builder::new(Deployment::Servers(topology.into()))
-    }
+    RedissonManager
 }
 
 impl Builder<RedissonManager> {

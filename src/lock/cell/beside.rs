@@ -131,7 +131,7 @@ pub(in crate::lock) struct Woken {
 }
 
 impl Woken {
-    #[cfg(test)]
+    #[cfg(all(test, feature = "_testing"))]
     pub(in crate::lock) fn of(task: Waker) -> Self {
         Self { tasks: SmallVec::from_elem(task, 1), ..Self::default() }
     }

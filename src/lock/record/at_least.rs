@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::{Accepted, HoldRecord, RenewalState};
+use super::{Accepted, HoldRecord};
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::HoldState;
@@ -76,8 +76,8 @@ impl HoldRecord {
             return self.await_renewal(waiter_id, (share_id, share), since, now);
         }
         self.shares.replace(share_id.slot, share);
-        if self.renewal == RenewalState::Needless && self.needs_renewal() {
-            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
+        if self.needs_renewal() {
+            self.plan_renewal(now);
         }
         Accepted::Taken(self.current_token())
     }

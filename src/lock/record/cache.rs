@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{CLOSED, HoldRecord, Next, Phase, RenewalState};
+use super::{CLOSED, HoldRecord, Next, Phase};
 use crate::base::attempt::NodeId;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::metrics::Metrics;
@@ -146,11 +146,6 @@ impl HoldRecord {
     /// Returns true if the hold is cached and no guard is inside.
     pub(in crate::lock) fn is_cached(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
-    }
-
-    /// Returns true if the server grants no acquisition of this mode beside the hold.
-    pub(in crate::lock) fn excludes(&self, mode: Mode) -> bool {
-        mode == Mode::Write || self.mode == Mode::Write
     }
 
     /// Returns true if guards may enter without a request to the server, even after the join window of the last answer.
@@ -318,9 +313,7 @@ impl HoldRecord {
         if let Some(keep) = &mut self.cache {
             keep.idle = Some(SharePlace::of(slot));
         }
-        if self.renewal == RenewalState::Needless {
-            self.renewal = RenewalState::Due(self.answered.after(self.renewal_interval(self.asked)).max(now));
-        }
+        self.plan_renewal(now);
     }
 
     /// Returns true if a cached hold is to be released. There are three reasons: a known waiter, no live subscription,
@@ -334,7 +327,7 @@ impl HoldRecord {
         let keep = self.cache.as_ref()?;
         let ends = self.shares.get(keep.idle?.slot()).ends;
         let is_called = keep.recalled_at.is_some() || keep.live.is_none();
-        Some(if is_called { Moment::from_nanos(0) } else { ends })
+        Some(if is_called { Moment::START } else { ends })
     }
 
     /// Removes the share without an owner from a hold that is over. Returns true if no guard had the hold.

@@ -1,6 +1,5 @@
 //! Conversion of a read hold into a write hold or back, and the time in which the result of the conversion is unknown.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{HoldRecord, Phase, RenewalState};
@@ -71,7 +70,7 @@ impl HoldRecord {
 
     /// Notes that a request to convert the hold is sent now. Once the server has carried out the request, it has only
     /// the new hold, for `lease`.
-    pub(in crate::lock) fn conversion_begins(
+    pub(in crate::lock) fn send_conversion(
         &mut self,
         now: Moment,
         lease: Duration,
@@ -87,9 +86,7 @@ impl HoldRecord {
         }
         self.renew_in_doubt(now);
         // The deadline may be earlier now.
-        for (_, end) in self.shares.watched_shares() {
-            signals.add_change(Arc::clone(end));
-        }
+        self.tell_watchers(signals);
     }
 
     /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
@@ -101,7 +98,7 @@ impl HoldRecord {
     }
 
     /// Notes that the server has carried out no request to convert the hold, and cannot carry out one any more.
-    pub(in crate::lock) fn conversion_was_not_done(&mut self) {
+    pub(in crate::lock) fn cancel_conversion(&mut self) {
         // After the end of the hold these data stay, because the reported reason for the end depends on them.
         if self.phase.is_live() {
             self.in_doubt = None;
@@ -109,9 +106,9 @@ impl HoldRecord {
     }
 
     /// Applies a refusal of the conversion. The hold is as it was before the conversion.
-    pub(in crate::lock) fn conversion_refused(&mut self, now: Moment) {
+    pub(in crate::lock) fn refuse_conversion(&mut self, now: Moment) {
         self.is_converting = false;
-        self.conversion_was_not_done();
+        self.cancel_conversion();
         self.renew_if_needed(now);
         if std::mem::take(&mut self.is_missed) {
             // During the conversion, a renewal did not find the hold. The refused conversion does not explain this, so
@@ -131,7 +128,7 @@ impl HoldRecord {
     /// Leaves a conversion open that the server did not answer and that no task repeats any more. A reader keeps its
     /// guard, and the answer to a renewal decides whether its hold still exists. A writer loses its guard, because
     /// other readers may have entered if the server has converted the hold.
-    pub(in crate::lock) fn conversion_left_open(
+    pub(in crate::lock) fn leave_conversion_open(
         &mut self,
         open: OpenConversion,
         now: Moment,

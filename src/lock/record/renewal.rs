@@ -1,6 +1,5 @@
 //! Renewals of a hold: by the background, and by readers that ask the server whether they may join.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, RenewalState};
@@ -84,7 +83,7 @@ impl HoldRecord {
 
     /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
     /// is due by then.
-    pub(in crate::lock) fn enter_line(&mut self, by: Moment) -> bool {
+    pub(in crate::lock) fn join_batch(&mut self, by: Moment) -> bool {
         let due = self.is_renewal_due(by);
         if due {
             self.renewal = RenewalState::InLine;
@@ -94,7 +93,7 @@ impl HoldRecord {
 
     /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
     /// queue of the former route, or was under way on that route.
-    pub(in crate::lock) fn leave_line(&mut self, then: Moment) {
+    pub(in crate::lock) fn leave_batch(&mut self, then: Moment) {
         if matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {
             self.renewal = RenewalState::Due(then);
         }
@@ -182,13 +181,13 @@ impl HoldRecord {
         let is_claim = std::mem::take(&mut self.is_claim);
         self.apply(grant, now, rules);
         if self.deadline() < deadline {
-            self.shares.watched_shares().for_each(|(_, end)| signals.add_change(Arc::clone(end)));
+            self.tell_watchers(signals);
         }
         let not_converted = self.resolve_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
         if is_claim {
-            self.shares.watched_shares().for_each(|(_, end)| signals.add_change(Arc::clone(end)));
+            self.tell_watchers(signals);
         }
         // The answer may show that the server lost an earlier grant. Then the deadline may have passed already.
         self.look(now, signals);

@@ -76,7 +76,7 @@ impl<H: InRenewalQueue> State<H> {
     pub(in crate::lock) fn end_cached(&mut self, mode: Mode, effects: &mut Effects<H>) -> Vec<Arc<H>> {
         let mut ended = Vec::new();
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
-            if entry.record.excludes(mode) && entry.record.is_cached() {
+            if entry.record.mode().excludes(mode) && entry.record.is_cached() {
                 entry.record.give_up(&mut effects.signals);
                 ended.extend(entry.handle.clone());
             }
@@ -88,7 +88,7 @@ impl<H: InRenewalQueue> State<H> {
     /// background then releases these holds.
     pub(super) fn recall_cached(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
-            if entry.record.excludes(mode) && entry.record.is_cached() {
+            if entry.record.mode().excludes(mode) && entry.record.is_cached() {
                 entry.record.note_wanted(now);
                 entry.due_if_sooner(effects);
             }

@@ -121,7 +121,7 @@ impl<H: InRenewalQueue> State<H> {
         effects: &mut Effects<H>,
     ) -> Option<Pending> {
         let wait_queue = self.wait_queue();
-        let side = wait_queue.side(mode);
+        let side = wait_queue.side_mut(mode);
         side.outage = None;
         side.wake_at_first_answer(mode, &mut effects.signals);
         let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
@@ -160,7 +160,7 @@ impl<H: InRenewalQueue> State<H> {
         let mut is_overtaken = false;
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed && entry.number != number) {
             let other = &mut entry.record;
-            let conflicts = other.is_live() && (other.mode() == Mode::Write || mode == Mode::Write);
+            let conflicts = other.is_live() && other.mode().excludes(mode);
             if conflicts && other.token() < token {
                 other.lose(LossReason::Gone, now, &mut effects.signals);
                 entry.due_if_sooner(effects);

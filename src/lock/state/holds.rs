@@ -1,28 +1,11 @@
 //! Holds of one lock in this process. Mostly there is one hold, which is stored in the cell itself.
 
-use std::hash::{Hash, Hasher};
-
 use super::Entry;
-use crate::lock::effects::InRenewalQueue;
 
-#[derive(Debug)]
+#[derive(Clone, Hash, Debug)]
 pub(super) struct Holds<H> {
     first: Option<Entry<H>>,
     others: Vec<Entry<H>>,
-}
-
-impl<H> Clone for Holds<H> {
-    fn clone(&self) -> Self {
-        let Self { first, others } = self;
-        Self { first: first.clone(), others: others.clone() }
-    }
-}
-
-impl<H: InRenewalQueue> Hash for Holds<H> {
-    fn hash<S: Hasher>(&self, state: &mut S) {
-        let Self { first, others } = self;
-        (first, others).hash(state);
-    }
 }
 
 impl<H> Default for Holds<H> {

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use crate::base::attempt::Failure;
 use crate::base::lease::FencingToken;
 use crate::base::mode::Mode;
-use crate::lock::effects::InRenewalQueue;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side, WaiterId};
 
 /// Acquisitions that have no share yet. Each is in exactly one place: it waits or leads on its side, or it is in one of the maps.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct WaitQueue<H> {
     pub(super) reads: Side,
     pub(super) writes: Side,
@@ -33,27 +32,10 @@ pub(super) struct ExtraRequest {
     pub(super) has_lost_right: bool,
 }
 
-// A derived `Clone` would need holds that can be cloned. The state clones their handles only.
-impl<H> Clone for WaitQueue<H> {
-    fn clone(&self) -> Self {
-        let Self { reads, writes, handed, failed, extra_requests, newest } = self;
-        Self {
-            reads: reads.clone(),
-            writes: writes.clone(),
-            handed: handed.clone(),
-            failed: failed.clone(),
-            extra_requests: extra_requests.clone(),
-            newest: *newest,
-        }
-    }
-}
-
-impl<H: InRenewalQueue> Hash for WaitQueue<H> {
+impl<H: Hash> Hash for WaitQueue<H> {
     fn hash<S: Hasher>(&self, state: &mut S) {
         let Self { reads, writes, handed, failed, extra_requests, newest } = self;
-        (reads, writes, extra_requests, newest).hash(state);
-        state.write_usize(handed.len());
-        handed.iter().for_each(|(waiter_id, (hold, share_id))| (waiter_id, hold.number(), share_id).hash(state));
+        (reads, writes, handed, extra_requests, newest).hash(state);
         // The cause of a failure makes no difference for what happens next.
         state.write_usize(failed.len());
         failed.keys().for_each(|waiter_id| waiter_id.hash(state));
@@ -68,7 +50,14 @@ impl<H> Default for WaitQueue<H> {
 }
 
 impl<H> WaitQueue<H> {
-    pub(super) fn side(&mut self, mode: Mode) -> &mut Side {
+    pub(super) fn side(&self, mode: Mode) -> &Side {
+        match mode {
+            Mode::Read => &self.reads,
+            Mode::Write => &self.writes,
+        }
+    }
+
+    pub(super) fn side_mut(&mut self, mode: Mode) -> &mut Side {
         match mode {
             Mode::Read => &mut self.reads,
             Mode::Write => &mut self.writes,

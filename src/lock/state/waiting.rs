@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::wait_queue::ExtraRequest;
-use super::{Entry, LeftEntry, State, WakeReason};
+use super::{LeftEntry, State, WakeReason};
 use crate::base::attempt::Failure;
 use crate::base::backoff::Backoff;
 use crate::base::lease::Moment;
@@ -40,13 +40,13 @@ impl<H: InRenewalQueue> State<H> {
             return (waiter_id, true);
         }
         let may_ask = self.may_ask(mode);
-        let side = self.wait_queue().side(mode);
+        let side = self.side(mode);
         if may_ask && side.is_idle() {
             side.lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
             return (waiter_id, false);
         }
         self.recall_cached(mode, now, effects);
-        let side = self.wait_queue().side(mode);
+        let side = self.side(mode);
         side.wait(waiter_id, Waiter { wants, since: WaitStart(now) });
         (waiter_id, true)
     }
@@ -75,10 +75,10 @@ impl<H: InRenewalQueue> State<H> {
             return Some((waiter_id, true));
         }
         let queue = self.wait_queue();
-        if queue.side(mode).has_leader() {
+        if queue.side_mut(mode).has_leader() {
             queue.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
         } else {
-            queue.side(mode).lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
+            queue.side_mut(mode).lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
         }
         Some((waiter_id, false))
     }
@@ -86,19 +86,15 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
         let queue = self.wait_queue();
-        if let Some((hold, share_id)) = queue.handed.remove(&waiter_id) {
+        let handed = queue.handed.remove(&waiter_id).map(|(hold, share_id)| WakeReason::Handed(hold, share_id));
+        let taken = handed.or_else(|| queue.failed.remove(&waiter_id).map(WakeReason::Failed));
+        if taken.is_some() {
             if queue.is_empty() {
                 self.wait_queue = None;
             }
-            return Some(WakeReason::Handed(hold, share_id));
+            return taken;
         }
-        if let Some(failure) = queue.failed.remove(&waiter_id) {
-            if queue.is_empty() {
-                self.wait_queue = None;
-            }
-            return Some(WakeReason::Failed(failure));
-        }
-        let leads = queue.side(mode).leader(waiter_id).is_some();
+        let leads = queue.side_mut(mode).leader(waiter_id).is_some();
         // It was woken as the leader, and has lost the right since. It learns that when it sends its request.
         let was_passed_by = queue.extra_requests.contains_key(&waiter_id);
         (leads || was_passed_by).then_some(WakeReason::Ask)
@@ -111,15 +107,15 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Returns the request of this waiter. The outer `Option` is `None` if the waiter may send none.
     pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
-        if self.wait_queue().side(mode).leader(waiter_id).is_some() {
-            return self.wait_queue().side(mode).leader(waiter_id).map(|leader| &mut leader.pending);
+        if self.side(mode).leader(waiter_id).is_some() {
+            return self.side(mode).leader(waiter_id).map(|leader| &mut leader.pending);
         }
         self.extra_request(waiter_id).map(|extra| &mut extra.pending)
     }
 
     /// Records until when this leader will be polled again. Returns false if it may not send requests any more.
     pub(in crate::lock) fn note_polled(&mut self, mode: Mode, waiter_id: WaiterId, poll_deadline: Moment) -> bool {
-        if let Some(leader) = self.wait_queue().side(mode).leader(waiter_id) {
+        if let Some(leader) = self.side(mode).leader(waiter_id) {
             leader.poll_deadline = poll_deadline;
             return true;
         }
@@ -139,7 +135,7 @@ impl<H: InRenewalQueue> State<H> {
             return None;
         }
         let newest = WaiterId(self.last_waiter);
-        if let Some(leader) = self.wait_queue().side(mode).leader(waiter_id) {
+        if let Some(leader) = self.side(mode).leader(waiter_id) {
             leader.newest = newest;
         }
         let pending = self.pending(mode, waiter_id)?.get_or_insert_with(begin);
@@ -173,7 +169,7 @@ impl<H: InRenewalQueue> State<H> {
         outage: Option<SideOutage>,
         effects: &mut Effects<H>,
     ) {
-        let side = self.wait_queue().side(mode);
+        let side = self.side(mode);
         let asks = side.leader(waiter_id).is_some();
         side.on_outage(mode, outage, asks, &mut effects.signals);
     }
@@ -187,32 +183,12 @@ impl<H: InRenewalQueue> State<H> {
         effects: &mut Effects<H>,
     ) {
         let queue = self.wait_queue();
-        let Some(newest) = queue.side(mode).leader(waiter_id).map(|leader| leader.newest) else {
+        let Some(newest) = queue.side_mut(mode).leader(waiter_id).map(|leader| leader.newest) else {
             return;
         };
-        for waiter_id in queue.side(mode).take_waiters_up_to(newest).into_keys() {
+        for waiter_id in queue.side_mut(mode).take_waiters_up_to(newest).into_keys() {
             queue.failed.insert(waiter_id, failure.clone());
             effects.signals.wake(waiter_id);
-        }
-    }
-
-    pub(in crate::lock) fn note_recall(&mut self, mode: Mode, until: Moment) {
-        self.wait_queue().side(mode).note_recall(until);
-    }
-
-    pub(in crate::lock) fn recall_until(&mut self, mode: Mode) -> Option<Moment> {
-        self.wait_queue().side(mode).recall_until()
-    }
-
-    /// Records a refusal of the server, for all that wait on this side.
-    pub(in crate::lock) fn note_refusal(&mut self, mode: Mode, refusal: LastRefusal) {
-        self.wait_queue().side(mode).refusal = Some(refusal);
-    }
-
-    /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
-    pub(in crate::lock) fn note_in_use(&mut self, mode: Mode) {
-        if let Some(refusal) = &mut self.wait_queue().side(mode).refusal {
-            refusal.is_cached = false;
         }
     }
 
@@ -227,30 +203,18 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns what keeps an acquisition of this side out: a hold that guards of this process use, and the last refusal of
     /// the server.
     pub(in crate::lock) fn obstacle(&self, mode: Mode) -> (Option<Arc<H>>, Option<LastRefusal>) {
-        let excludes = |entry: &&Entry<H>| mode == Mode::Write || entry.record.mode() == Mode::Write;
-        let own = self.used_holds().find(excludes).and_then(|entry| entry.handle.clone());
-        let refusal = self.wait_queue.as_deref().and_then(|queue| match mode {
-            Mode::Read => queue.reads.refusal.clone(),
-            Mode::Write => queue.writes.refusal.clone(),
-        });
+        let own = self.used_holds().find(|entry| entry.record.mode().excludes(mode));
+        let own = own.and_then(|entry| entry.handle.clone());
+        let refusal = self.wait_queue.as_deref().and_then(|queue| queue.side(mode).refusal.clone());
         (own, refusal)
-    }
-
-    pub(in crate::lock) fn outage(&mut self, mode: Mode) -> Option<SideOutage> {
-        self.wait_queue().side(mode).outage.clone()
     }
 
     /// Returns true if the side of this waiter has had no answer yet: its leader awaits one, or a hold that is being
     /// released here keeps the side from its first request.
     pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
         let awaits_release = !self.may_ask(mode) && self.used_holds().next().is_none();
-        let side = self.wait_queue().side(mode);
+        let side = self.side(mode);
         side.awaits_first_answer(waiter_id) || awaits_release && side.awaits_leader(waiter_id)
-    }
-
-    /// Returns true if others wait behind the leader.
-    pub(in crate::lock) fn is_waited_for(&mut self, mode: Mode) -> bool {
-        self.wait_queue().side(mode).has_waiters()
     }
 
     /// Replaces each leader that was not polled in time by the next waiter, which continues the request. When the former
@@ -265,7 +229,7 @@ impl<H: InRenewalQueue> State<H> {
                 continue;
             }
             let queue = self.wait_queue();
-            let side = queue.side(mode);
+            let side = queue.side_mut(mode);
             let Some(mut leader) = side.take_stalled(now) else {
                 continue;
             };
@@ -291,7 +255,7 @@ impl<H: InRenewalQueue> State<H> {
         let queue = self.wait_queue();
         let handed = queue.handed.remove(&waiter_id);
         queue.failed.remove(&waiter_id);
-        let side = queue.side(mode);
+        let side = queue.side_mut(mode);
         side.stop_waiting(waiter_id);
         let leader = side.take_leader(waiter_id);
         let goes_on = leader.is_some() && may_ask && side.has_waiters();
@@ -308,7 +272,7 @@ impl<H: InRenewalQueue> State<H> {
         }
         let goes_on = goes_on && pending.is_some();
         if goes_on {
-            queue.side(mode).pending = pending.take();
+            queue.side_mut(mode).pending = pending.take();
         }
         LeftEntry { pending, handed, goes_on }
     }

@@ -31,7 +31,7 @@ impl Driver<'_> {
         conversion.copies.begin();
         conversion.stage = ConversionStage::Asks;
         let (hold, ExploredConversion { slot, to, .. }) = (*hold, *conversion);
-        self.event_of(hold, |record, rules, signals| record.conversion_begins(now, HOLD_LEASE, rules, signals));
+        self.event_of(hold, |record, rules, signals| record.send_conversion(now, HOLD_LEASE, rules, signals));
         self.send(slot, Asked::Convert { from, to }, Purpose::Convert { task: number, slot });
     }
 
@@ -88,12 +88,12 @@ impl Driver<'_> {
             // The holders that it has recalled have some time to give their holds up.
             None if is_cached && now < *conversion.recalls_until.get_or_insert(then) => {
                 conversion.stage = ConversionStage::AwaitsHolders(then);
-                self.event_of(hold, |record, _, _| record.conversion_was_not_done());
+                self.event_of(hold, |record, _, _| record.cancel_conversion());
             }
             None => {
-                self.event_of(hold, |record, _, _| record.conversion_was_not_done());
+                self.event_of(hold, |record, _, _| record.cancel_conversion());
                 self.end_conversion(number);
-                self.event_of(hold, |record, _, _| record.conversion_refused(now));
+                self.event_of(hold, |record, _, _| record.refuse_conversion(now));
             }
         }
     }
@@ -106,14 +106,14 @@ impl Driver<'_> {
         self.event_of(hold, |record, _, _| match is_in_doubt {
             // Each answer that knows the old hold shows that it was not converted yet.
             true => record.renew_now(now),
-            false => record.conversion_was_not_done(),
+            false => record.cancel_conversion(),
         });
         let is_over = now >= self.process.state.record(hold).deadline();
         match (is_unreachable, is_in_doubt) {
             (true, true) => self.leave_open(number),
             (true, false) => {
                 self.end_conversion(number);
-                self.event_of(hold, |record, _, _| record.conversion_refused(now));
+                self.event_of(hold, |record, _, _| record.refuse_conversion(now));
             }
             (false, _) if is_over => {
                 self.event_of(hold, |record, _, signals| record.lose(LossReason::Expired, now, signals));
@@ -132,7 +132,7 @@ impl Driver<'_> {
         let now = self.now();
         let Stage::Converts { hold, conversion, .. } = self.task(number).stage else { return };
         let open = open_of(&conversion, now);
-        match self.event_of(hold, |record, _, signals| record.conversion_left_open(open, now, signals)) {
+        match self.event_of(hold, |record, _, signals| record.leave_conversion_open(open, now, signals)) {
             LeftOpen::InDoubt => self.end_conversion(number),
             LeftOpen::NotAlone | LeftOpen::Lost => self.drop_conversion(number),
         }

@@ -162,7 +162,7 @@ fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
 
 /// The wrong form of `WaitEntry::poll_wake`.
 fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Option<Wake>> {
-    match entry.cell().ask(|state| state.outage(Mode::Write)) {
+    match entry.cell().ask(|state| state.side(Mode::Write).outage.clone()) {
         Some(_) => Poll::Ready(None),
         None => entry.cell().poll_waiter(entry.waiter_id(), cx, |_| None),
     }
