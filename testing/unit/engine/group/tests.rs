@@ -13,7 +13,7 @@ use crate::face::group::{AcquireAll, read, write};
 use crate::face::manager::{MemoryManager, RwLockManager};
 use crate::store::Scheme;
 use crate::testing::staged::{Fate, StagedPair};
-use crate::{BoxFuture, Error, GroupGuard, HoldState, LossReason, OwnerId};
+use crate::{BoxFuture, Error, GroupGuard, HoldState, LossReason, OwnerId, WriteGuard};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -22,6 +22,33 @@ type Waiting = BoxFuture<'static, crate::Result<GroupGuard>>;
 /// Polls an acquisition for this time, while it waits.
 async fn drive(waiting: &mut Waiting, time: Duration) {
     assert!(tokio::time::timeout(time, waiting).await.is_err(), "the group waits");
+}
+
+fn two_processes() -> (MemoryManager, MemoryManager) {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    (manager, other)
+}
+
+/// Returns two processes. The second one writes at this lock.
+async fn blocked_at(name: &str) -> (MemoryManager, MemoryManager, WriteGuard) {
+    let (manager, other) = two_processes();
+    let blocking = other.write(name).await.expect("free");
+    (manager, other, blocking)
+}
+
+async fn release(guard: GroupGuard) {
+    guard.release().await.expect("ours to the end");
+}
+
+/// Age of the only hold of a lock.
+async fn age(manager: &MemoryManager, name: &str) -> Duration {
+    manager.inspect(name).await.expect("memory answers").holders[0].age
+}
+
+/// Time that the server leaves the only hold of a lock.
+async fn remaining(manager: &MemoryManager, name: &str) -> Duration {
+    manager.inspect(name).await.expect("memory answers").holders[0].remaining
 }
 
 fn waiting(acquire: AcquireAll) -> Waiting {
@@ -40,43 +67,24 @@ async fn there<const N: usize>(manager: &MemoryManager, names: [&str; N]) -> [(u
 
 #[tokio::test(start_paused = true)]
 async fn group_waits_for_one_lock_and_holds_only_those_before_it() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
+    let (manager, other, blocking) = blocked_at("b").await;
     let mut group = waiting(manager.all(&[write("c"), write("b"), read("a")]));
     drive(&mut group, 30 * SECOND).await;
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0), (1, 1), (0, 0)]);
+    assert!(age(&other, "a").await > 29 * SECOND, "it is the same hold");
     blocking.release().await.expect("ours");
     let guard = group.await.expect("all are free");
     let names: Vec<_> = guard.locks().map(|lock| lock.name.to_owned()).collect();
     assert_eq!(names, ["c", "b", "a"]);
     assert!(guard.remaining() > 5 * SECOND, "{:?}", guard.remaining());
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0); 3]);
-    guard.release().await.expect("ours");
+    release(guard).await;
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0); 3]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn group_outlasts_a_long_wait_and_loses_nothing() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    let mut group = waiting(manager.all(&[write("a"), write("b")]));
-    drive(&mut group, Duration::from_secs(120)).await;
-    let before = manager.inspect("a").await.expect("memory answers").holders[0].age;
-    assert!(before > Duration::from_secs(110), "it is the same hold: {before:?}");
-    blocking.release().await.expect("ours");
-    let guard = group.await.expect("granted");
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours to the end");
-}
-
-#[tokio::test(start_paused = true)]
 async fn group_that_nobody_polls_loses_what_it_holds_and_begins_again() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
+    let (manager, other, blocking) = blocked_at("b").await;
     let mut group = waiting(manager.all(&[write("a"), write("b")]));
     drive(&mut group, 5 * SECOND).await;
     tokio::time::sleep(4 * SECOND).await;
@@ -85,15 +93,13 @@ async fn group_that_nobody_polls_loses_what_it_holds_and_begins_again() {
     drive(&mut group, SECOND).await;
     assert_eq!(there(&other, ["a"]).await, [(1, 1)], "the group waits for its first lock again");
     theirs.release().await.expect("ours");
-    group.await.expect("granted").release().await.expect("ours");
+    release(group.await.expect("granted")).await;
     assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("c").await.expect("free");
+    let (manager, other, blocking) = blocked_at("c").await;
     let mut group = waiting(manager.all(&[write("a"), write("b"), write("c")]));
     drive(&mut group, SECOND).await;
     other.force_release("a").await.expect("memory answers");
@@ -104,17 +110,15 @@ async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
     theirs.release().await.expect("ours");
     let guard = group.await.expect("granted");
     assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours");
+    release(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_waits() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
+    let (manager, other, blocking) = blocked_at("b").await;
     let mut group = waiting(manager.all(&[write("a"), write("b")]).max_hold(20 * SECOND));
     drive(&mut group, Duration::from_secs(50)).await;
-    let age = other.inspect("a").await.expect("memory answers").holders[0].age;
+    let age = age(&other, "a").await;
     assert!(age < 20 * SECOND, "{age:?}");
     blocking.release().await.expect("ours");
     let guard = group.await.expect("granted");
@@ -124,8 +128,7 @@ async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_wait
 
 #[tokio::test(start_paused = true)]
 async fn limit_names_the_lock_and_leaves_nothing() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
+    let (manager, other) = two_processes();
     let _blocking = other.read("b").await.expect("free");
     let began = Instant::now();
     let error =
@@ -138,8 +141,7 @@ async fn limit_names_the_lock_and_leaves_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn limit_of_zero_takes_free_locks_and_queues_nowhere() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
+    let (manager, other) = two_processes();
     manager
         .all(&[write("a"), write("b")])
         .wait_timeout(Duration::ZERO)
@@ -156,9 +158,7 @@ async fn limit_of_zero_takes_free_locks_and_queues_nowhere() {
 
 #[tokio::test(start_paused = true)]
 async fn fixed_lease_counts_from_the_moment_at_which_all_are_held() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
+    let (manager, other, blocking) = blocked_at("b").await;
     let mut group = waiting(manager.all(&[write("a"), write("b")]).fixed_lease(8 * SECOND));
     drive(&mut group, 30 * SECOND).await;
     blocking.release().await.expect("ours");
@@ -166,19 +166,18 @@ async fn fixed_lease_counts_from_the_moment_at_which_all_are_held() {
     let left = guard.remaining();
     assert!(left > 7 * SECOND && left <= 8 * SECOND, "{left:?}");
     for name in ["a", "b"] {
-        let remaining = other.inspect(name).await.expect("memory answers").holders[0].remaining;
+        let remaining = remaining(&other, name).await;
         assert!(remaining > 7 * SECOND, "{name}: the server has the whole lease: {remaining:?}");
     }
     tokio::time::sleep(5 * SECOND).await;
-    let remaining = other.inspect("a").await.expect("memory answers").holders[0].remaining;
+    let remaining = remaining(&other, "a").await;
     assert!(remaining < 4 * SECOND, "nothing renews it: {remaining:?}");
     guard.lost().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropped_group_leaves_nothing_wherever_it_is() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
+    let (manager, other) = two_processes();
     for blocked in ["a", "b", "c"] {
         let blocking = other.write(blocked).await.expect("free");
         let mut group = waiting(manager.all(&[write("a"), read("b"), write("c")]));
@@ -208,7 +207,7 @@ async fn silence_ends_the_wait_and_a_short_one_does_not() {
     let mut group = waiting(manager.all(&[write("a"), write("b")]));
     drive(&mut group, 3 * SECOND).await;
     manager.reconnect();
-    group.await.expect("the server is back").release().await.expect("ours");
+    release(group.await.expect("granted")).await;
     assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
 }
 
@@ -219,7 +218,7 @@ async fn name_that_comes_twice_has_the_stronger_mode_and_one_guard() {
     assert_eq!(manager.stats().guards, 2);
     let locks: Vec<_> = guard.locks().map(|lock| (lock.name, lock.mode.to_string())).collect();
     assert_eq!(locks, [("a", "write".to_owned()), ("b", "read".to_owned()), ("a", "write".to_owned())]);
-    guard.release().await.expect("ours");
+    release(guard).await;
     assert_eq!(manager.all(&[]).await.expect("nothing to wait for").locks().count(), 0);
 }
 
@@ -236,18 +235,6 @@ async fn own_locks_nest_and_a_read_that_would_become_a_write_is_refused_before_a
     assert!(matches!(&error, Error::UpgradeConflict { lock } if &**lock == "b"), "{error:?}");
     assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
     drop((z, b));
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_is_all_or_nothing() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    assert!(manager.all(&[write("a"), read("b"), write("c")]).try_now().await.expect("answered").is_none());
-    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
-    blocking.release().await.expect("ours");
-    let guard = manager.all(&[write("a"), read("b"), write("c")]).try_now().await.expect("answered").expect("free");
-    guard.release().await.expect("ours");
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,46 +260,6 @@ async fn too_many_names_and_bad_names_are_refused_before_anything_is_sent() {
     let error = manager.all(&[write("a"), write("")]).await.expect_err("no name");
     assert!(matches!(error, Error::InvalidName { .. }), "{error:?}");
     assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn many_groups_in_many_processes_all_get_their_locks() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let (manager, names) = (MemoryManager::new(), ["a", "b", "c", "d"]);
-    let inside: Arc<[AtomicUsize; 4]> = Arc::default();
-    let workers: Vec<_> = (0..8_u64)
-        .map(|seed| (manager.peer(), Arc::clone(&inside), fastrand::Rng::with_seed(seed)))
-        .map(|(manager, inside, mut random)| {
-            tokio::spawn(async move {
-                for _ in 0..100 {
-                    let mut chosen: Vec<_> = (0..4).collect();
-                    random.shuffle(&mut chosen);
-                    chosen.truncate(random.usize(1..4));
-                    let group: Vec<_> = chosen
-                        .iter()
-                        .map(|index| if random.bool() { write(names[*index]) } else { read(names[*index]) })
-                        .collect();
-                    let guard = manager.all(&group).wait_timeout(600 * SECOND).await.expect("nobody starves");
-                    for (index, lock) in chosen.iter().zip(&group) {
-                        let (entered, writes) = (&inside[*index], lock.mode() == crate::Mode::Write);
-                        let before = entered.fetch_add(if writes { 1000 } else { 1 }, Ordering::SeqCst);
-                        assert!(if writes { before == 0 } else { before < 1000 }, "{lock:?}: {before}");
-                    }
-                    tokio::time::sleep(Duration::from_millis(random.u64(0..20))).await;
-                    for (index, lock) in chosen.iter().zip(&group) {
-                        inside[*index]
-                            .fetch_sub(if lock.mode() == crate::Mode::Write { 1000 } else { 1 }, Ordering::SeqCst);
-                    }
-                    guard.release().await.expect("ours");
-                }
-            })
-        })
-        .collect();
-    for worker in workers {
-        worker.await.expect("no panic");
-    }
-    assert_eq!(there(&manager, names).await, [(0, 0); 4]);
 }
 
 #[tokio::test(start_paused = true)]
