@@ -105,7 +105,7 @@ impl<T> Outcomes<T> {
 
 fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     let waiter_id = waiter.waiter_id();
     let looks = move || {
         let reason = match slip {
@@ -125,7 +125,7 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
 /// The wrong form of `WaitEntry::poll_wake`.
 fn look_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Wake> {
     let waiter_id = entry.waiter_id();
-    match entry.cell().ask(|state| state.take_signal(Mode::Write, waiter_id)) {
+    match entry.cell().ask(|state| state.take_signal(Write, waiter_id)) {
         Some(reason) => Poll::Ready(reason),
         None => entry.cell().poll_waiter(waiter_id, cx, |_| None),
     }
@@ -137,7 +137,7 @@ fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
     cell.quietly(|_, _, effects| effects.signals.wake(next));
     let mut unused = Effects::default();
     let left = cell.ask(|state| {
-        let left = state.leave(Mode::Write, leader.waiter_id(), Backoff::new(), now(), cell.rules(), &mut unused);
+        let left = state.leave(Write, leader.waiter_id(), Backoff::new(), now(), cell.rules(), &mut unused);
         state.advance(now(), cell.rules(), &mut unused);
         left
     });
@@ -146,7 +146,7 @@ fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
 
 fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     let begins = move || leader.on_outage(Some(SideOutage { since: now(), source: None }));
     let looks = move || {
         let woken = match slip {
@@ -162,7 +162,7 @@ fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
 
 /// The wrong form of `WaitEntry::poll_wake`.
 fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Option<Wake>> {
-    match entry.cell().ask(|state| state.outage(Mode::Write)) {
+    match entry.cell().ask(|state| state.outage(Write)) {
         Some(_) => Poll::Ready(None),
         None => entry.cell().poll_waiter(entry.waiter_id(), cx, |_| None),
     }
@@ -170,7 +170,7 @@ fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Pol
 
 fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     let is_closed = Arc::new(AtomicBool::new(false));
     // What `Table::wake_waiters` does at this cell. Without the other shards there are fewer orders.
     let (seen, cell) = (Arc::clone(&is_closed), Arc::clone(leader.cell()));
@@ -202,8 +202,8 @@ fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
 
 fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [first, mut second] = [0; 2].map(|_| enter(&table, Mode::Write));
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 64);
+    let [first, mut second] = enter_all(&table, Write);
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
     let held = Arc::clone(&hold);
     let looks = move || {
         let reason = match slip {
@@ -222,8 +222,8 @@ fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
 
 fn writer_leaves_as_it_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [first, second] = [0; 2].map(|_| enter(&table, Mode::Write));
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 64);
+    let [first, second] = enter_all(&table, Write);
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
     let (held, removals) = (Arc::clone(&hold), Outcomes::new());
     let (mine, theirs) = (removals.another(), removals.another());
     let leaves = move || leave_and_give_back(second, slip, &mine);
@@ -233,14 +233,14 @@ fn writer_leaves_as_it_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
 
 fn reader_leaves_as_it_is_handed_a_share(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = [0; 2].map(|_| enter(&table, Mode::Read));
+    let [leader, waiter] = enter_all(&table, Read);
     sends(&leader, 1);
     let (held, removals) = (Arc::new(OnceLock::new()), Outcomes::new());
     let (granted, mine, theirs) = (Arc::clone(&held), removals.another(), removals.another());
     let leaves = move || leave_and_give_back(waiter, slip, &mine);
     let enters = move || {
         let now = now();
-        let (Installed::Hold(hold, share_id), _) = leader.on_grant(new_hold(1, Mode::Read, (1000, 1), now), now) else {
+        let (Installed::Hold(hold, share_id), _) = leader.on_grant(new_hold(1, Read, (1000, 1), now), now) else {
             panic!("it is the leader")
         };
         granted.set(Arc::clone(&hold)).expect("one grant");
@@ -253,8 +253,8 @@ fn reader_leaves_as_it_is_handed_a_share(slip: Option<Slip>) -> ThreadScene {
 
 fn two_guards_of_one_hold_leave(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-    let (_, second) = table.join(key().hashed_name(), want(), now()).expect("it is open");
+    let (hold, first) = read_hold(&table);
+    let second = join(&table);
     let removals = Outcomes::new();
     let leaves = |share_id| {
         let (hold, removals) = (Arc::clone(&hold), removals.another());
@@ -287,12 +287,12 @@ fn judge_removals(hold: &Hold, removals: &Outcomes<ShareRemoved>) -> Result<(), 
 
 fn task_enters_as_the_cell_is_removed(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let (first, entered) = (enter(&table, Mode::Write), Outcomes::new());
+    let (first, entered) = (enter(&table, Write), Outcomes::new());
     let (tasks, entries) = (Arc::clone(&table), entered.another());
     let enters = move || {
         entries.add(match slip {
             Some(Slip::EntersRemovedCell) => enter_whatever_is_there(&tasks),
-            _ => enter(&tasks, Mode::Write),
+            _ => enter(&tasks, Write),
         });
     };
     let leaves = move || drop(leave(first));
@@ -311,8 +311,8 @@ fn enter_whatever_is_there(table: &Arc<Table>) -> WaitEntry {
 fn enter_cell(cell: Arc<Cell<Hold>>) -> WaitEntry {
     let (wants, now) = (want(), now());
     let (waiter_id, waits) =
-        cell.event(now, |state, inputs, effects| state.enter(Mode::Write, None, wants, now, inputs, effects));
-    WaitEntry::new(cell, Mode::Write, waiter_id, waits)
+        cell.event(now, |state, inputs, effects| state.enter(Write, None, wants, now, inputs, effects));
+    WaitEntry::new(cell, Write, waiter_id, waits)
 }
 
 /// Table with a wrong queue of deadlines.
@@ -352,7 +352,7 @@ impl HoldInLine {
             _ => Arc::<Table>::clone(&table),
         };
         let cell = Arc::new(Cell::new(&key(), &Arc::new(rules()), Arc::downgrade(&around)));
-        let (hold, share_id) = grant(&enter_cell(cell), 1, Mode::Write, 1000, 64);
+        let (hold, share_id) = grant(&enter_cell(cell), 1, Write, 1000, 64);
         let soon = now().after(LEASE - secs(1));
         assert_eq!(table.deadlines.take_due(soon, Duration::ZERO).len(), 1);
         assert!(hold.join_batch(soon));
@@ -408,11 +408,11 @@ fn hold_is_forgotten_as_it_is_scheduled(slip: Option<Slip>) -> ThreadScene {
 
 fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let leader = enter(&table, Mode::Write);
+    let leader = enter(&table, Write);
     sends(&leader, 1);
     let (began, driver, holds) = (now(), table.deadlines.wake.register(), Outcomes::new());
     let granted = holds.another();
-    let work = move || granted.add(leader.on_grant(new_hold(1, Mode::Write, (1000, 1), began), began).0);
+    let work = move || granted.add(leader.on_grant(new_hold(1, Write, (1000, 1), began), began).0);
     let drive = move || {
         let (wake, later) = (&table.deadlines.wake, began.after(LEASE));
         loop {
@@ -452,7 +452,7 @@ impl Drop for EndsInThread {
 
 fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     sends(&leader, 1);
     let (ends, left) = (Arc::new(AtomicUsize::new(0)), Outcomes::new());
     let (_, notices) = crate::base::attempt::notifications();
@@ -482,14 +482,14 @@ fn leave_and_then_hand_on(leader: WaitEntry, notifications: Notifications) {
     let cell = Arc::clone(leader.cell());
     leave(leader);
     let former = cell.event_beside(now(), |_, _, _, beside| {
-        beside.get_or_insert_default().notifications(Mode::Write).replace(notifications)
+        beside.get_or_insert_default().notifications(Write).replace(notifications)
     });
     drop(former);
 }
 
 fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, waiter] = enter_all(&table, Write);
     let answer = move || leader.on_outage(None);
     let listens = move || match slip {
         Some(Slip::ListensForAnswerLate) => block_on(look_and_then_listen(&waiter)),
@@ -500,8 +500,8 @@ fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
 
 /// The wrong form of `FirstAnswer::first_answer`.
 async fn look_and_then_listen(waiter: &WaitEntry) {
-    let awaits = |state: &mut State<Hold>| state.awaits_first_answer(Mode::Write, waiter.waiter_id());
-    if let Some(signal) = waiter.cell().first_answer(Mode::Write, awaits) {
+    let awaits = |state: &mut State<Hold>| state.awaits_first_answer(Write, waiter.waiter_id());
+    if let Some(signal) = waiter.cell().first_answer(Write, awaits) {
         signal.notified().await;
     }
 }
@@ -546,13 +546,13 @@ fn single_task_ends_as_work_comes(slip: Option<Slip>) -> ThreadScene {
 
 fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, waiter] = enter_all(&table, Write);
     sends(&leader, 1);
     let (driver, tasks) = (Arc::clone(&table), Arc::clone(&table));
     let holds = Outcomes::new();
     let granted = holds.another();
     let takes = move || {
-        let (now, hold) = (now(), new_hold(1, Mode::Write, (1000, 1), now()));
+        let (now, hold) = (now(), new_hold(1, Write, (1000, 1), now()));
         match slip {
             Some(Slip::TakesWhatItMightHaveTaken) if leader.note_polled(now) => {
                 granted.add(tasks.adopt(&key(), hold, now).expect("it is in time"));

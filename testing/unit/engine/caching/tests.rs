@@ -1,9 +1,9 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
+use Mode::{Read, Write};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
-use Mode::{Read, Write};
 
 use super::*;
 use crate::BoxFuture;

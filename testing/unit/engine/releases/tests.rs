@@ -6,10 +6,10 @@ use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::thread;
 
+use Mode::{Read, Write};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
-use Mode::{Read, Write};
 
 use super::inline::{MAX_INLINE, MIN_PATIENCE};
 use super::*;
