@@ -122,10 +122,6 @@ impl CachingHolder {
         self.recalls.on_recall(&Recall { token: token(n), tries: None }, now());
     }
 
-    fn recall_by_try(&self) {
-        self.recalls.on_recall(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
-    }
-
     fn is_given_up(&self) -> bool {
         self.hold.next(now()) == Next::GivenUp
     }
@@ -181,21 +177,6 @@ fn recall_of_an_earlier_hold_does_no_harm() {
     let holder = cached(Read, 1);
     holder.recall(FIRST - 1);
     assert!(!holder.is_given_up() && holder.join().is_some());
-}
-
-#[test]
-fn try_closes_nothing_where_a_guard_is_inside() {
-    let holder = granted(Read, 1);
-    holder.recall_by_try();
-    assert!(holder.join().is_some(), "the door is open");
-    assert!(!holder.is_given_up());
-}
-
-#[test]
-fn try_has_a_cached_hold_given_up() {
-    let holder = cached(Write, 8);
-    holder.recall_by_try();
-    assert!(holder.is_given_up());
 }
 
 #[test]
@@ -293,13 +274,6 @@ fn writer_with_too_little_left_is_handed_a_cached_hold_and_waits_for_its_renewal
     let (hold, share_id) = handed(&mut entry);
     let accepted = accept(&hold, share_id, long.from(now()), now(), now());
     assert!(matches!(accepted, Accepted::Short { .. }), "{accepted:?}");
-}
-
-#[test]
-fn zero_of_the_last_user_gives_the_hold_back_at_once() {
-    let holder = cached(Read, 1);
-    let (hold, share_id) = holder.table.join(key().hashed_name(), want(), now()).expect("it may be joined");
-    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
 }
 
 #[test]

@@ -336,46 +336,35 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     assert!(signal_of(&mut second).is_none());
 }
 
-/// Hands a hold to a writer that wants a longer lease than the hold was granted for.
-fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
+/// Returns a hold that is handed to a writer who wants a longer lease than the hold was granted for, the wants of this
+/// writer, and the time since which it waits for a renewal.
+fn waits_with_too_little_left() -> (Arc<Hold>, ShareId, ShareRequest, Moment) {
+    let table = table();
     let long = ShareRequest { lease: LEASE * 6, ..want() };
-    let first = enter(table, Write);
+    let first = enter(&table, Write);
     let mut second = table.enter(&key(), Write, long, now());
     let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let (_, share_id) = handed(&mut second);
-    (hold, share_id, long)
+    let since = now();
+    let accepted = accept(&hold, share_id, long.from(since), since, since);
+    assert!(matches!(accepted, Accepted::Short { is_late: false, .. }), "{accepted:?}");
+    (hold, share_id, long, since)
 }
 
 #[test]
-fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    hold.queue_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
-    let accepted = accept(&hold, share_id, long.from(since), since, since);
-    let Accepted::Short { is_late: false, until, .. } = accepted else { panic!("{accepted:?}") };
-    assert!(looked_at(&hold) <= since, "the background looks now");
-    assert!(until <= since.after(secs(3)), "nobody knows whether its future is polled");
-    assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
-    let sent = now();
-    assert!(matches!(accept(&hold, share_id, long.from(sent), since, sent), Accepted::Short { .. }), "not yet");
+fn renewal_for_a_waiter_with_too_little_left_serves_its_guard() {
+    let (hold, share_id, long, sent) = waits_with_too_little_left();
+    assert_eq!(hold.begin_renewal(sent, sent), Some(LEASE * 6), "for all that it wants");
     hold.on_renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
-    assert!(matches!(accept(&hold, share_id, long.from(sent), since, sent), Accepted::Taken(_)));
-    assert!(hold.remaining(share_id) > LEASE * 5);
-    assert!(
-        hold.begin_renewal(sent, sent.after(LEASE)).is_none(),
-        "it was renewed for the guard, and not for the offer"
-    );
+    assert!(matches!(accept(&hold, share_id, long.from(sent), sent, sent), Accepted::Taken(_)));
+    assert!(hold.begin_renewal(sent, sent.after(LEASE)).is_none(), "it was renewed for the guard, not for the offer");
     assert!(hold.begin_renewal(sent, sent.after(LEASE * 3)).is_some());
 }
 
 #[test]
 fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
+    let (hold, share_id, long, since) = waits_with_too_little_left();
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE, LEASE * 6), since);
     assert!(
@@ -454,9 +443,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
 
 #[test]
 fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted() {
-    let (hold, share_id, long) = handed_with_little_left(&table());
-    let since = now();
-    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
+    let (hold, _, _, since) = waits_with_too_little_left();
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6));
     hold.on_no_answer(since);
     let sent = since.after(secs(1));
@@ -481,11 +468,9 @@ fn claim_counts_from_when_it_was_granted() {
 
 #[test]
 fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
+    let (hold, share_id, long, since) = waits_with_too_little_left();
     let accepts = || accept(&hold, share_id, long.from(now()), since, now());
-    assert!(matches!(accepts(), Accepted::Short { .. }) && awaits_renewal(&hold), "it has too little");
+    assert!(awaits_renewal(&hold), "it has too little");
     assert!(hold.begin_renewal(now(), now()).is_some());
     hold.on_no_answer(since);
     assert!(!awaits_renewal(&hold));
@@ -498,10 +483,7 @@ fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
 
 #[test]
 fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
+    let (hold, share_id, long, since) = waits_with_too_little_left();
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE * 6, LEASE * 6), since);
     let later = since.after(secs(4));

@@ -73,6 +73,14 @@ fn body(work: impl FnOnce() + Send + 'static) -> ThreadBody {
     Box::new(work)
 }
 
+fn two_threads(
+    one: impl FnOnce() + Send + 'static,
+    other: impl FnOnce() + Send + 'static,
+    judge: impl FnOnce() -> Result<(), String> + 'static,
+) -> ThreadScene {
+    ThreadScene::new([body(one), body(other)], judge)
+}
+
 fn check(is_right: bool, fault: &str) -> Result<(), String> {
     if is_right { Ok(()) } else { Err(fault.into()) }
 }
@@ -108,10 +116,7 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let [leader, mut waiter] = enter_all(&table, Write);
     let waiter_id = waiter.waiter_id();
     let looks = move || {
-        let reason = match slip {
-            Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&waiter, cx))),
-            _ => block_on(waiter.woken(None)).expect("the server answers"),
-        };
+        let reason = reason_of(&mut waiter, slip);
         assert!(matches!(reason, Wake::Ask), "{reason:?}");
         leave(waiter);
     };
@@ -119,7 +124,15 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
         Some(Slip::WakesBeforeItChanges) => wake_and_then_leave(&leader, waiter_id),
         _ => drop(leave(leader)),
     };
-    ThreadScene::new([body(looks), body(leaves)], move || check(table.is_idle(), "the table has an idle cell"))
+    two_threads(looks, leaves, move || check(table.is_idle(), "the table has an idle cell"))
+}
+
+/// Waits until a waiter is woken, and returns the reason.
+fn reason_of(waiter: &mut WaitEntry, slip: Option<Slip>) -> Wake {
+    match slip {
+        Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(waiter, cx))),
+        _ => block_on(waiter.woken(None)).expect("the server answers"),
+    }
 }
 
 /// The wrong form of `WaitEntry::poll_wake`.
@@ -157,7 +170,7 @@ fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
         };
         assert!(woken.is_none(), "{woken:?}");
     };
-    ThreadScene::new([body(looks), body(begins)], || Ok(()))
+    two_threads(looks, begins, || Ok(()))
 }
 
 /// The wrong form of `WaitEntry::poll_wake`.
@@ -194,7 +207,7 @@ fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
             wakes();
         }
     };
-    ThreadScene::new([body(looks), body(closes)], move || {
+    two_threads(looks, closes, move || {
         drop(leave(leader));
         check(table.is_idle(), "the table has an idle cell")
     })
@@ -206,15 +219,12 @@ fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
     let held = Arc::clone(&hold);
     let looks = move || {
-        let reason = match slip {
-            Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&second, cx))),
-            _ => block_on(second.woken(None)).expect("the server answers"),
-        };
+        let reason = reason_of(&mut second, slip);
         let Wake::Handed(hold, share_id) = reason else { panic!("{reason:?}") };
         assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     };
     let removes = move || assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    ThreadScene::new([body(looks), body(removes)], move || {
+    two_threads(looks, removes, move || {
         end(&held);
         check(held.usage().0 == 0, "a guard is left")
     })
@@ -228,7 +238,7 @@ fn writer_leaves_as_it_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let (mine, theirs) = (removals.another(), removals.another());
     let leaves = move || leave_and_give_back(second, slip, &mine);
     let removes = move || theirs.add(remove(&hold, share_id));
-    ThreadScene::new([body(leaves), body(removes)], move || judge_removals(&held, &removals))
+    two_threads(leaves, removes, move || judge_removals(&held, &removals))
 }
 
 fn reader_leaves_as_it_is_handed_a_share(slip: Option<Slip>) -> ThreadScene {
@@ -246,9 +256,7 @@ fn reader_leaves_as_it_is_handed_a_share(slip: Option<Slip>) -> ThreadScene {
         granted.set(Arc::clone(&hold)).expect("one grant");
         theirs.add(remove(&hold, share_id));
     };
-    ThreadScene::new([body(leaves), body(enters)], move || {
-        judge_removals(held.get().expect("it was granted"), &removals)
-    })
+    two_threads(leaves, enters, move || judge_removals(held.get().expect("it was granted"), &removals))
 }
 
 fn two_guards_of_one_hold_leave(slip: Option<Slip>) -> ThreadScene {
@@ -296,7 +304,7 @@ fn task_enters_as_the_cell_is_removed(slip: Option<Slip>) -> ThreadScene {
         });
     };
     let leaves = move || drop(leave(first));
-    ThreadScene::new([body(leaves), body(enters)], move || {
+    two_threads(leaves, enters, move || {
         check(table.writer_waits(&key()), "other tasks do not find the waiter")?;
         entered.take().into_iter().for_each(|entry| drop(leave(entry)));
         check(table.is_idle(), "the table has an idle cell")
@@ -377,7 +385,7 @@ fn two_events_bring_a_deadline_forward(slip: Option<Slip>) -> ThreadScene {
     let (one, other) = (Arc::clone(&stage.hold), Arc::clone(&stage.hold));
     let sooner = move || one.leave_batch(now().after(secs(2)));
     let at_once = move || other.renew_now(now());
-    ThreadScene::new([body(sooner), body(at_once)], move || stage.is_looked_at_in_time())
+    two_threads(sooner, at_once, move || stage.is_looked_at_in_time())
 }
 
 fn background_takes_a_hold(slip: Option<Slip>) -> ThreadScene {
@@ -393,7 +401,7 @@ fn background_takes_a_hold(slip: Option<Slip>) -> ThreadScene {
         }
     };
     let changes = move || hold.renew_now(now());
-    ThreadScene::new([body(takes), body(changes)], move || stage.is_looked_at_in_time())
+    two_threads(takes, changes, move || stage.is_looked_at_in_time())
 }
 
 fn hold_is_forgotten_as_it_is_scheduled(slip: Option<Slip>) -> ThreadScene {
@@ -401,7 +409,7 @@ fn hold_is_forgotten_as_it_is_scheduled(slip: Option<Slip>) -> ThreadScene {
     let (one, other, table) = (Arc::clone(&stage.hold), Arc::clone(&stage.hold), Arc::clone(&stage.table));
     let changes = move || one.leave_batch(now().after(secs(2)));
     let forgets = move || table.deadlines.forget(&other);
-    ThreadScene::new([body(changes), body(forgets)], move || {
+    two_threads(changes, forgets, move || {
         check(stage.table.deadlines.has_no_holds(), "the queue has a hold for which nothing is due")
     })
 }
@@ -431,7 +439,7 @@ fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
             }
         }
     };
-    ThreadScene::new([body(work), body(drive)], move || {
+    two_threads(work, drive, move || {
         for granted in holds.take() {
             let Installed::Hold(hold, share_id) = granted else { return Err("the leader gets no hold".into()) };
             remove(&hold, share_id);
@@ -468,7 +476,7 @@ fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
         found.add(waiter.take_left());
         leave(waiter);
     };
-    ThreadScene::new([body(leaves), body(goes_on)], move || {
+    two_threads(leaves, goes_on, move || {
         let found = left.take();
         let is_subscribed = matches!(found[..], [Some(Notifications::Subscribed(_))]);
         check(is_subscribed, "the next leader finds no subscription")?;
@@ -495,7 +503,7 @@ fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
         Some(Slip::ListensForAnswerLate) => block_on(look_and_then_listen(&waiter)),
         _ => block_on(waiter.awaited_first_answer().first_answer()),
     };
-    ThreadScene::new([body(listens), body(answer)], || Ok(()))
+    two_threads(listens, answer, || Ok(()))
 }
 
 /// The wrong form of `FirstAnswer::first_answer`.
@@ -541,7 +549,7 @@ fn single_task_ends_as_work_comes(slip: Option<Slip>) -> ThreadScene {
             adds.run(running, slip);
         }
     };
-    ThreadScene::new([body(runs), body(adds)], move || check(!work.has_more(), "no task does the work"))
+    two_threads(runs, adds, move || check(!work.has_more(), "no task does the work"))
 }
 
 fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
@@ -565,7 +573,7 @@ fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
         }
     };
     let looks = move || driver.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
-    ThreadScene::new([body(takes), body(looks)], move || {
+    two_threads(takes, looks, move || {
         let (goes_on, holds) = (sends(&waiter, 2) == Some(id(1)), holds.take());
         for (hold, share_id) in &holds {
             remove(hold, *share_id);

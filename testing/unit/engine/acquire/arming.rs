@@ -132,7 +132,7 @@ async fn cached_hold_that_is_taken_rests_and_is_not_cached_again() {
 
 /// Begins an acquisition with a note.
 fn asks_with_note(stage: &Stage) -> StartedAcquire {
-    let terms = Terms::new(stage.engine.options(), RESTS).expect("valid");
+    let terms = terms(&stage.engine, RESTS);
     let note = Some("report".into());
     crate::engine::acquire::start(&stage.engine, &stage.key, Write, &terms, Patience::Wait, note).expect("begun")
 }

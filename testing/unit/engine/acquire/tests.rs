@@ -15,7 +15,6 @@ use crate::base::attempt::{AcquisitionId, NodeId};
 use crate::base::key::LockName;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::base::options::{Options, Overrides};
-use crate::face::manager::RwLockManager;
 use crate::lock::hold::{Grant, HoldState, Next};
 use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Answered, Granted, Notification, Scheme, View};
@@ -52,7 +51,7 @@ impl Stage {
     }
 
     fn asks(&self, mode: Mode, overrides: Overrides, patience: Patience) -> BoxFuture<'_, Result<Option<Held>>> {
-        let terms = Terms::new(self.engine.options(), overrides).expect("valid");
+        let terms = terms(&self.engine, overrides);
         Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, terms, patience))
     }
 
@@ -74,6 +73,12 @@ impl Stage {
 
     async fn view(&self) -> View {
         self.scheme.memory.inspect(&self.key).await.expect("memory answers").value
+    }
+
+    /// Ends the holds as an operator does.
+    async fn force(&self) {
+        let seen = self.view().await;
+        self.scheme.memory.force(&self.key, &seen).await.expect("memory answers");
     }
 
     /// Returns the numbers of holders and waiters on the server.
@@ -139,6 +144,10 @@ const LONG: Overrides = Overrides {
 const SHORT: Overrides = Overrides { lease: Some(SECOND), ..LONG };
 const AT_ONCE: Overrides = Overrides { wait_timeout: Some(Duration::ZERO), lease: None, ..LONG };
 
+fn terms(engine: &Engine, overrides: Overrides) -> Terms {
+    Terms::new(engine.options(), overrides).expect("valid")
+}
+
 /// Polls a future for this time, while it waits.
 async fn still_waits<T>(future: impl Future<Output = T>, time: Duration) {
     assert!(timeout(time, future).await.is_err(), "it waits");
@@ -155,6 +164,11 @@ async fn release(held: Held) {
 
 fn send(signal: oneshot::Sender<()>) {
     signal.send(()).expect("an answer waits for it");
+}
+
+async fn send_after(time: Duration, signal: oneshot::Sender<()>) {
+    sleep(time).await;
+    send(signal);
 }
 
 fn start<T>(future: &mut BoxFuture<'_, T>) {
@@ -336,11 +350,7 @@ async fn time_limit_waits_for_the_first_answer_also_where_a_reader_wants_to_join
     let _first = stage.take(Read).await;
     sleep(WINDOW_OVER).await;
     let word = stage.next_answer_waits();
-    let answered = async {
-        sleep(5 * MS).await;
-        send(word);
-    };
-    let (taken, ()) = tokio::join!(stage.waits_with(Read, AT_ONCE), answered);
+    let (taken, ()) = tokio::join!(stage.waits_with(Read, AT_ONCE), send_after(5 * MS, word));
     assert!(matches!(taken, Ok(Some(_))), "{taken:?}");
 }
 
@@ -373,56 +383,14 @@ async fn what_was_handed_to_a_future_that_nobody_polls_is_soon_free_for_others()
 }
 
 #[tokio::test(start_paused = true)]
-async fn guard_that_was_forgotten_keeps_the_lock_for_no_longer_than_its_own_max_hold() {
-    let stage = Stage::new();
-    let first = granted(stage.waits_with(Read, LONG)).await;
-    let short = Overrides { max_hold: Some(10 * SECOND), ..LONG };
-    let second = granted(stage.waits_with(Read, short)).await;
-    assert_eq!(second.hold().id(), first.hold().id(), "it joins");
-    std::mem::forget(second);
-    drop(first);
-    timeout(11 * SECOND, stage.other().take(Write)).await.expect("within its max_hold");
-}
-
-#[tokio::test(start_paused = true)]
 async fn reader_without_patience_waits_for_the_answer_to_the_one_who_asks_before_it() {
     let stage = Stage::new();
     let word = stage.next_answer_waits();
     let first = stage.waits(Read);
     let second = stage.waits_with(Read, AT_ONCE);
-    let answered = async {
-        sleep(5 * MS).await;
-        send(word);
-    };
-    let (first, second, ()) = tokio::join!(first, second, answered);
+    let (first, second, ()) = tokio::join!(first, second, send_after(5 * MS, word));
     first.expect("answered").expect("granted");
     second.expect("the lock is free for readers").expect("granted");
-}
-
-#[tokio::test(start_paused = true)]
-async fn limit_of_a_second_waiter_does_not_take_silence_for_a_denial() {
-    let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Silent(answer));
-    let mut first = stage.waits(Write);
-    start(&mut first);
-    let limit = Overrides { wait_timeout: Some(200 * MS), ..Overrides::default() };
-    let second = stage.waits_with(Write, limit);
-    let silence = async {
-        sleep(500 * MS).await;
-        // The leader gets this answer, and repeats its request in vain.
-        for _ in 0..100 {
-            stage.scheme.next_acquire(Fate::NotDone);
-        }
-        send(word);
-    };
-    tokio::select! {
-        first = first => panic!("nobody answers: {:?}", first.map(|_| ())),
-        (second, ()) = async { tokio::join!(second, silence) } => {
-            let error = second.expect_err("nobody answers");
-            assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-        }
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -455,13 +423,12 @@ async fn hold_that_the_server_does_not_know_by_the_answer_to_a_reader_is_lost() 
     let stage = Stage::new();
     let first = stage.take(Read).await;
     sleep(WINDOW_OVER).await;
-    let view = stage.view().await;
-    stage.scheme.memory.force(&stage.key, &view).await.expect("memory answers");
+    stage.force().await;
     let foreign = stage.other().take(Write).await;
     // The renewal of the lost hold is not due for seconds, so no answer to it shows the loss.
     let once = stage.tries(Read).await.expect("answered");
     assert!(once.is_none(), "another one writes");
-    assert_eq!(first.hold().state_of(first.share_id()), HoldState::Lost(LossReason::Gone));
+    assert_eq!(first.state(), HoldState::Lost(LossReason::Gone));
     drop(foreign);
 }
 
@@ -484,7 +451,7 @@ struct Joins {
 
 impl std::task::Wake for Joins {
     fn wake(self: Arc<Self>) {
-        let terms = Terms::new(self.engine.options(), Overrides::default()).expect("valid");
+        let terms = terms(&self.engine, Overrides::default());
         let joined = join(&self.engine, &LockName::new("another"), Read, &terms);
         self.joined.store(joined.is_some(), Ordering::SeqCst);
         drop(joined.map(|(hold, share_id)| Held::new(&self.engine, hold, share_id)));
@@ -561,7 +528,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
 async fn notified_grant_lasts_no_longer_than_a_claim() {
     let stage = Stage::new();
     let engine = &stage.engine;
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+    let terms = terms(engine, Overrides::default());
     let Ok(Entered::Waits(waiter)) = enter(engine, &stage.key, Write, &terms, Patience::Wait) else {
         panic!("the lock is free")
     };
@@ -722,7 +689,7 @@ async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_
     store.set_back(Duration::ZERO);
     store.cut(stage.scheme.memory.wire());
     sleep(left).await;
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Expired));
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Expired));
 }
 
 #[tokio::test(start_paused = true)]
@@ -739,15 +706,13 @@ async fn waiter_that_goes_on_with_a_longer_request_has_what_that_was_granted() {
     assert!(remaining(&held) > 500 * SECOND, "{:?}", remaining(&held));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
-    let engine = Arc::new(Engine::new(Arc::new(MemoryScheme::new(Arc::new(Store::new()))), Options::default()));
-    let key = engine.key("cfg").expect("valid");
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-    let held = granted(acquire(&engine, key, Write, terms, Patience::Wait)).await;
-    engine.table.deadlines.forget(held.hold()); // as a driver takes it when it is due
-    engine.close().await.expect("closed");
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Closed));
+    let stage = Stage::new();
+    let held = stage.take(Write).await;
+    stage.engine.table.deadlines.forget(held.hold()); // as a driver takes it when it is due
+    stage.engine.close().await.expect("closed");
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Closed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -845,7 +810,7 @@ async fn one_who_watches_is_woken_once_a_deadline_at_most() {
 /// Returns an acquisition for writing that a task of its own can run.
 fn task_of(stage: &Stage) -> impl Future<Output = Result<()>> + Send + 'static {
     let (engine, key) = (Arc::clone(&stage.engine), Arc::clone(&stage.key));
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+    let terms = terms(&engine, Overrides::default());
     async move { acquire(&engine, key, Write, terms, Patience::Wait).await.map(|_| ()) }
 }
 
@@ -988,8 +953,7 @@ async fn confirmed_ends_with_the_loss_of_the_hold() {
     // The server answers at once that the hold is over.
     let stage = Stage::new();
     let held = granted_after_a_wait(&stage, Write).await;
-    let seen = stage.scheme.inspect(&stage.key).await.expect("memory answers").value;
-    stage.scheme.force(&stage.key, &seen).await.expect("memory answers");
+    stage.force().await;
     let error = held.confirmed().await.expect_err("an operator has ended it");
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
 
@@ -1021,32 +985,6 @@ async fn confirmed_returns_to_all_who_share_the_claim() {
     one.and(other).expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 1);
     assert!(remaining(&first) > 9 * SECOND && remaining(&second) > 9 * SECOND);
-}
-
-/// Acquisitions that wait and acquisitions that ask the server count, on any lock. Each one gives back its permit,
-/// however it ends.
-#[tokio::test(start_paused = true)]
-async fn acquisitions_beyond_the_limit_fail_at_once_and_send_nothing() {
-    let manager = crate::MemoryManager::builder().max_waiters(2).build().expect("built");
-    let held = manager.write("cfg").await.expect("granted");
-    let mut waiting: Vec<_> = (0..2).map(|_| Box::pin(manager.write("cfg").into_future())).collect();
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    waiting.iter_mut().for_each(|acquiring| assert!(acquiring.as_mut().poll(&mut context).is_pending()));
-    let is_refused = |error: Option<Error>| {
-        assert!(matches!(&error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. })), "{error:?}");
-    };
-    is_refused(manager.write("other").await.err());
-    is_refused(manager.read("cfg").await.err());
-    is_refused(manager.try_write("other").await.err());
-    is_refused(manager.try_read("other").await.err());
-    assert!(manager.inspect("other").await.expect("answered").is_free());
-    assert_eq!(held.state(), HoldState::Held);
-    // One acquisition is dropped, and another one is granted.
-    drop(waiting.pop());
-    manager.write("other").await.expect("there is a place").release().await.expect("ours to the end");
-    held.release().await.expect("ours to the end");
-    let next = waiting.pop().expect("one is left").await.expect("its turn");
-    next.release().await.expect("ours to the end");
 }
 
 #[tokio::test(start_paused = true)]

@@ -257,17 +257,7 @@ async fn try_that_finds_readers_elsewhere_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_briefly_is_not_refused_by_an_idle_hold_elsewhere() {
-    for (idle, wanted) in [(Read, Write), (Write, Write), (Write, Read)] {
-        let stage = Stage::idle_with(idle).await;
-        let other = stage.other();
-        let held = other.waits_within(wanted, Duration::ZERO).await.expect("nobody is inside").expect("granted");
-        release(held).await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn nor_are_those_behind_it_in_its_process() {
+async fn readers_of_a_process_that_wait_briefly_are_not_refused_by_an_idle_hold_elsewhere() {
     let stage = Stage::idle_with(Write).await;
     let other = stage.other();
     let asks = || other.waits_within(Read, Duration::ZERO);

@@ -73,7 +73,7 @@ impl StagedPair {
 
     /// Returns a reader whose upgrade has met this fate and got no answer. The next renewal is answered when the test
     /// sends a signal.
-    async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
+    pub(in crate::engine) async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let reading = self.take(&self.engine, Read).await;
         self.leaves_in_doubt(reading, fate).await
     }
@@ -126,7 +126,7 @@ async fn hold_lives_on_while_it_is_open_whether_it_was_turned() {
     stage.scheme.next_conversion(Fate::Cut);
     let Err(NotConverted { held, error }) = upgrade(reading).await else { panic!("another one reads") };
     assert!(matches!(error, Error::UpgradeConflict { .. }), "{error:?}");
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Held);
+    assert_eq!(held.state(), HoldState::Held);
     release(held).await;
 }
 

@@ -55,6 +55,13 @@ fn waiting(acquire: AcquireAll) -> Waiting {
     Box::pin(acquire.into_future())
 }
 
+/// Returns an acquisition that has waited for this time.
+async fn driven(acquire: AcquireAll, time: Duration) -> Waiting {
+    let mut waiting = waiting(acquire);
+    drive(&mut waiting, time).await;
+    waiting
+}
+
 /// Numbers of holders and waiters of each lock on the server.
 async fn there<const N: usize>(manager: &MemoryManager, names: [&str; N]) -> [(usize, usize); N] {
     let mut counts = [(0, 0); N];
@@ -68,8 +75,7 @@ async fn there<const N: usize>(manager: &MemoryManager, names: [&str; N]) -> [(u
 #[tokio::test(start_paused = true)]
 async fn group_waits_for_one_lock_and_holds_only_those_before_it() {
     let (manager, other, blocking) = blocked_at("b").await;
-    let mut group = waiting(manager.all(&[write("c"), write("b"), read("a")]));
-    drive(&mut group, 30 * SECOND).await;
+    let group = driven(manager.all(&[write("c"), write("b"), read("a")]), 30 * SECOND).await;
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0), (1, 1), (0, 0)]);
     assert!(age(&other, "a").await > 29 * SECOND, "it is the same hold");
     blocking.release().await.expect("ours");
@@ -85,8 +91,7 @@ async fn group_waits_for_one_lock_and_holds_only_those_before_it() {
 #[tokio::test(start_paused = true)]
 async fn group_that_nobody_polls_loses_what_it_holds_and_begins_again() {
     let (manager, other, blocking) = blocked_at("b").await;
-    let mut group = waiting(manager.all(&[write("a"), write("b")]));
-    drive(&mut group, 5 * SECOND).await;
+    let mut group = driven(manager.all(&[write("a"), write("b")]), 5 * SECOND).await;
     tokio::time::sleep(4 * SECOND).await;
     let theirs = other.write("a").wait_timeout(SECOND).await.expect("the group gave it up");
     blocking.release().await.expect("ours");
@@ -100,8 +105,7 @@ async fn group_that_nobody_polls_loses_what_it_holds_and_begins_again() {
 #[tokio::test(start_paused = true)]
 async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
     let (manager, other, blocking) = blocked_at("c").await;
-    let mut group = waiting(manager.all(&[write("a"), write("b"), write("c")]));
-    drive(&mut group, SECOND).await;
+    let mut group = driven(manager.all(&[write("a"), write("b"), write("c")]), SECOND).await;
     other.force_release("a").await.expect("memory answers");
     let theirs = other.write("a").await.expect("free now");
     drive(&mut group, 5 * SECOND).await;
@@ -116,8 +120,7 @@ async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
 #[tokio::test(start_paused = true)]
 async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_waits() {
     let (manager, other, blocking) = blocked_at("b").await;
-    let mut group = waiting(manager.all(&[write("a"), write("b")]).max_hold(20 * SECOND));
-    drive(&mut group, Duration::from_secs(50)).await;
+    let group = driven(manager.all(&[write("a"), write("b")]).max_hold(20 * SECOND), 50 * SECOND).await;
     let age = age(&other, "a").await;
     assert!(age < 20 * SECOND, "{age:?}");
     blocking.release().await.expect("ours");
@@ -129,38 +132,23 @@ async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_wait
 #[tokio::test(start_paused = true)]
 async fn limit_names_the_lock_and_leaves_nothing() {
     let (manager, other) = two_processes();
+    let group = [write("a"), write("b"), read("c")];
+    release(manager.all(&group).wait_timeout(Duration::ZERO).await.expect("free")).await;
     let _blocking = other.read("b").await.expect("free");
-    let began = Instant::now();
-    let error =
-        manager.all(&[write("a"), write("b"), read("c")]).wait_timeout(5 * SECOND).await.expect_err("b is held");
-    let Error::WaitTimeout { lock, waited, confirmed, .. } = error else { panic!("{error:?}") };
-    assert_eq!((&*lock, confirmed), ("b", true));
-    assert!(waited >= 5 * SECOND && began.elapsed() < 6 * SECOND, "{waited:?}");
-    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn limit_of_zero_takes_free_locks_and_queues_nowhere() {
-    let (manager, other) = two_processes();
-    manager
-        .all(&[write("a"), write("b")])
-        .wait_timeout(Duration::ZERO)
-        .await
-        .expect("free")
-        .release()
-        .await
-        .expect("ours");
-    let _blocking = other.read("b").await.expect("free");
-    let error = manager.all(&[write("a"), write("b")]).wait_timeout(Duration::ZERO).await.expect_err("b is held");
-    assert!(matches!(&error, Error::WaitTimeout { lock, confirmed: true, .. } if &**lock == "b"), "{error:?}");
-    assert_eq!(there(&other, ["a", "b"]).await, [(0, 0), (1, 0)]);
+    for limit in [Duration::ZERO, 5 * SECOND] {
+        let began = Instant::now();
+        let error = manager.all(&group).wait_timeout(limit).await.expect_err("b is held");
+        let Error::WaitTimeout { lock, waited, confirmed, .. } = error else { panic!("{error:?}") };
+        assert_eq!((&*lock, confirmed), ("b", true));
+        assert!(waited >= limit && began.elapsed() < limit + SECOND, "{waited:?}");
+        assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn fixed_lease_counts_from_the_moment_at_which_all_are_held() {
     let (manager, other, blocking) = blocked_at("b").await;
-    let mut group = waiting(manager.all(&[write("a"), write("b")]).fixed_lease(8 * SECOND));
-    drive(&mut group, 30 * SECOND).await;
+    let group = driven(manager.all(&[write("a"), write("b")]).fixed_lease(8 * SECOND), 30 * SECOND).await;
     blocking.release().await.expect("ours");
     let guard = group.await.expect("granted");
     let left = guard.remaining();
@@ -180,8 +168,7 @@ async fn dropped_group_leaves_nothing_wherever_it_is() {
     let (manager, other) = two_processes();
     for blocked in ["a", "b", "c"] {
         let blocking = other.write(blocked).await.expect("free");
-        let mut group = waiting(manager.all(&[write("a"), read("b"), write("c")]));
-        drive(&mut group, SECOND).await;
+        let group = driven(manager.all(&[write("a"), read("b"), write("c")]), SECOND).await;
         drop(group);
         manager.flush().await.expect("memory answers");
         blocking.release().await.expect("ours");
@@ -204,8 +191,7 @@ async fn silence_ends_the_wait_and_a_short_one_does_not() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert!(began.elapsed() >= 5 * SECOND && began.elapsed() < 8 * SECOND, "{:?}", began.elapsed());
 
-    let mut group = waiting(manager.all(&[write("a"), write("b")]));
-    drive(&mut group, 3 * SECOND).await;
+    let group = driven(manager.all(&[write("a"), write("b")]), 3 * SECOND).await;
     manager.reconnect();
     release(group.await.expect("granted")).await;
     assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);

@@ -98,7 +98,7 @@ async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
     assert!(taken.iter().any(|hold| Arc::ptr_eq(hold, held.hold())));
     word.send(()).expect("it is waited for");
     sleep(LEASE * 3).await;
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Held, "it was renewed no more");
+    assert_eq!(held.state(), HoldState::Held, "it was renewed no more");
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,6 @@ use tokio::time::sleep;
 use super::*;
 use crate::base::options::Options;
 use crate::engine::acquire::{Patience, acquire};
-use crate::engine::convert::upgrade;
 use crate::lock::hold::HoldState;
 use crate::store::Scheme;
 use crate::testing::staged::{Fate, STRAY, StagedPair};
@@ -152,24 +151,25 @@ enum Outcome {
     Over,
 }
 
-fn unknown_fates() -> Vec<(&'static str, Fate)> {
-    let (signal, unreplicated) = oneshot::channel();
-    signal.send(()).expect("received");
-    let (signal, silent) = oneshot::channel();
-    signal.send(()).expect("received");
-    vec![
-        ("cut", Fate::Cut),
-        ("unheard", Fate::Unheard),
-        ("unreplicated", Fate::Unreplicated(unreplicated)),
-        ("silent", Fate::Silent(silent)),
+fn fates() -> [(&'static str, Fate, Outcome); 5] {
+    let at_once = || {
+        let (signal, answer) = oneshot::channel();
+        signal.send(()).expect("received");
+        answer
+    };
+    [
+        ("cut", Fate::Cut, Outcome::Over),
+        ("unheard", Fate::Unheard, Outcome::Over),
+        ("unreplicated", Fate::Unreplicated(at_once()), Outcome::Over),
+        ("silent", Fate::Silent(at_once()), Outcome::Over),
+        ("not done", Fate::NotDone, Outcome::AsBefore),
     ]
 }
 
 #[tokio::test(start_paused = true)]
 async fn detachment_without_an_answer_leaves_nothing_for_long() {
     for mode in [Read, Write] {
-        let fates = unknown_fates().into_iter().map(|(name, fate)| (name, fate, Outcome::Over));
-        for (name, fate, expected) in fates.chain([("not done", Fate::NotDone, Outcome::AsBefore)]) {
+        for (name, fate, expected) in fates() {
             let stage = StagedPair::impatient();
             let held = stage.take(&stage.engine, mode).await;
             let old = held.hold().id().clone();
@@ -189,8 +189,7 @@ async fn detachment_without_an_answer_leaves_nothing_for_long() {
 #[tokio::test(start_paused = true)]
 async fn adoption_without_an_answer_leaves_nothing_for_long() {
     for mode in [Read, Write] {
-        let fates = unknown_fates().into_iter().map(|(name, fate)| (name, fate, Outcome::Over));
-        for (name, fate, expected) in fates.chain([("not done", Fate::NotDone, Outcome::AsBefore)]) {
+        for (name, fate, expected) in fates() {
             let stage = StagedPair::impatient();
             let ticket = ticket_of(stage.take(&stage.other, mode).await).await;
             let id = stage.id_of_ticket().await;
@@ -293,11 +292,7 @@ async fn guard_whose_ticket_would_have_an_invalid_time_stays() {
 #[tokio::test(start_paused = true)]
 async fn guard_with_an_undecided_upgrade_is_not_detached() {
     let stage = StagedPair::impatient();
-    let held = stage.take(&stage.engine, Read).await;
-    let (word, renewed) = oneshot::channel();
-    stage.scheme.next_renewals(renewed);
-    stage.scheme.next_conversion(Fate::Unheard);
-    let Err(NotConverted { held, .. }) = upgrade(held).await else { panic!("nobody has answered") };
+    let (held, word) = stage.reader_in_doubt(Fate::Unheard).await;
     let sent = stage.scheme.scripts();
     let Err(NotConverted { held, error }) = detach(held, MINUTE).await else { panic!("the upgrade is undecided") };
     assert!(matches!(error, Error::InvalidOption { option: "detach", .. }), "{error:?}");
