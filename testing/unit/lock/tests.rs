@@ -163,11 +163,6 @@ fn accept(hold: &Hold, share_id: ShareId, share: Share, since: Moment, now: Mome
     hold.accept(WAITER, (share_id, share), since, now)
 }
 
-/// Returns true if the waiter waits for the answer to a renewal.
-fn awaits_renewal(hold: &Hold) -> bool {
-    hold.cell().ask(|state| state.record(hold.number()).awaits_renewal(WAITER))
-}
-
 fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
     hold.remove_share(share_id, now())
 }
@@ -295,19 +290,6 @@ fn hold_that_is_over_does_not_come_back() {
     let pending = reader.on_seated(&hold, now());
     assert!(pending.is_none());
     assert!(table.holds(&key()).is_empty() && table.is_idle());
-}
-
-#[test]
-fn grant_that_is_over_when_it_comes_is_no_hold() {
-    let table = table();
-    let entry = enter(&table, Write);
-    sends(&entry, 1);
-    let sent = now();
-    let granted = NewHold { grant: answer(sent, Duration::ZERO, LEASE), ..new_hold(1, Write, (1, 1), sent) };
-    let (installed, _) = entry.on_grant(granted, sent);
-    assert!(matches!(installed, Installed::Over));
-    let pending = entry.give_up_pending().expect("it is to be given back");
-    assert!(pending.is_recorded && pending.copies.is_none());
 }
 
 #[test]
@@ -467,21 +449,6 @@ fn claim_counts_from_when_it_was_granted() {
 }
 
 #[test]
-fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
-    let (hold, share_id, long, since) = waits_with_too_little_left();
-    let accepts = || accept(&hold, share_id, long.from(now()), since, now());
-    assert!(awaits_renewal(&hold), "it has too little");
-    assert!(hold.begin_renewal(now(), now()).is_some());
-    hold.on_no_answer(since);
-    assert!(!awaits_renewal(&hold));
-    assert!(matches!(accepts(), Accepted::Short { is_late: true, .. }), "it waits for the next");
-    assert!(hold.begin_renewal(since, since).is_none(), "after a pause");
-    hold.lose(LossReason::Gone);
-    assert!(!awaits_renewal(&hold));
-    assert!(matches!(accepts(), Accepted::Over));
-}
-
-#[test]
 fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
     let (hold, share_id, long, since) = waits_with_too_little_left();
     assert!(hold.begin_renewal(since, since).is_some());
@@ -562,20 +529,7 @@ fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() 
 }
 
 #[test]
-fn cell_goes_with_its_last_hold_and_guard() {
-    let table = table();
-    let (hold, share_id) = read_hold(&table);
-    let cell = Arc::downgrade(hold.cell());
-    hold.lose(LossReason::Gone);
-    table.on_end(&hold);
-    remove(&hold, share_id);
-    table.deadlines.forget(&hold);
-    drop(hold);
-    assert_eq!(cell.strong_count(), 0);
-}
-
-#[test]
-fn cell_goes_with_a_hold_that_was_converted() {
+fn cell_goes_with_its_last_hold_and_guard_even_if_a_hold_was_converted() {
     let table = table();
     let (old, old_share) = write_hold(&table);
     let cell = Arc::downgrade(old.cell());

@@ -520,7 +520,8 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let asked = hold.begin_renewal(now, now.after(2 * SECOND)).expect("a claim is due");
     drop(first);
     hold.on_renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
-    assert_eq!(granted(second).await.hold().id(), hold.id());
+    let second = granted(second).await;
+    assert_eq!(second.hold().id(), hold.id());
     assert!(matches!(hold.next(now), Next::At(at) if at < hold.deadline()), "nobody renews it");
 }
 

@@ -4,22 +4,19 @@
 use super::*;
 
 /// Limit below the heartbeat: a waiter has sent one request by then.
-const LIMIT: Overrides = Overrides { wait_timeout: Some(Duration::from_millis(100)), lease: None, ..LONG };
-
-fn limit() -> Duration {
-    LIMIT.wait_timeout.expect("it has one")
-}
+const LIMIT: Duration = Duration::from_millis(100);
+const LIMITED: Overrides = Overrides { wait_timeout: Some(LIMIT), lease: None, ..LONG };
 
 /// Latest end of an acquisition that gives up at its limit.
 fn latest_end(stage: &Stage) -> Duration {
-    limit() + stage.engine.options().response_timeout * 2
+    LIMIT + stage.engine.options().response_timeout * 2
 }
 
 /// Returns true if the error says that the server has confirmed the withdrawal.
 fn confirmed(outcome: Result<Option<Held>>) -> bool {
     match outcome {
         Err(Error::WaitTimeout { confirmed, waited, .. }) => {
-            assert!(waited < limit() + MS * 5, "the time for the withdrawal counts as waiting: {waited:?}");
+            assert!(waited < LIMIT + MS * 5, "the time for the withdrawal counts as waiting: {waited:?}");
             confirmed
         }
         other => panic!("{other:?}"),
@@ -37,8 +34,8 @@ async fn behind_a_holder() -> (Stage, Held) {
 async fn limit_is_told_when_the_server_has_answered_that_the_place_is_gone() {
     let (stage, _holder) = behind_a_holder().await;
     let word = stage.next_leave_waits(Fate::Answered);
-    let mut waits = stage.waits_with(Write, LIMIT);
-    still_waits(&mut waits, limit() * 3).await;
+    let mut waits = stage.waits_with(Write, LIMITED);
+    still_waits(&mut waits, LIMIT * 3).await;
     send(word);
     assert!(confirmed(waits.await));
     assert_eq!(stage.there().await, (1, 0));
@@ -48,10 +45,10 @@ async fn limit_is_told_when_the_server_has_answered_that_the_place_is_gone() {
 async fn limit_costs_one_round_trip_when_the_request_was_answered() {
     let (stage, _holder) = behind_a_holder().await;
     let began = Instant::now();
-    let waits = stage.waits_with(Write, LIMIT);
+    let waits = stage.waits_with(Write, LIMITED);
     assert!(confirmed(waits.await));
     let took = began.elapsed();
-    assert!(took < limit() + MS * 5, "{took:?}");
+    assert!(took < LIMIT + MS * 5, "{took:?}");
     assert_eq!(stage.scheme.scripts(), stage.scheme.requests() + 1, "one withdrawal");
     assert_eq!(stage.there().await, (1, 0));
 }
@@ -61,7 +58,7 @@ async fn withdrawal_without_an_answer_is_told_after_two_response_timeouts_and_go
     let (stage, holder) = behind_a_holder().await;
     let _word = stage.next_leave_waits(Fate::Silent);
     let began = Instant::now();
-    assert!(!confirmed(stage.waits_with(Write, LIMIT).await));
+    assert!(!confirmed(stage.waits_with(Write, LIMITED).await));
     let took = began.elapsed();
     assert!(took >= latest_end(&stage) && took < latest_end(&stage) + MS * 5, "{took:?}");
     assert_eq!(stage.there_in_the_end().await, (1, 0), "the background has taken it back");
@@ -74,7 +71,7 @@ async fn withdrawal_whose_answers_are_lost_is_repeated() {
     for fate in [Fate::Cut, Fate::NotDone, Fate::Unheard] {
         stage.scheme.next_leave(fate);
     }
-    assert!(confirmed(stage.waits_with(Write, LIMIT).await));
+    assert!(confirmed(stage.waits_with(Write, LIMITED).await));
     assert_eq!(stage.there().await, (1, 0));
 }
 
@@ -83,9 +80,9 @@ async fn withdrawal_whose_answers_are_lost_is_repeated() {
 async fn copy_that_comes_after_the_withdrawal_is_taken_back_before_the_limit_is_told() {
     let (stage, holder) = behind_a_holder().await;
     stage.scheme.next_acquire(Fate::Cut);
-    let waits = stage.waits_with(Write, LIMIT);
+    let waits = stage.waits_with(Write, LIMITED);
     let late = async {
-        sleep(limit() + MS * 20).await;
+        sleep(LIMIT + MS * 20).await;
         assert_eq!(stage.there().await, (1, 0), "the place is gone");
         let late = stage.copy_arrives().await;
         assert!(matches!(late, Acquired::Queued { .. }), "{late:?}");
@@ -104,7 +101,7 @@ async fn copy_that_may_come_later_than_the_caller_waits_leaves_it_in_doubt() {
     let holder = stage.other().take(Write).await;
     stage.scheme.next_acquire(Fate::Cut);
     let began = Instant::now();
-    let outcome = stage.waits_with(Write, LIMIT).await;
+    let outcome = stage.waits_with(Write, LIMITED).await;
     assert!(!confirmed(outcome));
     let took = began.elapsed();
     assert!(took < latest_end(&stage) + MS * 5 && took < STRAY, "{took:?}");
@@ -137,7 +134,7 @@ async fn request_that_the_background_still_takes_back_leaves_it_in_doubt() {
 #[tokio::test(start_paused = true)]
 async fn heartbeat_that_is_under_way_at_the_limit_is_heard_out() {
     let (stage, _holder) = behind_a_holder().await;
-    let beyond = Overrides { wait_timeout: Some(HEARTBEAT + MS * 100), ..LIMIT };
+    let beyond = Overrides { wait_timeout: Some(HEARTBEAT + MS * 100), ..LIMITED };
     let mut waits = stage.waits_with(Write, beyond);
     still_waits(&mut waits, MS).await;
     let asked = stage.scheme.requests();
@@ -170,8 +167,8 @@ async fn refused_try_takes_a_copy_back_that_may_yet_come() {
 async fn future_that_is_dropped_while_it_withdraws_leaves_nothing() {
     let (stage, _holder) = behind_a_holder().await;
     let _word = stage.next_leave_waits(Fate::Silent);
-    let mut waits = stage.waits_with(Write, LIMIT);
-    still_waits(&mut waits, limit() * 3).await;
+    let mut waits = stage.waits_with(Write, LIMITED);
+    still_waits(&mut waits, LIMIT * 3).await;
     drop(waits);
     assert_eq!(stage.there_in_the_end().await, (1, 0));
 }
@@ -179,7 +176,7 @@ async fn future_that_is_dropped_while_it_withdraws_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn caller_whose_request_goes_to_the_next_of_its_process_is_told_at_once() {
     let (stage, _holder) = behind_a_holder().await;
-    let gives_up = stage.waits_with(Write, LIMIT);
+    let gives_up = stage.waits_with(Write, LIMITED);
     let mut stays = stage.waits_with(Write, LONG);
     let outcome = tokio::select! {
         biased;

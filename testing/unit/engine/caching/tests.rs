@@ -295,10 +295,10 @@ async fn limit_counts_as_it_is_where_nobody_keeps_the_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn release_whose_answer_is_lost_is_sent_again() {
-    for fate in [Fate::Unheard, Fate::Cut] {
-        for (idle, wanted) in [(Read, Write), (Write, Read)] {
+    for (idle, wanted) in [(Read, Write), (Write, Read)] {
+        for fate in [Fate::Unheard, Fate::Cut] {
             let stage = Stage::idle_with(idle).await;
-            stage.scheme.next_leave(if matches!(fate, Fate::Cut) { Fate::Cut } else { Fate::Unheard });
+            stage.scheme.next_leave(fate);
             let held = stage.take(wanted).await;
             stage.settles().await;
             assert_eq!(stage.there().await, (1, 0));

@@ -180,15 +180,6 @@ async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_hold
 }
 
 #[tokio::test(start_paused = true)]
-async fn guard_that_is_over_is_not_turned() {
-    let stage = StagedPair::new();
-    let reading = stage.joined_with(Overrides { max_hold: Some(SECOND), ..Overrides::default() }).await;
-    sleep(1100 * MS).await;
-    let Err(refused) = upgrade(reading).await else { panic!("it was over") };
-    assert!(matches!(refused.error, Error::Lost { reason: LossReason::MaxHold, .. }), "{:?}", refused.error);
-}
-
-#[tokio::test(start_paused = true)]
 async fn upgrade_that_never_arrives_leaves_a_reader_in_doubt_until_no_copy_can_arrive() {
     let stage = StagedPair::impatient();
     let (held, word) = stage.reader_in_doubt(Fate::Cut).await;
