@@ -502,15 +502,6 @@ async fn two_writers_in(stage: &Stage) -> (Held, BoxFuture<'_, Result<Option<Hel
 }
 
 #[tokio::test(start_paused = true)]
-async fn hold_that_was_granted_by_notice_is_passed_on() {
-    let stage = Stage::new();
-    let (first, second) = two_writers_in(&stage).await;
-    let id = first.hold().id().clone();
-    drop(first);
-    assert_eq!(granted(second).await.hold().id(), &id);
-}
-
-#[tokio::test(start_paused = true)]
 async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed() {
     let stage = Stage::new();
     let (first, second) = two_writers_in(&stage).await;

@@ -50,10 +50,10 @@ impl StagedPair {
         read.expect("answered").expect("granted")
     }
 
-    /// Returns a reader whose guard has these terms, and whose hold has the default ones.
-    async fn joined_with(&self, overrides: Overrides) -> Held {
+    /// Returns a reader whose guard wants a shorter lease than its hold has.
+    async fn short_reader(&self) -> Held {
         let longer = self.take(&self.engine, Read).await;
-        let joined = self.read_with(overrides).await;
+        let joined = self.read_with(SHORT).await;
         release(longer).await;
         joined
     }
@@ -76,11 +76,6 @@ impl StagedPair {
     pub(in crate::engine) async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let reading = self.take(&self.engine, Read).await;
         self.leaves_in_doubt(reading, fate).await
-    }
-
-    /// Returns a reader as [`Self::reader_in_doubt`] does, whose guard wants a shorter lease than its hold has.
-    async fn short_reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
-        self.leaves_in_doubt(self.joined_with(SHORT).await, fate).await
     }
 
     async fn leaves_in_doubt(&self, reading: Held, fate: Fate) -> (Held, oneshot::Sender<()>) {
@@ -168,7 +163,7 @@ async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_hold
     // A lock is cached from its second use on.
     release(stage.take(&keeper, Read).await).await;
     let inside = stage.take(&keeper, Read).await;
-    let read = stage.joined_with(SHORT).await;
+    let read = stage.short_reader().await;
     let (_word, never) = oneshot::channel();
     stage.scheme.next_renewals(never);
     let asked = tokio::time::Instant::now();
@@ -226,7 +221,7 @@ async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader()
 async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
     let stage = StagedPair::impatient();
     // The old hold would last for longer.
-    let (held, _word) = stage.short_reader_in_doubt(Fate::Unheard).await;
+    let (held, _word) = stage.leaves_in_doubt(stage.short_reader().await, Fate::Unheard).await;
     let reason = held.lost();
     tokio::pin!(reason);
     tokio::select! {

@@ -69,8 +69,8 @@ async fn ticket_of(held: Held) -> Ticket {
     detach(held, MINUTE).await.map_err(|refused| refused.error).expect("detached")
 }
 
-/// Polls a future so often. Nothing is answered.
-fn is_polled(polls: usize, future: &mut (impl Future + Unpin)) {
+/// Polls a future this many times. Nothing is answered.
+fn poll_times(polls: usize, future: &mut (impl Future + Unpin)) {
     (0..polls).for_each(|_| assert!(future.now_or_never().is_none(), "nothing is answered"));
 }
 
@@ -219,13 +219,13 @@ async fn dropped_step_leaves_nothing_for_long() {
             if step == "detach" {
                 old = held.hold().id().clone();
                 let _never = stage.next_conversion_waits();
-                is_polled(polls, &mut Box::pin(detach(held, MINUTE * 60)));
+                poll_times(polls, &mut Box::pin(detach(held, MINUTE * 60)));
             } else {
                 let ticket = ticket_of(held).await;
                 old = stage.id_of_ticket().await;
                 let _never = stage.next_conversion_waits();
                 let mut adopting = Box::pin(adopts(&stage.engine, &ticket, Write));
-                is_polled(polls, &mut adopting);
+                poll_times(polls, &mut adopting);
                 if polls == 0 {
                     drop(adopting);
                     assert!(adopts(&stage.other, &ticket, Write).await.is_ok());
