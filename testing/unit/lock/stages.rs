@@ -65,7 +65,7 @@ impl StagedAcquisition {
     fn at(stage: AcquisitionStage) -> Self {
         let table = table();
         let leader = || {
-            let leader = enter(&table, Mode::Write);
+            let leader = enter(&table, Write);
             sends(&leader, OF_LEADER);
             leader
         };
@@ -73,11 +73,11 @@ impl StagedAcquisition {
         let subject = match stage {
             AcquisitionStage::WaitsForLeader => {
                 front = Some(leader());
-                enter(&table, Mode::Write)
+                enter(&table, Write)
             }
             AcquisitionStage::WaitsForGuard | AcquisitionStage::HasShare => {
                 let held = grants(&leader(), OF_LEADER);
-                let subject = enter(&table, Mode::Write);
+                let subject = enter(&table, Write);
                 if stage == AcquisitionStage::HasShare {
                     remove(&held.0, held.1);
                 } else {
@@ -86,14 +86,14 @@ impl StagedAcquisition {
                 subject
             }
             AcquisitionStage::Asks | AcquisitionStage::AsksBefore => {
-                let subject = enter(&table, Mode::Write);
+                let subject = enter(&table, Write);
                 sends(&subject, OF_SUBJECT);
-                behind = (stage == AcquisitionStage::AsksBefore).then(|| enter(&table, Mode::Write));
+                behind = (stage == AcquisitionStage::AsksBefore).then(|| enter(&table, Write));
                 subject
             }
             AcquisitionStage::AsksBeside => {
                 front = Some(leader());
-                let subject = try_enter(&table, Mode::Write).expect("no task of the process is in the way");
+                let subject = try_enter(&table, Write).expect("no task of the process is in the way");
                 sends(&subject, OF_SUBJECT);
                 subject
             }
@@ -137,7 +137,7 @@ impl StagedAcquisition {
 
 /// Turns the answer to a request that was sent into a hold.
 fn grants(entry: &WaitEntry, n: u64) -> (Arc<Hold>, ShareId) {
-    match entry.on_grant(new_hold(n, Mode::Write, (1000, 64), now()), now()).0 {
+    match entry.on_grant(new_hold(n, Write, (1000, 64), now()), now()).0 {
         Installed::Hold(hold, share_id) => (hold, share_id),
         other => panic!("{other:?}"),
     }

@@ -9,7 +9,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake as Waking, Waker};
 use std::time::Duration;
 
-use crate::base::attempt::{AcquisitionId, Attempt, Failure, Subscription};
+use Mode::{Read, Write};
+
+use crate::base::attempt::{AcquisitionId, Failure, Subscription};
 use crate::base::backoff::{Backoff, Jitter};
 use crate::base::clock::Clock;
 use crate::base::error::LossReason;
@@ -71,6 +73,10 @@ fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {
     table.enter(&key(), mode, want(), now())
 }
 
+fn enter_all<const N: usize>(table: &Arc<Table>, mode: Mode) -> [WaitEntry; N] {
+    [0; N].map(|_| enter(table, mode))
+}
+
 fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {
     table.try_enter(&key(), mode, want(), now())
 }
@@ -100,6 +106,19 @@ fn grant(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc
         Installed::Hold(hold, share_id) => (hold, share_id),
         other => panic!("{other:?}"),
     }
+}
+
+fn read_hold(table: &Arc<Table>) -> (Arc<Hold>, ShareId) {
+    grant(&enter(table, Read), 1, Read, 1000, 1)
+}
+
+/// Returns the hold of a writer that hands it to nobody, because it has one token.
+fn write_hold(table: &Arc<Table>) -> (Arc<Hold>, ShareId) {
+    grant(&enter(table, Write), 1, Write, 1000, 1)
+}
+
+fn join(table: &Arc<Table>) -> ShareId {
+    table.join(key().hashed_name(), want(), now()).expect("it is open").1
 }
 
 fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> Installed {
@@ -144,11 +163,6 @@ fn accept(hold: &Hold, share_id: ShareId, share: Share, since: Moment, now: Mome
     hold.accept(WAITER, (share_id, share), since, now)
 }
 
-/// Returns true if the waiter waits for the answer to a renewal.
-fn awaits_renewal(hold: &Hold) -> bool {
-    hold.cell().ask(|state| state.record(hold.number()).awaits_renewal(WAITER))
-}
-
 fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
     hold.remove_share(share_id, now())
 }
@@ -162,101 +176,45 @@ fn signal_of(entry: &mut WaitEntry) -> Option<Wake> {
     }
 }
 
+/// Returns the share that a waiter was handed.
+fn handed(entry: &mut WaitEntry) -> (Arc<Hold>, ShareId) {
+    match signal_of(entry) {
+        Some(Wake::Handed(hold, share_id)) => (hold, share_id),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn asks(entry: &mut WaitEntry) -> bool {
     matches!(signal_of(entry), Some(Wake::Ask))
 }
 
 #[test]
-fn one_waiter_of_a_side_asks() {
-    let table = table();
-    let mut first = enter(&table, Mode::Read);
-    let mut second = enter(&table, Mode::Read);
-    let mut writer = enter(&table, Mode::Write);
-    assert!(asks(&mut first) && asks(&mut writer));
-    assert!(signal_of(&mut second).is_none());
-    leave(first);
-    assert!(asks(&mut second));
-}
-
-#[test]
-fn waiter_that_leaves_does_not_stop_those_behind_it() {
-    let table = table();
-    let [first, second, mut third] = [0; 3].map(|_| enter(&table, Mode::Write));
-    leave(second);
-    leave(first);
-    assert!(asks(&mut third));
-}
-
-#[test]
 fn right_to_ask_is_passed_on_when_it_came_to_a_future_that_died() {
     let table = table();
-    let [first, second, mut third] = [0; 3].map(|_| enter(&table, Mode::Write));
+    let [first, second, mut third] = enter_all(&table, Write);
     leave(first); // second may ask now, though it never looked
     leave(second);
     assert!(asks(&mut third));
 }
 
 #[test]
-fn what_is_under_way_goes_to_the_next_waiter_and_back_to_the_last() {
-    let table = table();
-    let [first, second] = [0; 2].map(|_| enter(&table, Mode::Write));
-    sends(&first, 1);
-    assert!(leave(first).pending.is_none());
-    assert_eq!(sends(&second, 2), Some(id(1)), "left by the one before");
-    let pending = leave(second).pending.expect("nobody goes on with it");
-    assert!(pending.copies.arrives_until().is_some(), "a copy is on its way");
-}
-
-#[test]
-fn what_is_under_way_is_not_forgotten_by_a_waiter_that_never_looked() {
-    let table = table();
-    let [first, second] = [0; 2].map(|_| enter(&table, Mode::Write));
-    sends(&first, 1);
-    leave(first);
-    assert!(leave(second).pending.is_some());
-}
-
-#[test]
 fn what_is_under_way_is_not_left_to_a_waiter_that_may_not_ask() {
     let table = table();
-    let first = enter(&table, Mode::Write);
-    let once = try_enter(&table, Mode::Write).expect("nobody is in the way");
-    let mut second = enter(&table, Mode::Write);
+    let first = enter(&table, Write);
+    let once = try_enter(&table, Write).expect("nobody is in the way");
+    let mut second = enter(&table, Write);
     sends(&first, 1);
-    let (hold, share_id) = grant(&once, 2, Mode::Write, 1000, 64);
+    let (hold, share_id) = grant(&once, 2, Write, 1000, 64);
     assert!(leave(first).pending.is_some(), "the next one is handed the hold");
     remove(&hold, share_id);
     assert!(matches!(signal_of(&mut second), Some(Wake::Handed(..))));
 }
 
 #[test]
-fn leader_that_stalls_loses_the_right_to_ask_and_waits_again() {
-    let table = table();
-    let mut first = enter(&table, Mode::Write);
-    sends(&first, 1);
-    assert_eq!(table.deadlines.leaders(), 0, "nobody waits behind it");
-    let mut second = enter(&table, Mode::Write);
-    assert_eq!(table.deadlines.leaders(), 1);
-    let later = now().after(POLL_WITHIN);
-    table.deadlines.look_for_stalled(later);
-    assert!(asks(&mut second), "the first one has not been seen");
-    assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
-    assert_eq!(sends(&first, 3), None);
-    assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
-    assert!(first.waits_again(want(), later));
-    assert!(signal_of(&mut first).is_none());
-    // The first waiter's request may yet arrive.
-    assert!(leave(second).pending.is_none());
-    assert!(asks(&mut first), "it is polled again");
-    assert!(leave(first).pending.is_some_and(|pending| pending.copies.arrives_until().is_some()));
-    assert!(table.is_idle());
-}
-
-#[test]
 fn leader_that_is_polled_goes_on_asking() {
     let table = table();
-    let first = enter(&table, Mode::Read);
-    let mut second = enter(&table, Mode::Read);
+    let first = enter(&table, Read);
+    let mut second = enter(&table, Read);
     let later = now().after(POLL_WITHIN);
     assert!(first.note_polled(later));
     table.deadlines.look_for_stalled(later);
@@ -271,9 +229,7 @@ fn leader_that_is_polled_goes_on_asking() {
 #[test]
 fn waiter_that_was_passed_by_keeps_its_place() {
     let table = table();
-    let mut first = enter(&table, Mode::Write);
-    let mut second = enter(&table, Mode::Write);
-    let mut third = enter(&table, Mode::Write);
+    let [mut first, mut second, mut third] = enter_all(&table, Write);
     table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
     assert!(asks(&mut second));
     assert!(first.waits_again(want(), now()));
@@ -285,7 +241,7 @@ fn waiter_that_was_passed_by_keeps_its_place() {
 #[test]
 fn hold_that_is_being_converted_is_renewed_and_not_lost_by_the_answer() {
     let table = table();
-    let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let (hold, share_id) = write_hold(&table);
     let now = now();
     hold.on_no_answer(now);
     assert!(hold.begin_conversion(now));
@@ -303,7 +259,7 @@ fn hold_that_is_being_converted_is_renewed_and_not_lost_by_the_answer() {
 #[test]
 fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
     let table = table();
-    let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let (hold, share_id) = write_hold(&table);
     let now = now();
     assert!(hold.begin_conversion(now));
     hold.send_conversion(now, LEASE);
@@ -313,41 +269,22 @@ fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
 }
 
 #[test]
-fn newer_grant_ends_an_older_hold_that_it_conflicts_with() {
-    let table = table();
-    let reader = enter(&table, Mode::Read);
-    let writer = enter(&table, Mode::Write);
-    let (read, _) = grant(&reader, 1, Mode::Read, 1000, 1);
-    let (write, _) = grant(&writer, 2, Mode::Write, 2000, 1);
-    assert!(!read.is_live() && write.is_live());
-}
-
-#[test]
-fn grant_that_is_told_late_ends_nothing_newer() {
-    let table = table();
-    let reader = enter(&table, Mode::Read);
-    let writer = enter(&table, Mode::Write);
-    let (write, _) = grant(&writer, 2, Mode::Write, 2000, 1);
-    let (read, _) = grant(&reader, 1, Mode::Read, 1000, 1);
-    assert!(!read.is_live() && write.is_live());
-}
-
-#[test]
-fn release_is_repeated_for_as_long_as_a_request_may_be_in_doubt() {
-    let table = table();
-    let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-    let until = now().after(secs(60));
-    assert!(hold.begin_recheck(want().from(now()), now()).is_some());
-    let unknown: Attempt<()> = Err(Failure::Unknown { arrives_until: until, source: None });
-    hold.end_recheck(&unknown);
-    assert!(hold.until(now()).server_until >= until.after(LEASE));
+fn newer_grant_ends_an_older_hold_that_it_conflicts_with_in_whichever_order_they_are_told() {
+    for writer_is_first in [false, true] {
+        let table = table();
+        let (reader, writer) = (enter(&table, Read), enter(&table, Write));
+        let read = || grant(&reader, 1, Read, 1000, 1).0;
+        let early = (!writer_is_first).then(read);
+        let (write, _) = grant(&writer, 2, Write, 2000, 1);
+        assert!(!early.unwrap_or_else(read).is_live() && write.is_live());
+    }
 }
 
 #[test]
 fn hold_that_is_over_does_not_come_back() {
     let table = table();
-    let reader = enter(&table, Mode::Read);
-    let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let reader = enter(&table, Read);
+    let (hold, _) = write_hold(&table);
     hold.lose(LossReason::Forced);
     table.on_end(&hold);
     let pending = reader.on_seated(&hold, now());
@@ -356,97 +293,13 @@ fn hold_that_is_over_does_not_come_back() {
 }
 
 #[test]
-fn grant_that_is_over_when_it_comes_is_no_hold() {
-    let table = table();
-    let entry = enter(&table, Mode::Write);
-    sends(&entry, 1);
-    let sent = now();
-    let granted = NewHold {
-        cache: None,
-        granting: GrantIdentity {
-            id: id(1),
-            mode: Mode::Write,
-            token: FencingToken::from_wire(1).expect("small"),
-            tokens: 1,
-        },
-        grant: answer(sent, Duration::ZERO, LEASE),
-        share: want().from(sent),
-        in_doubt_requests: InDoubt::default(),
-        share_until: None,
-        is_claim: false,
-        jitter: Jitter::of(0),
-    };
-    let (installed, _) = entry.on_grant(granted, sent);
-    assert!(matches!(installed, Installed::Over));
-    let pending = entry.give_up_pending().expect("it is to be given back");
-    assert!(pending.is_recorded && pending.copies.is_none());
-}
-
-#[test]
-fn waiting_readers_enter_with_the_first() {
-    let table = table();
-    let first = enter(&table, Mode::Read);
-    let mut others = [0; 3].map(|_| enter(&table, Mode::Read));
-    grant(&first, 1, Mode::Read, 1000, 1);
-    assert!(others.iter_mut().all(|other| matches!(signal_of(other), Some(Wake::Handed(..)))));
-}
-
-#[test]
-fn reader_joins_unless_a_writer_waits() {
-    let table = table();
-    let first = enter(&table, Mode::Read);
-    grant(&first, 1, Mode::Read, 1000, 1);
-    assert!(table.join(key().hashed_name(), want(), now()).is_some());
-    let writer = enter(&table, Mode::Write);
-    assert!(writer.is_leader(), "it may queue on the server");
-    assert!(table.join(key().hashed_name(), want(), now()).is_none());
-    leave(writer);
-    assert!(table.join(key().hashed_name(), want(), now()).is_some());
-}
-
-#[test]
-fn writers_have_the_hold_one_after_the_other_with_a_token_each() {
-    let table = table();
-    let first = enter(&table, Mode::Write);
-    let mut others = [0; 3].map(|_| enter(&table, Mode::Write));
-    let (hold, mut share_id) = grant(&first, 1, Mode::Write, 1000, 3);
-    let mut tokens = vec![share_id.token];
-    for other in &mut others[..2] {
-        assert!(signal_of(other).is_none());
-        let removed = remove(&hold, share_id);
-        assert!(matches!(removed, ShareRemoved::HandedOver(_)), "{removed:?}");
-        let Some(Wake::Handed(_, next)) = signal_of(other) else { panic!("it has the lock") };
-        tokens.push(next.token);
-        share_id = next;
-    }
-    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
-    // Three tokens, three writers: the hold is given back, and then the next one may ask.
-    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
-    assert!(signal_of(&mut others[2]).is_none());
-    table.on_end(&hold);
-    assert!(asks(&mut others[2]));
-}
-
-#[test]
-fn offer_to_a_future_that_nobody_polls_is_due_before_the_hold() {
-    let table = table();
-    let first = enter(&table, Mode::Write);
-    let _second = enter(&table, Mode::Write);
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
-    let renewal = now().after(LEASE / 3);
-    hold.queue_moment.store(renewal.after(LEASE).as_nanos(), Ordering::Relaxed);
-    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    assert!(looked_at(&hold) < renewal, "the background looks when the offer is over");
-}
-
-#[test]
 fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
     let table = table();
-    let (mut first, tries) = (enter(&table, Mode::Write), try_enter(&table, Mode::Write));
+    let (mut first, tries) = (enter(&table, Write), try_enter(&table, Write));
     assert!(asks(&mut first));
     // Both ask, and the server answers the try first.
-    let (hold, share_id) = grant(&tries.expect("nobody waits"), 1, Mode::Write, 5, 64);
-    let mut later = enter(&table, Mode::Write);
+    let (hold, share_id) = grant(&tries.expect("nobody waits"), 1, Write, 5, 64);
+    let mut later = enter(&table, Write);
     assert!(signal_of(&mut later).is_none());
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     table.on_end(&hold);
@@ -456,9 +309,8 @@ fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
 #[test]
 fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let table = table();
-    let first = enter(&table, Mode::Write);
-    let mut second = enter(&table, Mode::Write);
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    let [first, mut second] = enter_all(&table, Write);
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
     let over = now();
     let accepted = accept(&hold, share_id, Share { ends: over, ..want().from(over) }, over, over);
     assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
@@ -466,46 +318,35 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     assert!(signal_of(&mut second).is_none());
 }
 
-/// Hands a hold to a writer that wants a longer lease than the hold was granted for.
-fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
+/// Returns a hold that is handed to a writer who wants a longer lease than the hold was granted for, the wants of this
+/// writer, and the time since which it waits for a renewal.
+fn waits_with_too_little_left() -> (Arc<Hold>, ShareId, ShareRequest, Moment) {
+    let table = table();
     let long = ShareRequest { lease: LEASE * 6, ..want() };
-    let first = enter(table, Mode::Write);
-    let mut second = table.enter(&key(), Mode::Write, long, now());
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    let first = enter(&table, Write);
+    let mut second = table.enter(&key(), Write, long, now());
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    let Some(Wake::Handed(_, share_id)) = signal_of(&mut second) else { panic!("it has the lock") };
-    (hold, share_id, long)
+    let (_, share_id) = handed(&mut second);
+    let since = now();
+    let accepted = accept(&hold, share_id, long.from(since), since, since);
+    assert!(matches!(accepted, Accepted::Short { is_late: false, .. }), "{accepted:?}");
+    (hold, share_id, long, since)
 }
 
 #[test]
-fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    hold.queue_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
-    let accepted = accept(&hold, share_id, long.from(since), since, since);
-    let Accepted::Short { is_late: false, until, .. } = accepted else { panic!("{accepted:?}") };
-    assert!(looked_at(&hold) <= since, "the background looks now");
-    assert!(until <= since.after(secs(3)), "nobody knows whether its future is polled");
-    assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
-    let sent = now();
-    assert!(matches!(accept(&hold, share_id, long.from(sent), since, sent), Accepted::Short { .. }), "not yet");
+fn renewal_for_a_waiter_with_too_little_left_serves_its_guard() {
+    let (hold, share_id, long, sent) = waits_with_too_little_left();
+    assert_eq!(hold.begin_renewal(sent, sent), Some(LEASE * 6), "for all that it wants");
     hold.on_renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
-    assert!(matches!(accept(&hold, share_id, long.from(sent), since, sent), Accepted::Taken(_)));
-    assert!(hold.remaining(share_id) > LEASE * 5);
-    assert!(
-        hold.begin_renewal(sent, sent.after(LEASE)).is_none(),
-        "it was renewed for the guard, and not for the offer"
-    );
+    assert!(matches!(accept(&hold, share_id, long.from(sent), sent, sent), Accepted::Taken(_)));
+    assert!(hold.begin_renewal(sent, sent.after(LEASE)).is_none(), "it was renewed for the guard, not for the offer");
     assert!(hold.begin_renewal(sent, sent.after(LEASE * 3)).is_some());
 }
 
 #[test]
 fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
+    let (hold, share_id, long, since) = waits_with_too_little_left();
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE, LEASE * 6), since);
     assert!(
@@ -518,8 +359,8 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
 #[tokio::test]
 async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     let table = table();
-    let entry = enter(&table, Mode::Read);
-    let (hold, share_id) = grant(&entry, 1, Mode::Read, 5, 1);
+    let entry = enter(&table, Read);
+    let (hold, share_id) = grant(&entry, 1, Read, 5, 1);
     let at = |passed| now().after(Duration::from_millis(passed));
     let (first, second, third) = (at(0), at(10), at(20));
     hold.on_renewed(answer(second, LEASE * 6, LEASE * 6), second);
@@ -537,50 +378,29 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
 }
 
-/// A hold that the server has renewed for long, and the time of that renewal.
-fn renewed_for_long(server: ServerTime) -> (Arc<Hold>, Moment) {
-    let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
-    let sent = now();
-    hold.on_renewed(answer_at(sent, LEASE * 6, LEASE * 6, server), sent);
-    (hold, sent)
-}
-
-/// Applies the answer to a shorter renewal, which took long. By the local clock alone it is open whether the server
-/// grants less than before.
-fn renewed_slowly(hold: &Hold, renewed: Moment, server: ServerTime) -> Moment {
+/// A hold is renewed for long. The answer to a shorter renewal takes long, so by the local clock alone it is open whether
+/// the server grants less than before.
+#[test]
+fn deadline_moves_back_by_the_clock_of_the_server_however_long_its_answer_took() {
     const LEFT: Duration = LEASE.saturating_mul(5);
-    let sent = renewed.after(secs(1));
-    let answered = sent.after(LEASE);
-    assert!(sent.after(LEFT) < hold.deadline() && hold.deadline() < answered.after(LEFT));
-    hold.on_renewed(answer_at(sent, LEFT, LEASE, server), answered);
-    sent.after(LEFT)
-}
-
-#[test]
-fn deadline_moves_back_when_the_server_names_an_earlier_one_however_long_its_answer_took() {
-    let server = ServerTime::from_micros(1_000_000_000);
-    let (hold, renewed) = renewed_for_long(server);
+    let server = |seconds| ServerTime::from_micros(1_000_000_000).after(secs(seconds));
+    let renewed = |granted, answered| {
+        let (hold, _) = write_hold(&table());
+        let sent = now();
+        hold.on_renewed(answer_at(sent, LEASE * 6, LEASE * 6, granted), sent);
+        let (deadline, sent) = (hold.deadline(), sent.after(secs(1)));
+        let late = sent.after(LEASE);
+        assert!(sent.after(LEFT) < deadline && deadline < late.after(LEFT));
+        hold.on_renewed(answer_at(sent, LEFT, LEASE, answered), late);
+        (hold.deadline(), deadline, sent.after(LEFT))
+    };
     // The server read its clock soon after the request. It may let others in eight seconds sooner than it had granted.
-    let is_over = renewed_slowly(&hold, renewed, server.after(secs(2)));
-    assert!(hold.deadline() <= is_over, "it may be over on the server, and another process inside");
-}
-
-#[test]
-fn deadline_stays_when_a_slow_answer_names_the_same_one() {
-    let server = ServerTime::from_micros(1_000_000_000);
-    let (hold, renewed) = renewed_for_long(server);
-    let deadline = hold.deadline();
-    renewed_slowly(&hold, renewed, server.after(LEASE));
-    assert_eq!(hold.deadline(), deadline, "the server keeps what it had granted");
-}
-
-#[test]
-fn deadline_stays_when_an_answer_is_older_than_the_grant() {
-    let server = ServerTime::from_micros(1_000_000_000);
-    let (hold, renewed) = renewed_for_long(server.after(LEASE));
-    let deadline = hold.deadline();
-    renewed_slowly(&hold, renewed, server.after(secs(9)));
-    assert_eq!(hold.deadline(), deadline, "a request that was carried out before it knows nothing of it");
+    let (after, _, is_over) = renewed(server(0), server(2));
+    assert!(after <= is_over, "it may be over on the server, and another process inside");
+    let (after, before, _) = renewed(server(0), server(10));
+    assert_eq!(after, before, "the server keeps what it had granted");
+    let (after, before, _) = renewed(server(10), server(9));
+    assert_eq!(after, before, "a request that was carried out before it knows nothing of it");
 }
 
 #[derive(Default)]
@@ -595,7 +415,7 @@ impl Waking for Woken {
 #[test]
 fn answer_that_is_over_when_it_comes_joins_nobody() {
     let table = table();
-    let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let (hold, _) = read_hold(&table);
     let sent = now();
     assert!(hold.begin_recheck(want().from(sent), sent).is_some());
     // The server has lost its last renewal, and was slow to answer with the rest.
@@ -605,9 +425,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
 
 #[test]
 fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted() {
-    let (hold, share_id, long) = handed_with_little_left(&table());
-    let since = now();
-    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
+    let (hold, _, _, since) = waits_with_too_little_left();
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6));
     hold.on_no_answer(since);
     let sent = since.after(secs(1));
@@ -616,64 +434,23 @@ fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted(
     assert!(hold.deadline() > sent.after(LEASE * 5), "the server has granted as much as was asked for");
 }
 
-#[test]
-fn no_answer_counts_for_more_than_was_asked_for() {
-    let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
-    let sent = now();
-    hold.on_renewed(answer(sent, LEASE * 30, LEASE), sent);
-    assert!(hold.deadline() <= sent.after(LEASE), "the server's clock has gone back");
-}
-
 /// A claim counts from an earlier answer, so the server may have more left from then on than the claim's length.
 #[test]
 fn claim_counts_from_when_it_was_granted() {
     let table = table();
-    let entry = enter(&table, Mode::Write);
+    let entry = enter(&table, Write);
     sends(&entry, 1);
     let sent = now();
     let told = sent.after(LEASE / 2);
-    let granted = NewHold {
-        cache: None,
-        granting: GrantIdentity {
-            id: id(1),
-            mode: Mode::Write,
-            token: FencingToken::from_wire(5).expect("small"),
-            tokens: 1,
-        },
-        grant: answer(sent, LEASE * 3 / 2, LEASE),
-        share: want().from(told),
-        in_doubt_requests: InDoubt::default(),
-        share_until: None,
-        is_claim: true,
-        jitter: Jitter::of(0),
-    };
+    let granted =
+        NewHold { grant: answer(sent, LEASE * 3 / 2, LEASE), is_claim: true, ..new_hold(1, Write, (5, 1), told) };
     let Installed::Hold(hold, _) = entry.on_grant(granted, told).0 else { panic!("it is a hold") };
     assert!(hold.deadline() > told.after(LEASE * 9 / 10));
 }
 
 #[test]
-fn waiter_whose_renewal_goes_unanswered_learns_of_it_and_of_the_end() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    let accepts = || accept(&hold, share_id, long.from(now()), since, now());
-    assert!(matches!(accepts(), Accepted::Short { .. }) && awaits_renewal(&hold), "it has too little");
-    assert!(hold.begin_renewal(now(), now()).is_some());
-    hold.on_no_answer(since);
-    assert!(!awaits_renewal(&hold));
-    assert!(matches!(accepts(), Accepted::Short { is_late: true, .. }), "it waits for the next");
-    assert!(hold.begin_renewal(since, since).is_none(), "after a pause");
-    hold.lose(LossReason::Gone);
-    assert!(!awaits_renewal(&hold));
-    assert!(matches!(accepts(), Accepted::Over));
-}
-
-#[test]
 fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
-    let table = table();
-    let (hold, share_id, long) = handed_with_little_left(&table);
-    let since = now();
-    assert!(matches!(accept(&hold, share_id, long.from(since), since, since), Accepted::Short { .. }));
+    let (hold, share_id, long, since) = waits_with_too_little_left();
     assert!(hold.begin_renewal(since, since).is_some());
     hold.on_renewed(answer(since, LEASE * 6, LEASE * 6), since);
     let later = since.after(secs(4));
@@ -682,24 +459,13 @@ fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
 }
 
 #[test]
-fn what_was_handed_to_a_future_that_died_is_given_back() {
-    let table = table();
-    let first = enter(&table, Mode::Write);
-    let second = enter(&table, Mode::Write);
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
-    remove(&hold, share_id);
-    assert!(leave(second).handed.is_some());
-}
-
-#[test]
 fn what_others_share_is_left_without_a_clock() {
     let table = table();
-    let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let (hold, first) = read_hold(&table);
     hold.queue_moment.store(0, Ordering::Relaxed);
-    let join = || table.join(key().hashed_name(), want(), now()).expect("it is open").1;
-    assert!(hold.leave_quietly(join()));
+    assert!(hold.leave_quietly(join(&table)));
     assert_eq!(looked_at(&hold), Moment::from_nanos(0), "it is not scheduled again");
-    let watched = join();
+    let watched = join(&table);
     let _watch = Watch::of(&hold, watched);
     assert!(!hold.leave_quietly(watched), "its watcher has to hear of it");
     assert_eq!(remove(&hold, watched), ShareRemoved::Shared);
@@ -710,9 +476,9 @@ fn what_others_share_is_left_without_a_clock() {
 #[test]
 fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let table = table();
-    let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let (hold, first) = read_hold(&table);
     let (soon, later) = (now().after(secs(1)), now().after(LEASE / 4));
-    let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
+    let lasts = join(&table);
     let share = Share { ends: soon, ..want().from(now()) };
     assert!(matches!(accept(&hold, first, share, now(), now()), Accepted::Taken(_)));
     hold.queue_moment.store(later.as_nanos(), Ordering::Relaxed);
@@ -730,17 +496,18 @@ impl Drop for Ends {
     }
 }
 
+/// Returns the subscription of a waiter, which counts its end.
+fn subscribed(entry: &WaitEntry, ended: &Arc<AtomicUsize>) -> Notifications {
+    let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(ended));
+    let (_, notices) = crate::base::attempt::notifications();
+    Notifications::Subscribed(Subscription { notices, _end: Box::new(end) })
+}
+
 #[test]
 fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
-    let table = table();
-    let ended = Arc::new(AtomicUsize::new(0));
-    let [first, second, third] = [0; 3].map(|_| enter(&table, Mode::Write));
-    let asking = |entry: &WaitEntry| {
-        let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-        let (_, notices) = crate::base::attempt::notifications();
-        Notifications::Subscribed(Subscription { notices, _end: Box::new(end) })
-    };
-    let [mine, others, last] = [&first, &second, &third].map(asking);
+    let (table, ended) = (table(), Arc::default());
+    let [first, second, third] = enter_all(&table, Write);
+    let [mine, others, last] = [&first, &second, &third].map(|entry| subscribed(entry, &ended));
     sends(&first, 1);
     assert!(first.leave(mine, Backoff::new(), now()).pending.is_none());
     // The second waiter never looked at the request that was left to it.
@@ -754,62 +521,20 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
 
 #[test]
 fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() {
-    let table = table();
-    let ended = Arc::new(AtomicUsize::new(0));
-    let [entry, _other] = [0; 2].map(|_| enter(&table, Mode::Write));
-    let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-    let (_, notices) = crate::base::attempt::notifications();
-    let notices = Notifications::Subscribed(Subscription { notices, _end: Box::new(end) });
+    let (table, ended) = (table(), Arc::default());
+    let [entry, _other] = enter_all(&table, Write);
+    let notices = subscribed(&entry, &ended);
     drop(entry.leave(notices, Backoff::new(), now()));
     assert_eq!(ended.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn idle_locks_are_forgotten() {
+fn cell_goes_with_its_last_hold_and_guard_even_if_a_hold_was_converted() {
     let table = table();
-    leave(enter(&table, Mode::Read));
-    leave(try_enter(&table, Mode::Write).expect("free"));
-    let (hold, share_id) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
-    assert!(!table.is_idle(), "the server is to be told");
-    table.on_end(&hold);
-    assert!(table.is_idle());
-}
-
-#[test]
-fn cell_goes_with_its_last_hold_and_guard() {
-    let table = table();
-    let (hold, share_id) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-    let cell = Arc::downgrade(hold.cell());
-    hold.lose(LossReason::Gone);
-    table.on_end(&hold);
-    remove(&hold, share_id);
-    table.deadlines.forget(&hold);
-    drop(hold);
-    assert_eq!(cell.strong_count(), 0);
-}
-
-#[test]
-fn cell_goes_with_a_hold_that_was_converted() {
-    let table = table();
-    let (old, old_share) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let (old, old_share) = write_hold(&table);
     let cell = Arc::downgrade(old.cell());
     assert!(old.begin_conversion(now()));
-    let granted = NewHold {
-        cache: None,
-        granting: GrantIdentity {
-            id: id(2),
-            mode: Mode::Read,
-            token: FencingToken::from_wire(1001).expect("small"),
-            tokens: 1,
-        },
-        grant: answer(now(), LEASE, LEASE),
-        share: want().from(now()),
-        in_doubt_requests: InDoubt::default(),
-        share_until: None,
-        is_claim: false,
-        jitter: Jitter::of(0),
-    };
+    let granted = NewHold { grant: answer(now(), LEASE, LEASE), ..new_hold(2, Read, (1001, 1), now()) };
     let (new, share_id) = old.convert_into(granted, now()).expect("there is enough left of it");
     old.note_share_converted(old_share);
     remove(&new, share_id);
@@ -822,11 +547,10 @@ fn cell_goes_with_a_hold_that_was_converted() {
 #[test]
 fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     let table = table();
-    let first = enter(&table, Mode::Write);
-    let mut second = enter(&table, Mode::Write);
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    let [first, mut second] = enter_all(&table, Write);
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    let Some(Wake::Handed(_, share_id)) = signal_of(&mut second) else { panic!("it has the lock") };
+    let (_, share_id) = handed(&mut second);
     // The hold ends before the waiter looks.
     hold.lose(LossReason::Gone);
     remove(&hold, share_id);
@@ -862,16 +586,15 @@ fn is_linear(what: &str, run: impl Fn(usize)) {
 fn nothing_costs_more_the_more_wait_or_share() {
     is_linear("waiters that give up", |many| {
         let table = table();
-        let waiters: Vec<_> = (0..many).map(|_| enter(&table, Mode::Write)).collect();
+        let waiters: Vec<_> = (0..many).map(|_| enter(&table, Write)).collect();
         waiters.into_iter().rev().for_each(|waiter| drop(leave(waiter)));
         assert!(table.is_idle());
     });
     is_linear("readers that come and go, and one who waits for itself", |many| {
         let (table, at) = (table(), now());
-        let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-        let (waits, owner) = (enter(&table, Mode::Read), OwnerId::new());
-        let shares: Vec<_> =
-            (0..many).map(|_| table.join(key().hashed_name(), want(), at).expect("it is open").1).collect();
+        let (hold, _) = read_hold(&table);
+        let (waits, owner) = (enter(&table, Read), OwnerId::new());
+        let shares: Vec<_> = (0..many).map(|_| join(&table)).collect();
         for share_id in shares.into_iter().rev() {
             assert!(!waits.waits_for(owner, at));
             hold.next(at);
@@ -881,7 +604,7 @@ fn nothing_costs_more_the_more_wait_or_share() {
     });
     is_linear("acquisitions that ask once, all at the same time", |many| {
         let table = table();
-        let extra_requests: Vec<_> = (0..many).map(|_| try_enter(&table, Mode::Write).expect("it is free")).collect();
+        let extra_requests: Vec<_> = (0..many).map(|_| try_enter(&table, Write).expect("it is free")).collect();
         for (n, extra) in extra_requests.iter().enumerate() {
             sends(extra, n as u64);
         }
@@ -890,7 +613,7 @@ fn nothing_costs_more_the_more_wait_or_share() {
     });
     is_linear("readers with leases of their own", |many| {
         let (table, at) = (table(), now());
-        let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+        let (hold, _) = read_hold(&table);
         for n in 0..many {
             let wants = ShareRequest { lease: LEASE / 2 + Duration::from_micros(n as u64), ..want() };
             table.join(key().hashed_name(), wants, at).expect("it is open");
@@ -899,10 +622,10 @@ fn nothing_costs_more_the_more_wait_or_share() {
     });
     is_linear("guards of one hold that are watched, each and all", |many| {
         let (table, at) = (table(), now());
-        let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+        let (hold, first) = read_hold(&table);
         let mut watches = Vec::new();
         for _ in 0..many {
-            let (_, share_id) = table.join(key().hashed_name(), want(), at).expect("it is open");
+            let share_id = join(&table);
             watches.extend([first, share_id].map(|share_id| Watch::of(&hold, share_id)));
             hold.next(at);
         }
@@ -911,9 +634,9 @@ fn nothing_costs_more_the_more_wait_or_share() {
     });
     is_linear("readers that are let in together", |many| {
         let table = table();
-        let first = enter(&table, Mode::Read);
-        let mut others: Vec<_> = (0..many).map(|_| enter(&table, Mode::Read)).collect();
-        grant(&first, 1, Mode::Read, 1000, 1);
+        let first = enter(&table, Read);
+        let mut others: Vec<_> = (0..many).map(|_| enter(&table, Read)).collect();
+        grant(&first, 1, Read, 1000, 1);
         assert!(others.iter_mut().all(|other| matches!(signal_of(other), Some(Wake::Handed(..)))));
     });
 }
@@ -922,19 +645,9 @@ fn nothing_costs_more_the_more_wait_or_share() {
 fn claim_whose_first_renewal_would_come_too_late_is_not_enough() {
     let sent = now();
     let claim = |remaining| NewHold {
-        cache: None,
-        granting: GrantIdentity {
-            id: id(1),
-            mode: Mode::Write,
-            token: FencingToken::from_wire(1).expect("small"),
-            tokens: 1,
-        },
         grant: answer(sent, remaining, secs(3)),
-        share: want().from(sent),
-        in_doubt_requests: InDoubt::default(),
-        share_until: None,
         is_claim: true,
-        jitter: Jitter::of(0),
+        ..new_hold(1, Write, (1, 1), sent)
     };
     assert!(claim(secs(3)).has_enough(sent, Duration::from_millis(5)));
     assert!(claim(secs(3)).has_enough(sent, secs(1)));

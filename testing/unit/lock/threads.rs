@@ -73,6 +73,14 @@ fn body(work: impl FnOnce() + Send + 'static) -> ThreadBody {
     Box::new(work)
 }
 
+fn two_threads(
+    one: impl FnOnce() + Send + 'static,
+    other: impl FnOnce() + Send + 'static,
+    judge: impl FnOnce() -> Result<(), String> + 'static,
+) -> ThreadScene {
+    ThreadScene::new([body(one), body(other)], judge)
+}
+
 fn check(is_right: bool, fault: &str) -> Result<(), String> {
     if is_right { Ok(()) } else { Err(fault.into()) }
 }
@@ -105,13 +113,10 @@ impl<T> Outcomes<T> {
 
 fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     let waiter_id = waiter.waiter_id();
     let looks = move || {
-        let reason = match slip {
-            Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&waiter, cx))),
-            _ => block_on(waiter.woken(None)).expect("the server answers"),
-        };
+        let reason = reason_of(&mut waiter, slip);
         assert!(matches!(reason, Wake::Ask), "{reason:?}");
         leave(waiter);
     };
@@ -119,13 +124,21 @@ fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
         Some(Slip::WakesBeforeItChanges) => wake_and_then_leave(&leader, waiter_id),
         _ => drop(leave(leader)),
     };
-    ThreadScene::new([body(looks), body(leaves)], move || check(table.is_idle(), "the table has an idle cell"))
+    two_threads(looks, leaves, move || check(table.is_idle(), "the table has an idle cell"))
+}
+
+/// Waits until a waiter is woken, and returns the reason.
+fn reason_of(waiter: &mut WaitEntry, slip: Option<Slip>) -> Wake {
+    match slip {
+        Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(waiter, cx))),
+        _ => block_on(waiter.woken(None)).expect("the server answers"),
+    }
 }
 
 /// The wrong form of `WaitEntry::poll_wake`.
 fn look_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Wake> {
     let waiter_id = entry.waiter_id();
-    match entry.cell().ask(|state| state.take_signal(Mode::Write, waiter_id)) {
+    match entry.cell().ask(|state| state.take_signal(Write, waiter_id)) {
         Some(reason) => Poll::Ready(reason),
         None => entry.cell().poll_waiter(waiter_id, cx, |_| None),
     }
@@ -137,7 +150,7 @@ fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
     cell.quietly(|_, _, effects| effects.signals.wake(next));
     let mut unused = Effects::default();
     let left = cell.ask(|state| {
-        let left = state.leave(Mode::Write, leader.waiter_id(), Backoff::new(), now(), cell.rules(), &mut unused);
+        let left = state.leave(Write, leader.waiter_id(), Backoff::new(), now(), cell.rules(), &mut unused);
         state.advance(now(), cell.rules(), &mut unused);
         left
     });
@@ -146,7 +159,7 @@ fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
 
 fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     let begins = move || leader.on_outage(Some(SideOutage { since: now(), source: None }));
     let looks = move || {
         let woken = match slip {
@@ -157,12 +170,12 @@ fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
         };
         assert!(woken.is_none(), "{woken:?}");
     };
-    ThreadScene::new([body(looks), body(begins)], || Ok(()))
+    two_threads(looks, begins, || Ok(()))
 }
 
 /// The wrong form of `WaitEntry::poll_wake`.
 fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Option<Wake>> {
-    match entry.cell().ask(|state| state.side(Mode::Write).outage.clone()) {
+    match entry.cell().ask(|state| state.side(Write).outage.clone()) {
         Some(_) => Poll::Ready(None),
         None => entry.cell().poll_waiter(entry.waiter_id(), cx, |_| None),
     }
@@ -170,7 +183,7 @@ fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Pol
 
 fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     let is_closed = Arc::new(AtomicBool::new(false));
     // What `Table::wake_waiters` does at this cell. Without the other shards there are fewer orders.
     let (seen, cell) = (Arc::clone(&is_closed), Arc::clone(leader.cell()));
@@ -194,7 +207,7 @@ fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
             wakes();
         }
     };
-    ThreadScene::new([body(looks), body(closes)], move || {
+    two_threads(looks, closes, move || {
         drop(leave(leader));
         check(table.is_idle(), "the table has an idle cell")
     })
@@ -202,19 +215,16 @@ fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
 
 fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [first, mut second] = [0; 2].map(|_| enter(&table, Mode::Write));
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 64);
+    let [first, mut second] = enter_all(&table, Write);
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
     let held = Arc::clone(&hold);
     let looks = move || {
-        let reason = match slip {
-            Some(Slip::RegistersAfterItLooked) => block_on(poll_fn(|cx| look_and_then_register(&second, cx))),
-            _ => block_on(second.woken(None)).expect("the server answers"),
-        };
+        let reason = reason_of(&mut second, slip);
         let Wake::Handed(hold, share_id) = reason else { panic!("{reason:?}") };
         assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     };
     let removes = move || assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    ThreadScene::new([body(looks), body(removes)], move || {
+    two_threads(looks, removes, move || {
         end(&held);
         check(held.usage().0 == 0, "a guard is left")
     })
@@ -222,39 +232,37 @@ fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
 
 fn writer_leaves_as_it_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [first, second] = [0; 2].map(|_| enter(&table, Mode::Write));
-    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 64);
+    let [first, second] = enter_all(&table, Write);
+    let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
     let (held, removals) = (Arc::clone(&hold), Outcomes::new());
     let (mine, theirs) = (removals.another(), removals.another());
     let leaves = move || leave_and_give_back(second, slip, &mine);
     let removes = move || theirs.add(remove(&hold, share_id));
-    ThreadScene::new([body(leaves), body(removes)], move || judge_removals(&held, &removals))
+    two_threads(leaves, removes, move || judge_removals(&held, &removals))
 }
 
 fn reader_leaves_as_it_is_handed_a_share(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = [0; 2].map(|_| enter(&table, Mode::Read));
+    let [leader, waiter] = enter_all(&table, Read);
     sends(&leader, 1);
     let (held, removals) = (Arc::new(OnceLock::new()), Outcomes::new());
     let (granted, mine, theirs) = (Arc::clone(&held), removals.another(), removals.another());
     let leaves = move || leave_and_give_back(waiter, slip, &mine);
     let enters = move || {
         let now = now();
-        let (Installed::Hold(hold, share_id), _) = leader.on_grant(new_hold(1, Mode::Read, (1000, 1), now), now) else {
+        let (Installed::Hold(hold, share_id), _) = leader.on_grant(new_hold(1, Read, (1000, 1), now), now) else {
             panic!("it is the leader")
         };
         granted.set(Arc::clone(&hold)).expect("one grant");
         theirs.add(remove(&hold, share_id));
     };
-    ThreadScene::new([body(leaves), body(enters)], move || {
-        judge_removals(held.get().expect("it was granted"), &removals)
-    })
+    two_threads(leaves, enters, move || judge_removals(held.get().expect("it was granted"), &removals))
 }
 
 fn two_guards_of_one_hold_leave(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
-    let (_, second) = table.join(key().hashed_name(), want(), now()).expect("it is open");
+    let (hold, first) = read_hold(&table);
+    let second = join(&table);
     let removals = Outcomes::new();
     let leaves = |share_id| {
         let (hold, removals) = (Arc::clone(&hold), removals.another());
@@ -287,16 +295,16 @@ fn judge_removals(hold: &Hold, removals: &Outcomes<ShareRemoved>) -> Result<(), 
 
 fn task_enters_as_the_cell_is_removed(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let (first, entered) = (enter(&table, Mode::Write), Outcomes::new());
+    let (first, entered) = (enter(&table, Write), Outcomes::new());
     let (tasks, entries) = (Arc::clone(&table), entered.another());
     let enters = move || {
         entries.add(match slip {
             Some(Slip::EntersRemovedCell) => enter_whatever_is_there(&tasks),
-            _ => enter(&tasks, Mode::Write),
+            _ => enter(&tasks, Write),
         });
     };
     let leaves = move || drop(leave(first));
-    ThreadScene::new([body(leaves), body(enters)], move || {
+    two_threads(leaves, enters, move || {
         check(table.writer_waits(&key()), "other tasks do not find the waiter")?;
         entered.take().into_iter().for_each(|entry| drop(leave(entry)));
         check(table.is_idle(), "the table has an idle cell")
@@ -311,8 +319,8 @@ fn enter_whatever_is_there(table: &Arc<Table>) -> WaitEntry {
 fn enter_cell(cell: Arc<Cell<Hold>>) -> WaitEntry {
     let (wants, now) = (want(), now());
     let (waiter_id, waits) =
-        cell.event(now, |state, inputs, effects| state.enter(Mode::Write, None, wants, now, inputs, effects));
-    WaitEntry::new(cell, Mode::Write, waiter_id, waits)
+        cell.event(now, |state, inputs, effects| state.enter(Write, None, wants, now, inputs, effects));
+    WaitEntry::new(cell, Write, waiter_id, waits)
 }
 
 /// Table with a wrong queue of deadlines.
@@ -352,7 +360,7 @@ impl HoldInLine {
             _ => Arc::<Table>::clone(&table),
         };
         let cell = Arc::new(Cell::new(&key(), &Arc::new(rules()), Arc::downgrade(&around)));
-        let (hold, share_id) = grant(&enter_cell(cell), 1, Mode::Write, 1000, 64);
+        let (hold, share_id) = grant(&enter_cell(cell), 1, Write, 1000, 64);
         let soon = now().after(LEASE - secs(1));
         assert_eq!(table.deadlines.take_due(soon, Duration::ZERO).len(), 1);
         assert!(hold.join_batch(soon));
@@ -377,7 +385,7 @@ fn two_events_bring_a_deadline_forward(slip: Option<Slip>) -> ThreadScene {
     let (one, other) = (Arc::clone(&stage.hold), Arc::clone(&stage.hold));
     let sooner = move || one.leave_batch(now().after(secs(2)));
     let at_once = move || other.renew_now(now());
-    ThreadScene::new([body(sooner), body(at_once)], move || stage.is_looked_at_in_time())
+    two_threads(sooner, at_once, move || stage.is_looked_at_in_time())
 }
 
 fn background_takes_a_hold(slip: Option<Slip>) -> ThreadScene {
@@ -393,7 +401,7 @@ fn background_takes_a_hold(slip: Option<Slip>) -> ThreadScene {
         }
     };
     let changes = move || hold.renew_now(now());
-    ThreadScene::new([body(takes), body(changes)], move || stage.is_looked_at_in_time())
+    two_threads(takes, changes, move || stage.is_looked_at_in_time())
 }
 
 fn hold_is_forgotten_as_it_is_scheduled(slip: Option<Slip>) -> ThreadScene {
@@ -401,18 +409,18 @@ fn hold_is_forgotten_as_it_is_scheduled(slip: Option<Slip>) -> ThreadScene {
     let (one, other, table) = (Arc::clone(&stage.hold), Arc::clone(&stage.hold), Arc::clone(&stage.table));
     let changes = move || one.leave_batch(now().after(secs(2)));
     let forgets = move || table.deadlines.forget(&other);
-    ThreadScene::new([body(changes), body(forgets)], move || {
+    two_threads(changes, forgets, move || {
         check(stage.table.deadlines.has_no_holds(), "the queue has a hold for which nothing is due")
     })
 }
 
 fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let leader = enter(&table, Mode::Write);
+    let leader = enter(&table, Write);
     sends(&leader, 1);
     let (began, driver, holds) = (now(), table.deadlines.wake.register(), Outcomes::new());
     let granted = holds.another();
-    let work = move || granted.add(leader.on_grant(new_hold(1, Mode::Write, (1000, 1), began), began).0);
+    let work = move || granted.add(leader.on_grant(new_hold(1, Write, (1000, 1), began), began).0);
     let drive = move || {
         let (wake, later) = (&table.deadlines.wake, began.after(LEASE));
         loop {
@@ -431,7 +439,7 @@ fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
             }
         }
     };
-    ThreadScene::new([body(work), body(drive)], move || {
+    two_threads(work, drive, move || {
         for granted in holds.take() {
             let Installed::Hold(hold, share_id) = granted else { return Err("the leader gets no hold".into()) };
             remove(&hold, share_id);
@@ -452,7 +460,7 @@ impl Drop for EndsInThread {
 
 fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, mut waiter] = enter_all(&table, Write);
     sends(&leader, 1);
     let (ends, left) = (Arc::new(AtomicUsize::new(0)), Outcomes::new());
     let (_, notices) = crate::base::attempt::notifications();
@@ -468,7 +476,7 @@ fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
         found.add(waiter.take_left());
         leave(waiter);
     };
-    ThreadScene::new([body(leaves), body(goes_on)], move || {
+    two_threads(leaves, goes_on, move || {
         let found = left.take();
         let is_subscribed = matches!(found[..], [Some(Notifications::Subscribed(_))]);
         check(is_subscribed, "the next leader finds no subscription")?;
@@ -482,26 +490,26 @@ fn leave_and_then_hand_on(leader: WaitEntry, notifications: Notifications) {
     let cell = Arc::clone(leader.cell());
     leave(leader);
     let former = cell.event_beside(now(), |_, _, _, beside| {
-        beside.get_or_insert_default().notifications(Mode::Write).replace(notifications)
+        beside.get_or_insert_default().notifications(Write).replace(notifications)
     });
     drop(former);
 }
 
 fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, waiter] = enter_all(&table, Write);
     let answer = move || leader.on_outage(None);
     let listens = move || match slip {
         Some(Slip::ListensForAnswerLate) => block_on(look_and_then_listen(&waiter)),
         _ => block_on(waiter.awaited_first_answer().first_answer()),
     };
-    ThreadScene::new([body(listens), body(answer)], || Ok(()))
+    two_threads(listens, answer, || Ok(()))
 }
 
 /// The wrong form of `FirstAnswer::first_answer`.
 async fn look_and_then_listen(waiter: &WaitEntry) {
-    let awaits = |state: &mut State<Hold>| state.awaits_first_answer(Mode::Write, waiter.waiter_id());
-    if let Some(signal) = waiter.cell().first_answer(Mode::Write, awaits) {
+    let awaits = |state: &mut State<Hold>| state.awaits_first_answer(Write, waiter.waiter_id());
+    if let Some(signal) = waiter.cell().first_answer(Write, awaits) {
         signal.notified().await;
     }
 }
@@ -541,18 +549,18 @@ fn single_task_ends_as_work_comes(slip: Option<Slip>) -> ThreadScene {
             adds.run(running, slip);
         }
     };
-    ThreadScene::new([body(runs), body(adds)], move || check(!work.has_more(), "no task does the work"))
+    two_threads(runs, adds, move || check(!work.has_more(), "no task does the work"))
 }
 
 fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let [leader, waiter] = enter_all(&table, Write);
     sends(&leader, 1);
     let (driver, tasks) = (Arc::clone(&table), Arc::clone(&table));
     let holds = Outcomes::new();
     let granted = holds.another();
     let takes = move || {
-        let (now, hold) = (now(), new_hold(1, Mode::Write, (1000, 1), now()));
+        let (now, hold) = (now(), new_hold(1, Write, (1000, 1), now()));
         match slip {
             Some(Slip::TakesWhatItMightHaveTaken) if leader.note_polled(now) => {
                 granted.add(tasks.adopt(&key(), hold, now).expect("it is in time"));
@@ -565,7 +573,7 @@ fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
         }
     };
     let looks = move || driver.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
-    ThreadScene::new([body(takes), body(looks)], move || {
+    two_threads(takes, looks, move || {
         let (goes_on, holds) = (sends(&waiter, 2) == Some(id(1)), holds.take());
         for (hold, share_id) in &holds {
             remove(hold, *share_id);

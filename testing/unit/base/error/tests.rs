@@ -21,8 +21,13 @@ const REASONS: [LossReason; 6] = [
     LossReason::Forked,
 ];
 
+/// Returns a cause at the node of these errors.
+fn at_node(cause: Source) -> Source {
+    Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(cause) })
+}
+
 fn failed(kind: io::ErrorKind) -> Option<Source> {
-    Some(Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(Arc::new(io::Error::new(kind, "the cause"))) }))
+    Some(at_node(Arc::new(io::Error::new(kind, "the cause"))))
 }
 
 /// Returns one error of each kind, for a lock and for a manager, with and without a node.
@@ -45,18 +50,13 @@ fn all() -> Vec<Error> {
     for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::UnexpectedEof] {
         all.push(Error::unreachable(lock(), waited, failed(kind)));
     }
-    let no_tls: Source = Arc::new(NoTls(Arc::new(io::Error::new(io::ErrorKind::InvalidData, "the cause"))));
-    let no_tls: Source = Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(no_tls) });
-    all.push(Error::unreachable(lock(), waited, Some(no_tls)));
+    let no_tls = NoTls(Arc::new(io::Error::new(io::ErrorKind::InvalidData, "the cause")));
+    all.push(Error::unreachable(lock(), waited, Some(at_node(Arc::new(no_tls)))));
     all.push(Error::unreachable(nobody, waited, failed(io::ErrorKind::TimedOut)));
-    let descriptors: Source = Arc::new(AtNode {
-        node: "10.0.0.1:6379".into(),
-        cause: Some(Arc::new(io::Error::from_raw_os_error(if cfg!(windows) { 10024 } else { 24 }))),
-    });
-    all.push(Error::unreachable(lock(), waited, Some(descriptors)));
-    let full = io::Error::other("ERR max number of clients reached");
-    let full: Source = Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(Arc::new(full)) });
-    all.push(Error::unreachable(lock(), waited, Some(full)));
+    let too_many_files = io::Error::from_raw_os_error(if cfg!(windows) { 10024 } else { 24 });
+    for cause in [too_many_files, io::Error::other("ERR max number of clients reached")] {
+        all.push(Error::unreachable(lock(), waited, Some(at_node(Arc::new(cause)))));
+    }
     all.extend(REASONS.map(|reason| Error::Lost { lock: lock(), reason }));
     let message = || "the server's words".to_owned();
     all.extend(REFUSALS.map(|refusal| Error::Refused {

@@ -4,25 +4,23 @@ use super::*;
 
 const AT_LEAST: Duration = Duration::from_secs(300);
 const RESTS: Overrides = Overrides { at_least: Some(AT_LEAST), lease: None, ..LONG };
-const MOMENT: Duration = Duration::from_millis(1);
 
 /// Returns true if the lock rests on the server.
 async fn rests(stage: &Stage) -> bool {
-    let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
+    let view = stage.view().await;
     view.holders.iter().any(|holder| AcquisitionId::before_rest(&holder.id).is_some())
 }
 
 #[tokio::test(start_paused = true)]
 async fn guard_is_there_when_the_server_has_answered_the_arming() {
     let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let mut waits = stage.asks(Mode::Write, RESTS, Patience::AskOnce);
-    assert!(tokio::time::timeout(MOMENT * 50, &mut waits).await.is_err(), "the arming is not answered");
-    word.send(()).expect("it is waited for");
-    let held = waits.await.expect("answered").expect("granted");
+    let word = stage.next_renewals_wait();
+    let mut waits = stage.asks(Write, RESTS, Patience::AskOnce);
+    still_waits(&mut waits, MS * 50).await;
+    send(word);
+    let held = granted(waits).await;
     assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (1, 1), "one request and one renewal");
-    held.release().await.expect("ours to the end");
+    release(held).await;
     assert!(rests(&stage).await);
     assert_eq!(stage.scheme.rest_times().len(), 2, "the renewal and the release carry it");
 }
@@ -31,32 +29,28 @@ async fn guard_is_there_when_the_server_has_answered_the_arming() {
 async fn each_copy_and_each_later_renewal_and_the_release_carry_the_same_time() {
     let stage = Stage::new();
     stage.scheme.renewals_go_unheard(1);
-    let began = stage.engine.clock.now();
-    let held = stage.asks(Mode::Write, RESTS, Patience::Wait).await.expect("answered").expect("granted");
-    tokio::time::sleep(Duration::from_secs(15)).await;
+    let began = Instant::now();
+    let held = granted(stage.waits_with(Write, RESTS)).await;
+    sleep(15 * SECOND).await;
     assert_eq!(held.state(), HoldState::Held);
     drop(held);
     stage.engine.settled().await;
     let times = stage.scheme.rest_times();
     assert!(times.len() > 4 && times.iter().all(|time| *time == times[0]), "{times:?}");
     let now = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers");
-    let passed = stage.engine.clock.now().since(began);
+    let passed = began.elapsed();
     let left = now.value.holders[0].remaining;
-    assert!(
-        left + passed >= AT_LEAST && left + passed < AT_LEAST + Duration::from_secs(2),
-        "{left:?} after {passed:?}"
-    );
+    assert!(left + passed >= AT_LEAST && left + passed < AT_LEAST + 2 * SECOND, "{left:?} after {passed:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn future_that_is_not_polled_while_it_arms_leaves_the_lock_free() {
     let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let mut stalls = stage.asks(Mode::Write, RESTS, Patience::Wait);
+    let _word = stage.next_renewals_wait();
+    let mut stalls = stage.waits_with(Write, RESTS);
     start(&mut stalls);
     let other = stage.other();
-    tokio::time::timeout(Duration::from_secs(5), other.take(Mode::Write)).await.expect("within the claim");
+    timeout(5 * SECOND, other.take(Write)).await.expect("within the claim");
     drop(stalls);
 }
 
@@ -64,9 +58,8 @@ async fn future_that_is_not_polled_while_it_arms_leaves_the_lock_free() {
 #[tokio::test(start_paused = true)]
 async fn hold_that_is_over_before_its_guard_is_given_back_and_the_next_one_is_armed_anew() {
     let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let held = stage.asks(Mode::Write, RESTS, Patience::Wait).await.expect("answered").expect("granted");
+    let _word = stage.next_renewals_wait();
+    let held = granted(stage.waits_with(Write, RESTS)).await;
     assert_eq!(stage.scheme.requests(), 2);
     let times = stage.scheme.rest_times();
     assert!(times.len() == 2 && times[0] < times[1], "{times:?}");
@@ -78,61 +71,58 @@ async fn hold_that_is_over_before_its_guard_is_given_back_and_the_next_one_is_ar
 #[tokio::test(start_paused = true)]
 async fn limit_is_told_when_the_hold_is_given_back() {
     let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let limit = Overrides { wait_timeout: Some(MOMENT * 100), ..RESTS };
-    match stage.asks(Mode::Write, limit, Patience::Wait).await {
+    let _word = stage.next_renewals_wait();
+    let limit = Overrides { wait_timeout: Some(MS * 100), ..RESTS };
+    match stage.waits_with(Write, limit).await {
         Err(Error::WaitTimeout { confirmed, .. }) => assert_eq!(confirmed, stage.there().await == (0, 0)),
         other => panic!("{other:?}"),
     }
-    stage.engine.settled().await;
-    assert_eq!(stage.there().await, (0, 0));
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_close_ends_while_it_is_armed_leaves_no_rest() {
     let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let mut waits = stage.asks(Mode::Write, RESTS, Patience::Wait);
-    assert!(tokio::time::timeout(MOMENT, &mut waits).await.is_err(), "the arming is not answered");
+    let word = stage.next_renewals_wait();
+    let mut waits = stage.waits_with(Write, RESTS);
+    still_waits(&mut waits, MS).await;
     stage.engine.close().await.expect("all is given back");
-    word.send(()).expect("it is waited for");
+    send(word);
     assert!(matches!(waits.await, Err(Error::Closed { .. })));
     assert_eq!(stage.there().await, (0, 0));
 }
 
 /// Waits behind an armed hold in the same process, until the lock rests and then is free.
 async fn waits_for_the_rest(stage: &Stage) {
-    let held = stage.asks(Mode::Write, RESTS, Patience::Wait).await.expect("answered").expect("granted");
-    let mut next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let held = granted(stage.waits_with(Write, RESTS)).await;
+    let mut next = stage.waits(Write);
     start(&mut next);
     drop(held);
-    assert!(tokio::time::timeout(AT_LEAST / 2, &mut next).await.is_err(), "the lock rests");
+    still_waits(&mut next, AT_LEAST / 2).await;
     assert!(rests(stage).await);
-    next.await.expect("answered").expect("granted after the rest");
+    granted(next).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_is_handed_to_no_local_writer() {
     let stage = Stage::new();
     // A lock that the server does not remember is granted with one token, for one writer.
-    stage.take(Mode::Write).await.release().await.expect("ours to the end");
-    tokio::time::sleep(MOMENT).await;
+    release(stage.take(Write).await).await;
+    sleep(MS).await;
     waits_for_the_rest(&stage).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn cached_hold_that_is_taken_rests_and_is_not_cached_again() {
-    let stage = Stage::with(Options { cache_for: Duration::from_secs(600), ..Options::default() });
+    let stage = Stage::with(Options { cache_for: 600 * SECOND, ..Options::default() });
     for _ in 0..2 {
-        drop(stage.take(Mode::Write).await);
-        tokio::time::sleep(MOMENT).await;
+        drop(stage.take(Write).await);
+        sleep(MS).await;
     }
     stage.engine.settled().await;
     let asked = stage.scheme.requests();
     assert_eq!(stage.there().await, (1, 0), "it is cached");
-    let held = stage.asks(Mode::Write, RESTS, Patience::Wait).await.expect("answered").expect("granted");
+    let held = granted(stage.waits_with(Write, RESTS)).await;
     assert_eq!(stage.scheme.requests(), asked, "it is taken without a request");
     drop(held);
     stage.engine.settled().await;
@@ -142,9 +132,9 @@ async fn cached_hold_that_is_taken_rests_and_is_not_cached_again() {
 
 /// Begins an acquisition with a note.
 fn asks_with_note(stage: &Stage) -> StartedAcquire {
-    let terms = Terms::new(stage.engine.options(), RESTS).expect("valid");
+    let terms = terms(&stage.engine, RESTS);
     let note = Some("report".into());
-    crate::engine::acquire::start(&stage.engine, &stage.key, Mode::Write, &terms, Patience::Wait, note).expect("begun")
+    crate::engine::acquire::start(&stage.engine, &stage.key, Write, &terms, Patience::Wait, note).expect("begun")
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,19 +143,18 @@ async fn acquisition_that_is_dropped_while_it_sets_its_note_leaves_no_rest() {
     let (_word, answer) = oneshot::channel();
     stage.scheme.next_note(answer);
     let mut waits = asks_with_note(&stage);
-    assert!(tokio::time::timeout(MOMENT, &mut waits).await.is_err(), "the note is not answered");
+    still_waits(&mut waits, MS).await;
     drop(waits);
-    stage.engine.settled().await;
-    assert_eq!(stage.there().await, (0, 0));
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_with_a_note_rests_after_its_use() {
     let stage = Stage::new();
     let Ok(Ok(held)) = asks_with_note(&stage).await else { panic!("it is free") };
-    tokio::time::sleep(MOMENT).await;
-    let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
+    sleep(MS).await;
+    let view = stage.view().await;
     assert_eq!(view.holders[0].note.as_deref(), Some("report"));
-    held.release().await.expect("ours to the end");
+    release(held).await;
     assert!(rests(&stage).await);
 }

@@ -4,17 +4,20 @@ mod withdrawal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+use Mode::{Read, Write};
 
 use super::pending::Taken;
 use super::*;
+use crate::BoxFuture;
 use crate::base::attempt::{AcquisitionId, NodeId};
 use crate::base::key::LockName;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::base::options::{Options, Overrides};
-use crate::face::manager::RwLockManager;
 use crate::lock::hold::{Grant, HoldState, Next};
 use crate::store::memory::{MemoryScheme, Store};
-use crate::store::{Acquired, Answered, Granted, Notification, Scheme};
+use crate::store::{Acquired, Answered, Granted, Notification, Scheme, View};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// Process with a scheme whose answers the test decides.
@@ -47,250 +50,88 @@ impl Stage {
         Self { scheme, engine, key: Arc::clone(&self.key) }
     }
 
-    fn asks(&self, mode: Mode, overrides: Overrides, patience: Patience) -> crate::BoxFuture<'_, Result<Option<Held>>> {
-        let terms = Terms::new(self.engine.options(), overrides).expect("valid");
+    fn asks(&self, mode: Mode, overrides: Overrides, patience: Patience) -> BoxFuture<'_, Result<Option<Held>>> {
+        let terms = terms(&self.engine, overrides);
         Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, terms, patience))
     }
 
+    fn waits(&self, mode: Mode) -> BoxFuture<'_, Result<Option<Held>>> {
+        self.waits_with(mode, Overrides::default())
+    }
+
+    fn waits_with(&self, mode: Mode, overrides: Overrides) -> BoxFuture<'_, Result<Option<Held>>> {
+        self.asks(mode, overrides, Patience::Wait)
+    }
+
+    fn tries(&self, mode: Mode) -> BoxFuture<'_, Result<Option<Held>>> {
+        self.asks(mode, Overrides::default(), Patience::AskOnce)
+    }
+
     async fn take(&self, mode: Mode) -> Held {
-        self.asks(mode, Overrides::default(), Patience::Wait).await.expect("answered").expect("granted")
+        granted(self.waits(mode)).await
+    }
+
+    async fn view(&self) -> View {
+        self.scheme.memory.inspect(&self.key).await.expect("memory answers").value
+    }
+
+    /// Ends the holds as an operator does.
+    async fn force(&self) {
+        let seen = self.view().await;
+        self.scheme.memory.force(&self.key, &seen).await.expect("memory answers");
     }
 
     /// Returns the numbers of holders and waiters on the server.
     async fn there(&self) -> (usize, usize) {
-        let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
+        let view = self.view().await;
         (view.holders.len(), view.waiters.len())
     }
+
+    /// Returns these numbers when the process has nothing left to release.
+    async fn there_in_the_end(&self) -> (usize, usize) {
+        self.engine.settled().await;
+        self.there().await
+    }
+
+    /// Delays the answer to the next acquisition until the signal, which it returns.
+    fn next_answer_waits(&self) -> oneshot::Sender<()> {
+        let (signal, answer) = oneshot::channel();
+        self.scheme.next_acquire(Fate::Answered(answer));
+        signal
+    }
+
+    /// Delays the answers to the next renewals until the signal, which it returns.
+    fn next_renewals_wait(&self) -> oneshot::Sender<()> {
+        let (signal, answer) = oneshot::channel();
+        self.scheme.next_renewals(answer);
+        signal
+    }
+
+    /// Gives the next release a fate that ends with the signal, which it returns.
+    fn next_leave_waits(&self, fate: impl FnOnce(oneshot::Receiver<()>) -> Fate) -> oneshot::Sender<()> {
+        let (signal, answer) = oneshot::channel();
+        self.scheme.next_leave(fate(answer));
+        signal
+    }
+
+    /// Lets a copy of the newest request arrive now.
+    async fn copy_arrives(&self) -> Acquired {
+        let request = self.scheme.last_request();
+        self.scheme.memory.acquire(&self.key, &request).await.expect("memory answers").value
+    }
+
+    /// Lets a copy of the newest request arrive now. The server grants it.
+    async fn copy_is_granted(&self) {
+        let answer = self.copy_arrives().await;
+        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+    }
 }
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Time that is longer than the join window.
 const WINDOW_OVER: Duration = Duration::from_millis(60);
-
-fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    assert!(future.as_mut().poll(&mut context).is_pending(), "it waits");
-}
-
-const SHORT: Overrides = Overrides { lease: Some(Duration::from_secs(1)), ..LONG };
-
-/// Returns a second acquisition that wants more than the rest of a short lease. The first guard has handed this hold
-/// off to it.
-async fn handed_with_little_left<'a>(stage: &'a Stage, wants: Overrides) -> crate::BoxFuture<'a, Result<Option<Held>>> {
-    // The server grants a lock without a record with one token, for one writer.
-    stage.take(Mode::Write).await.release().await.expect("ours to the end");
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    let first = stage.asks(Mode::Write, SHORT, Patience::Wait).await.expect("answered").expect("granted");
-    let mut second = stage.asks(Mode::Write, wants, Patience::Wait);
-    start(&mut second);
-    drop(first);
-    start(&mut second);
-    second
-}
-
-#[tokio::test(start_paused = true)]
-async fn guard_with_too_little_left_is_there_when_its_renewal_is_answered_and_a_limit_waits_for_that() {
-    let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let limit = Duration::from_millis(100);
-    let mut second = handed_with_little_left(&stage, Overrides { wait_timeout: Some(limit), ..LONG }).await;
-    tokio::time::sleep(limit * 2).await;
-    start(&mut second);
-    assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 1), "it is renewed");
-    word.send(()).expect("it is waited for");
-    let held = second.await.expect("in time").expect("granted");
-    let left = held.hold().remaining(held.share_id());
-    assert!(left > Duration::from_secs(50), "{left:?}");
-    held.release().await.expect("ours to the end");
-    assert_eq!(stage.there().await, (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiter_sends_the_renewal_that_it_needs_and_the_next_one_sends_it_again() {
-    let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    stage.scheme.leaves_are_at_hand();
-    let second = handed_with_little_left(&stage, LONG).await;
-    assert_eq!(stage.scheme.chunks().len(), 1, "no other task has run");
-    let mut third = stage.asks(Mode::Write, LONG, Patience::Wait);
-    start(&mut third);
-    drop(second);
-    let held = third.await.expect("answered").expect("handed over");
-    assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 2), "it is the same hold");
-    held.release().await.expect("ours to the end");
-    assert_eq!(stage.there().await, (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn renewal_of_a_waiter_that_nobody_polls_is_sent_by_the_background() {
-    let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    stage.scheme.leaves_are_at_hand();
-    let mut second = handed_with_little_left(&stage, LONG).await;
-    tokio::time::sleep(Duration::from_millis(60)).await;
-    assert_eq!(stage.scheme.chunks().len(), 2, "the first copy has no answer");
-    let held = second.as_mut().await.expect("answered").expect("granted");
-    assert!(remaining(&held) > Duration::from_secs(50), "{:?}", remaining(&held));
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiter_that_dies_before_its_renewal_is_answered_passes_the_hold_on() {
-    let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let second = handed_with_little_left(&stage, LONG).await;
-    let mut third = stage.asks(Mode::Write, SHORT, Patience::Wait);
-    start(&mut third);
-    drop(second);
-    third.await.expect("answered").expect("granted").release().await.expect("ours to the end");
-    assert_eq!(stage.scheme.requests(), 2, "it asks nobody");
-    assert_eq!(stage.there().await, (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiter_whose_renewal_is_never_answered_asks_for_itself() {
-    let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let began = stage.engine.clock.now();
-    let held = handed_with_little_left(&stage, LONG).await.await.expect("answered").expect("granted");
-    assert!(stage.engine.clock.now().since(began) < Duration::from_secs(2));
-    assert_eq!(stage.scheme.requests(), 3);
-    let left = held.hold().remaining(held.share_id());
-    assert!(left > Duration::from_secs(50), "{left:?}");
-    held.release().await.expect("ours to the end");
-}
-
-#[tokio::test(start_paused = true)]
-async fn late_copy_of_a_repeat_does_not_outlive_the_hold() {
-    let stage = Stage::new();
-    let first = stage.take(Mode::Read).await;
-    tokio::time::sleep(WINDOW_OVER).await;
-    stage.scheme.next_acquire(Fate::Cut);
-    let second = stage.take(Mode::Read).await;
-    let repeat = stage.scheme.last_request();
-    assert_eq!(&repeat.id, first.hold().id(), "it joins");
-    first.release().await.expect("released");
-    second.release().await.expect("released");
-    let late = stage.scheme.memory.acquire(&stage.key, &repeat).await.expect("memory answers");
-    assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
-    tokio::time::sleep(STRAY + Duration::from_millis(100)).await;
-    assert_eq!(stage.there().await, (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn copy_that_arrives_before_the_release_is_answered_is_given_back_too() {
-    for background in [false, true] {
-        let stage = Stage::new();
-        stage.scheme.next_acquire(Fate::Cut);
-        let held = stage.take(Mode::Write).await;
-        let request = stage.scheme.last_request();
-        tokio::time::sleep(STRAY - Duration::from_millis(100)).await;
-        let (word, answer) = oneshot::channel();
-        stage.scheme.next_leave(Fate::Answered(answer));
-        let late = async {
-            tokio::time::sleep(Duration::from_millis(1)).await; // the release was carried out
-            let late = stage.scheme.memory.acquire(&stage.key, &request).await.expect("memory answers");
-            assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            word.send(()).expect("it is waited for");
-        };
-        if background {
-            drop(held);
-            late.await;
-        } else {
-            let (released, ()) = tokio::join!(held.release(), late);
-            released.expect("released");
-        }
-        stage.engine.settled().await;
-        assert_eq!(stage.there().await, (0, 0), "background: {background}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
-    let stage = Stage::new();
-    stage.scheme.next_acquire(Fate::Cut);
-    let mut writing = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    start(&mut writing);
-    for _ in 0..200 {
-        stage.scheme.next_acquire(Fate::NotDone);
-    }
-    // The server executed the copy nevertheless. After that, no node serves the lock for longer than the copy can be
-    // late.
-    let request = stage.scheme.last_request();
-    let carried_out = stage.scheme.memory.acquire(&stage.key, &request).await.expect("memory answers");
-    assert!(matches!(carried_out.value, Acquired::Granted(_)), "{carried_out:?}");
-    assert!(tokio::time::timeout(STRAY * 2, &mut writing).await.is_err(), "it waits");
-    drop(writing);
-    stage.engine.settled().await;
-    assert_eq!(stage.there().await, (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn writer_of_the_same_process_does_not_wait_for_the_answer_to_a_release() {
-    let stage = Stage::new();
-    let held = stage.take(Mode::Write).await;
-    tokio::time::sleep(Duration::from_millis(10)).await; // it is not handed over
-    let mut next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    start(&mut next);
-    for _ in 0..1000 {
-        stage.scheme.next_leave(Fate::Cut);
-    }
-    let release = held.release();
-    tokio::select! {
-        released = release => panic!("nobody answers: {released:?}"),
-        taken = next => panic!("the server has the other hold: {taken:?}"),
-        () = tokio::time::sleep(Duration::from_secs(1)) => assert_eq!(stage.there().await, (1, 1)),
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn repeat_that_is_answered_is_no_reason_to_release_twice() {
-    let stage = Stage::new();
-    let first = stage.take(Mode::Read).await;
-    tokio::time::sleep(WINDOW_OVER).await;
-    let second = stage.take(Mode::Read).await;
-    assert_eq!(second.hold().until(stage.engine.clock.now()).arrives_until, None);
-    drop(first);
-}
-
-#[tokio::test(start_paused = true)]
-async fn time_limit_waits_for_the_first_answer_also_where_a_reader_wants_to_join() {
-    let stage = Stage::new();
-    let _first = stage.take(Mode::Read).await;
-    tokio::time::sleep(WINDOW_OVER).await;
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Answered(answer));
-    let at_once = Overrides { wait_timeout: Some(Duration::ZERO), ..Overrides::default() };
-    let answered = async {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        word.send(()).expect("it is waited for");
-    };
-    let (taken, ()) = tokio::join!(stage.asks(Mode::Read, at_once, Patience::Wait), answered);
-    assert!(matches!(taken, Ok(Some(_))), "{taken:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_of_a_future_that_died_is_taken_back_by_a_reader_that_joins() {
-    let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Answered(answer));
-    let mut dies = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
-    let mut next = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
-    start(&mut dies);
-    start(&mut next);
-    drop(dies);
-    let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await;
-    let once = once.expect("answered").expect("granted");
-    let joined = next.await.expect("answered").expect("joined");
-    assert_eq!(joined.hold().id(), once.hold().id());
-    drop((joined, once));
-    stage.engine.settled().await;
-    assert_eq!(stage.there().await, (0, 0));
-}
 
 const LONG: Overrides = Overrides {
     lease: Some(Duration::from_secs(600)),
@@ -300,122 +141,302 @@ const LONG: Overrides = Overrides {
     cache_for: None,
     at_least: None,
 };
+const SHORT: Overrides = Overrides { lease: Some(SECOND), ..LONG };
+const AT_ONCE: Overrides = Overrides { wait_timeout: Some(Duration::ZERO), lease: None, ..LONG };
+
+fn terms(engine: &Engine, overrides: Overrides) -> Terms {
+    Terms::new(engine.options(), overrides).expect("valid")
+}
+
+/// Polls a future for this time, while it waits.
+async fn still_waits<T>(future: impl Future<Output = T>, time: Duration) {
+    assert!(timeout(time, future).await.is_err(), "it waits");
+}
+
+async fn granted(acquisition: impl Future<Output = Result<Option<Held>>>) -> Held {
+    acquisition.await.expect("answered").expect("granted")
+}
+
+/// Releases a hold that nobody has ended.
+async fn release(held: Held) {
+    held.release().await.expect("ours to the end");
+}
+
+fn send(signal: oneshot::Sender<()>) {
+    signal.send(()).expect("an answer waits for it");
+}
+
+async fn send_after(time: Duration, signal: oneshot::Sender<()>) {
+    sleep(time).await;
+    send(signal);
+}
+
+fn start<T>(future: &mut BoxFuture<'_, T>) {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(future.as_mut().poll(&mut context).is_pending(), "it waits");
+}
+
+/// Returns a second acquisition that wants more than the rest of a short lease. The first guard has handed this hold
+/// off to it.
+async fn handed_with_little_left<'a>(stage: &'a Stage, wants: Overrides) -> BoxFuture<'a, Result<Option<Held>>> {
+    // The server grants a lock without a record with one token, for one writer.
+    release(stage.take(Write).await).await;
+    sleep(MS).await;
+    let first = granted(stage.waits_with(Write, SHORT)).await;
+    let mut second = stage.waits_with(Write, wants);
+    start(&mut second);
+    drop(first);
+    start(&mut second);
+    second
+}
+
+#[tokio::test(start_paused = true)]
+async fn guard_with_too_little_left_is_there_when_its_renewal_is_answered_and_a_limit_waits_for_that() {
+    let stage = Stage::new();
+    let word = stage.next_renewals_wait();
+    let limit = 100 * MS;
+    let mut second = handed_with_little_left(&stage, Overrides { wait_timeout: Some(limit), ..LONG }).await;
+    sleep(limit * 2).await;
+    start(&mut second);
+    assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 1), "it is renewed");
+    send(word);
+    let held = granted(second).await;
+    assert!(remaining(&held) > 50 * SECOND, "{:?}", remaining(&held));
+    release(held).await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_sends_the_renewal_that_it_needs_and_the_next_one_sends_it_again() {
+    let stage = Stage::new();
+    let _word = stage.next_renewals_wait();
+    stage.scheme.leaves_are_at_hand();
+    let second = handed_with_little_left(&stage, LONG).await;
+    assert_eq!(stage.scheme.chunks().len(), 1, "no other task has run");
+    let mut third = stage.waits_with(Write, LONG);
+    start(&mut third);
+    drop(second);
+    let held = granted(third).await;
+    assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 2), "it is the same hold");
+    release(held).await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_of_a_waiter_that_nobody_polls_is_sent_by_the_background() {
+    let stage = Stage::new();
+    let _word = stage.next_renewals_wait();
+    stage.scheme.leaves_are_at_hand();
+    let mut second = handed_with_little_left(&stage, LONG).await;
+    sleep(60 * MS).await;
+    assert_eq!(stage.scheme.chunks().len(), 2, "the first copy has no answer");
+    let held = granted(second.as_mut()).await;
+    assert!(remaining(&held) > 50 * SECOND, "{:?}", remaining(&held));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_that_dies_before_its_renewal_is_answered_passes_the_hold_on() {
+    let stage = Stage::new();
+    let _word = stage.next_renewals_wait();
+    let second = handed_with_little_left(&stage, LONG).await;
+    let mut third = stage.waits_with(Write, SHORT);
+    start(&mut third);
+    drop(second);
+    release(granted(third).await).await;
+    assert_eq!(stage.scheme.requests(), 2, "it asks nobody");
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_whose_renewal_is_never_answered_asks_for_itself() {
+    let stage = Stage::new();
+    let _word = stage.next_renewals_wait();
+    let began = Instant::now();
+    let held = granted(handed_with_little_left(&stage, LONG).await).await;
+    assert!(began.elapsed() < 2 * SECOND);
+    assert_eq!(stage.scheme.requests(), 3);
+    assert!(remaining(&held) > 50 * SECOND, "{:?}", remaining(&held));
+    release(held).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_copy_of_a_repeat_does_not_outlive_the_hold() {
+    let stage = Stage::new();
+    let first = stage.take(Read).await;
+    sleep(WINDOW_OVER).await;
+    stage.scheme.next_acquire(Fate::Cut);
+    let second = stage.take(Read).await;
+    assert_eq!(&stage.scheme.last_request().id, first.hold().id(), "it joins");
+    release(first).await;
+    release(second).await;
+    stage.copy_is_granted().await;
+    sleep(STRAY + 100 * MS).await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn copy_that_arrives_before_the_release_is_answered_is_given_back_too() {
+    for background in [false, true] {
+        let stage = Stage::new();
+        stage.scheme.next_acquire(Fate::Cut);
+        let held = stage.take(Write).await;
+        sleep(STRAY - 100 * MS).await;
+        let word = stage.next_leave_waits(Fate::Answered);
+        let late = async {
+            sleep(MS).await; // the release was carried out
+            stage.copy_is_granted().await;
+            sleep(200 * MS).await;
+            send(word);
+        };
+        if background {
+            drop(held);
+            late.await;
+        } else {
+            let (released, ()) = tokio::join!(held.release(), late);
+            released.expect("released");
+        }
+        assert_eq!(stage.there_in_the_end().await, (0, 0), "background: {background}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
+    let stage = Stage::new();
+    stage.scheme.next_acquire(Fate::Cut);
+    let mut writing = stage.waits(Write);
+    start(&mut writing);
+    for _ in 0..200 {
+        stage.scheme.next_acquire(Fate::NotDone);
+    }
+    // The server executed the copy nevertheless. After that, no node serves the lock for longer than the copy can be
+    // late.
+    stage.copy_is_granted().await;
+    still_waits(&mut writing, STRAY * 2).await;
+    drop(writing);
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_of_the_same_process_does_not_wait_for_the_answer_to_a_release() {
+    let stage = Stage::new();
+    let held = stage.take(Write).await;
+    sleep(10 * MS).await; // it is not handed over
+    let mut next = stage.waits(Write);
+    start(&mut next);
+    for _ in 0..1000 {
+        stage.scheme.next_leave(Fate::Cut);
+    }
+    let release = held.release();
+    tokio::select! {
+        released = release => panic!("nobody answers: {released:?}"),
+        taken = next => panic!("the server has the other hold: {taken:?}"),
+        () = sleep(SECOND) => assert_eq!(stage.there().await, (1, 1)),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeat_that_is_answered_is_no_reason_to_release_twice() {
+    let stage = Stage::new();
+    let first = stage.take(Read).await;
+    sleep(WINDOW_OVER).await;
+    let second = stage.take(Read).await;
+    assert_eq!(second.hold().until(stage.engine.clock.now()).arrives_until, None);
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_limit_waits_for_the_first_answer_also_where_a_reader_wants_to_join() {
+    let stage = Stage::new();
+    let _first = stage.take(Read).await;
+    sleep(WINDOW_OVER).await;
+    let word = stage.next_answer_waits();
+    let (taken, ()) = tokio::join!(stage.waits_with(Read, AT_ONCE), send_after(5 * MS, word));
+    assert!(matches!(taken, Ok(Some(_))), "{taken:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_of_a_future_that_died_is_taken_back_by_a_reader_that_joins() {
+    let stage = Stage::new();
+    let _word = stage.next_answer_waits();
+    let mut dies = stage.waits(Read);
+    let mut next = stage.waits(Read);
+    start(&mut dies);
+    start(&mut next);
+    drop(dies);
+    let once = stage.tries(Read).await;
+    let once = once.expect("answered").expect("granted");
+    let joined = granted(next).await;
+    assert_eq!(joined.hold().id(), once.hold().id());
+    drop((joined, once));
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
+}
 
 #[tokio::test(start_paused = true)]
 async fn what_was_handed_to_a_future_that_nobody_polls_is_soon_free_for_others() {
     let stage = Stage::new();
-    let first = stage.asks(Mode::Write, LONG, Patience::Wait).await.expect("answered").expect("granted");
-    let mut second = stage.asks(Mode::Write, LONG, Patience::Wait);
+    let first = granted(stage.waits_with(Write, LONG)).await;
+    let mut second = stage.waits_with(Write, LONG);
     start(&mut second);
     drop(first);
-    let other = stage.other();
-    tokio::time::timeout(Duration::from_secs(5), other.take(Mode::Write)).await.expect("within the claim");
+    timeout(5 * SECOND, stage.other().take(Write)).await.expect("within the claim");
     drop(second);
-}
-
-#[tokio::test(start_paused = true)]
-async fn guard_that_was_forgotten_keeps_the_lock_for_no_longer_than_its_own_max_hold() {
-    let stage = Stage::new();
-    let first = stage.asks(Mode::Read, LONG, Patience::Wait).await.expect("answered").expect("granted");
-    let short = Overrides { max_hold: Some(Duration::from_secs(10)), ..LONG };
-    let second = stage.asks(Mode::Read, short, Patience::Wait).await.expect("answered").expect("granted");
-    assert_eq!(second.hold().id(), first.hold().id(), "it joins");
-    std::mem::forget(second);
-    drop(first);
-    let other = stage.other();
-    tokio::time::timeout(Duration::from_secs(11), other.take(Mode::Write)).await.expect("within its max_hold");
 }
 
 #[tokio::test(start_paused = true)]
 async fn reader_without_patience_waits_for_the_answer_to_the_one_who_asks_before_it() {
     let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Answered(answer));
-    let first = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
-    let at_once = Overrides { wait_timeout: Some(Duration::ZERO), ..Overrides::default() };
-    let second = stage.asks(Mode::Read, at_once, Patience::Wait);
-    let answered = async {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        word.send(()).expect("it is waited for");
-    };
-    let (first, second, ()) = tokio::join!(first, second, answered);
+    let word = stage.next_answer_waits();
+    let first = stage.waits(Read);
+    let second = stage.waits_with(Read, AT_ONCE);
+    let (first, second, ()) = tokio::join!(first, second, send_after(5 * MS, word));
     first.expect("answered").expect("granted");
     second.expect("the lock is free for readers").expect("granted");
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_of_a_second_waiter_does_not_take_silence_for_a_denial() {
-    let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Silent(answer));
-    let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    start(&mut first);
-    let limit = Overrides { wait_timeout: Some(Duration::from_millis(200)), ..Overrides::default() };
-    let second = stage.asks(Mode::Write, limit, Patience::Wait);
-    let silence = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        // The leader gets this answer, and repeats its request in vain.
-        for _ in 0..100 {
-            stage.scheme.next_acquire(Fate::NotDone);
-        }
-        word.send(()).expect("it is waited for");
-    };
-    tokio::select! {
-        first = first => panic!("nobody answers: {:?}", first.map(|_| ())),
-        (second, ()) = async { tokio::join!(second, silence) } => {
-            let error = second.expect_err("nobody answers");
-            assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn waiter_that_was_late_once_leaves_no_place_behind() {
     let stage = Stage::new();
-    let foreign = stage.other().take(Mode::Write).await;
-    let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let foreign = stage.other().take(Write).await;
+    let mut waits = stage.waits(Write);
     start(&mut waits);
     assert_eq!(stage.there().await, (1, 1), "it is queued");
     // The server's clock runs ahead of what this process knows of it, as a new primary's may.
     stage.scheme.next_acquire(Fate::Says(Acquired::Late));
-    assert!(tokio::time::timeout(HEARTBEAT + Duration::from_millis(5), &mut waits).await.is_err(), "it waits");
+    still_waits(&mut waits, HEARTBEAT + 5 * MS).await;
     drop(waits);
-    stage.engine.settled().await;
-    assert_eq!(stage.there().await, (1, 0));
+    assert_eq!(stage.there_in_the_end().await, (1, 0));
     drop(foreign);
 }
 
 #[tokio::test(start_paused = true)]
 async fn reader_whose_repeat_was_late_joins_all_the_same() {
     let stage = Stage::new();
-    let first = stage.take(Mode::Read).await;
-    tokio::time::sleep(WINDOW_OVER).await;
+    let first = stage.take(Read).await;
+    sleep(WINDOW_OVER).await;
     stage.scheme.next_acquire(Fate::Says(Acquired::Late));
-    let second = stage.take(Mode::Read).await;
+    let second = stage.take(Read).await;
     assert_eq!(second.hold().id(), first.hold().id(), "its process has two holds");
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_the_server_does_not_know_by_the_answer_to_a_reader_is_lost() {
     let stage = Stage::new();
-    let first = stage.take(Mode::Read).await;
-    tokio::time::sleep(WINDOW_OVER).await;
-    let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
-    stage.scheme.memory.force(&stage.key, &view).await.expect("memory answers");
-    let foreign = stage.other().take(Mode::Write).await;
+    let first = stage.take(Read).await;
+    sleep(WINDOW_OVER).await;
+    stage.force().await;
+    let foreign = stage.other().take(Write).await;
     // The renewal of the lost hold is not due for seconds, so no answer to it shows the loss.
-    let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await.expect("answered");
+    let once = stage.tries(Read).await.expect("answered");
     assert!(once.is_none(), "another one writes");
-    assert_eq!(first.hold().state_of(first.share_id()), HoldState::Lost(LossReason::Gone));
+    assert_eq!(first.state(), HoldState::Lost(LossReason::Gone));
     drop(foreign);
 }
 
 #[tokio::test(start_paused = true)]
 async fn close_waits_for_what_a_dropped_attempt_may_have_left() {
     let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Answered(answer));
-    let mut dies = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let _word = stage.next_answer_waits();
+    let mut dies = stage.waits(Write);
     start(&mut dies);
     drop(dies);
     stage.engine.close().await.expect("the server answers");
@@ -430,8 +451,8 @@ struct Joins {
 
 impl std::task::Wake for Joins {
     fn wake(self: Arc<Self>) {
-        let terms = Terms::new(self.engine.options(), Overrides::default()).expect("valid");
-        let joined = join(&self.engine, &LockName::new("another"), Mode::Read, &terms);
+        let terms = terms(&self.engine, Overrides::default());
+        let joined = join(&self.engine, &LockName::new("another"), Read, &terms);
         self.joined.store(joined.is_some(), Ordering::SeqCst);
         drop(joined.map(|(hold, share_id)| Held::new(&self.engine, hold, share_id)));
     }
@@ -447,13 +468,13 @@ fn waker_may_use_the_manager() {
             let stage = Stage::new();
             let another = Stage { key: stage.engine.key("another").expect("valid"), ..stage.other() };
             let another = Stage { engine: Arc::clone(&stage.engine), ..another };
-            stage.take(Mode::Write).await.release().await.expect("released");
+            release(stage.take(Write).await).await;
             // Lets some microseconds pass, so that the next grant has more than one token.
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            let held = stage.take(Mode::Write).await;
+            sleep(MS).await;
+            let held = stage.take(Write).await;
             let waker = Arc::new(Joins { engine: Arc::clone(&stage.engine), joined: AtomicBool::new(false) });
-            let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-            let _shared = another.take(Mode::Read).await;
+            let mut waits = stage.waits(Write);
+            let _shared = another.take(Read).await;
             let task = std::task::Waker::from(Arc::clone(&waker));
             assert!(waits.as_mut().poll(&mut std::task::Context::from_waker(&task)).is_pending());
             drop(held);
@@ -461,33 +482,23 @@ fn waker_may_use_the_manager() {
         });
         over.send(joined).expect("it is waited for");
     });
-    let joined = is_over.recv_timeout(Duration::from_secs(10)).expect("it stands still");
+    let joined = is_over.recv_timeout(10 * SECOND).expect("it stands still");
     assert!(joined, "the waiter was handed the hold, and the waker joined another lock");
 }
 
 /// Returns the guard of one writer and the acquisition of a second one. Both waited for a writer of another process,
 /// which has left.
-async fn two_writers_in(stage: &Stage) -> (Held, crate::BoxFuture<'_, Result<Option<Held>>>) {
-    let foreign = stage.other().take(Mode::Write).await;
-    let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    let mut second = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+async fn two_writers_in(stage: &Stage) -> (Held, BoxFuture<'_, Result<Option<Held>>>) {
+    let foreign = stage.other().take(Write).await;
+    let mut first = stage.waits(Write);
+    let mut second = stage.waits(Write);
     start(&mut first);
     start(&mut second);
     // Lets some time pass, so that the next grant has more than one token. Tokens are microseconds of the server's
     // clock.
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    foreign.release().await.expect("released");
-    (first.await.expect("answered").expect("granted"), second)
-}
-
-#[tokio::test(start_paused = true)]
-async fn hold_that_was_granted_by_notice_is_passed_on() {
-    let stage = Stage::new();
-    let (first, second) = two_writers_in(&stage).await;
-    let hold = Arc::clone(first.hold());
-    drop(first);
-    let second = second.await.expect("answered").expect("handed over");
-    assert_eq!(second.hold().id(), hold.id());
+    sleep(MS).await;
+    release(foreign).await;
+    (granted(first).await, second)
 }
 
 #[tokio::test(start_paused = true)]
@@ -497,10 +508,10 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let hold = Arc::clone(first.hold());
     // Does what the background does, with the answer between the hand-off and the acceptance.
     let now = stage.engine.clock.now();
-    let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
+    let asked = hold.begin_renewal(now, now.after(2 * SECOND)).expect("a claim is due");
     drop(first);
     hold.on_renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
-    let second = second.await.expect("answered").expect("handed over");
+    let second = granted(second).await;
     assert_eq!(second.hold().id(), hold.id());
     assert!(matches!(hold.next(now), Next::At(at) if at < hold.deadline()), "nobody renews it");
 }
@@ -509,15 +520,15 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
 async fn notified_grant_lasts_no_longer_than_a_claim() {
     let stage = Stage::new();
     let engine = &stage.engine;
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-    let Ok(Entered::Waits(waiter)) = enter(engine, &stage.key, Mode::Write, &terms, Patience::Wait) else {
+    let terms = terms(engine, Overrides::default());
+    let Ok(Entered::Waits(waiter)) = enter(engine, &stage.key, Write, &terms, Patience::Wait) else {
         panic!("the lock is free")
     };
     let now = engine.clock.now();
     let mut acquisition = Acquisition::new(waiter, None);
     let (request, _) = acquisition.begin_attempt().expect("open").expect("it asks");
     // An answer as after a jump of the server's clock.
-    let remaining = Duration::from_secs(3600);
+    let remaining = 3600 * SECOND;
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
     let answer = Answered { sent: now, server: ServerTime::default(), node: NodeId::default(), value };
@@ -527,12 +538,12 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
 
 /// Publishes `count` messages to a waiter, one after each of its steps. Half of them ask it to repeat its request, and
 /// half forge a grant of its request.
-fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<Option<Held>>>, count: usize) {
+fn flood(stage: &Stage, store: &Store, waiter: &mut BoxFuture<'_, Result<Option<Held>>>, count: usize) {
     for n in 0..count {
         let id = stage.scheme.last_request().id;
         let now = stage.engine.clock.now();
         let token = FencingToken::from_wire(1 << 53).expect("the largest");
-        let value = Granted { token, tokens: 1, remaining: Duration::from_secs(1), is_waited_for: true };
+        let value = Granted { token, tokens: 1, remaining: SECOND, is_waited_for: true };
         let at = store.server_time();
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
         let forged = Notification::Granted { id: id.to_shared(), at, answer };
@@ -546,15 +557,15 @@ fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<
 async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     let store = Arc::new(Store::new());
     let stage = Stage::on(&store, Options::default());
-    let foreign = stage.other().take(Mode::Write).await;
-    let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let foreign = stage.other().take(Write).await;
+    let mut waits = stage.waits(Write);
     start(&mut waits);
     let asked = |before: usize| stage.scheme.requests() - before;
     flood(&stage, &store, &mut waits, 1000);
     assert!((2..=1 + 16).contains(&asked(0)), "{} requests: its own and a burst", asked(0));
     let before = asked(0);
     for _ in 0..1000 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(MS).await;
         flood(&stage, &store, &mut waits, 10);
     }
     assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
@@ -564,7 +575,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     });
     let before = asked(0);
     for _ in 0..500 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(MS).await;
         start(&mut waits);
     }
     assert!(asked(before) <= 2, "{} requests after the flood", asked(before));
@@ -572,9 +583,8 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     (0..100).for_each(|_| {
         store.publish_notification(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
-    foreign.release().await.expect("ours to the end");
-    let held = tokio::time::timeout(Duration::from_secs(1), waits).await.expect("in time");
-    held.expect("answered").expect("granted").release().await.expect("ours to the end");
+    release(foreign).await;
+    release(timeout(SECOND, granted(waits)).await.expect("in time")).await;
 }
 
 /// Answers every request of a try with `said`, with and without a flood of its channel. The try must end in time and
@@ -584,27 +594,27 @@ async fn try_ends_where_the_server_says(said: Acquired) {
         let store = Arc::new(Store::new());
         let stage = Stage::on(&store, Options::default());
         (0..10_000).for_each(|_| stage.scheme.next_acquire(Fate::Says(said.clone())));
-        let began = stage.engine.clock.now();
-        let mut tries = stage.asks(Mode::Write, Overrides::default(), Patience::AskOnce);
+        let began = Instant::now();
+        let mut tries = stage.tries(Write);
         let ended = loop {
             tokio::select! {
                 biased;
                 ended = &mut tries => break ended,
-                () = tokio::time::sleep(Duration::from_millis(1)) => {}
+                () = sleep(MS) => {}
             }
             if is_flooded {
                 store.publish_notification(&stage.key, &stage.engine.manager_id, &Notification::AskAgain);
             }
             // The limit is two response timeouts and one pause.
-            let took = stage.engine.clock.now().since(began);
-            assert!(took < Duration::from_millis(1300), "{said:?} goes on, flooded: {is_flooded}");
+            let took = began.elapsed();
+            assert!(took < 1300 * MS, "{said:?} goes on, flooded: {is_flooded}");
         };
         match said {
             Acquired::Late => assert!(matches!(ended, Err(Error::Unreachable { source: Some(_), .. })), "nobody knows"),
             _ => assert!(ended.expect("it is no").is_none()),
         }
         drop(tries);
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(MS).await;
         assert_eq!(stage.there().await, (0, 0));
     }
 }
@@ -616,47 +626,42 @@ async fn try_ends_at_a_server_to_which_all_requests_are_late() {
 
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_says_again_and_again_that_the_lock_is_kept() {
-    try_ends_where_the_server_says(Acquired::Cached { retry_in: Duration::from_secs(1), holder: None }).await;
+    try_ends_where_the_server_says(Acquired::Cached { retry_in: SECOND, holder: None }).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
-    try_ends_where_the_server_says(Acquired::Queued {
-        retry_in: Duration::from_secs(1),
-        is_cached: true,
-        holder: None,
-    })
-    .await;
+    try_ends_where_the_server_says(Acquired::Queued { retry_in: SECOND, is_cached: true, holder: None }).await;
 }
 
 /// Ten waiters wait behind a request that the replicas do not acknowledge. One waiter comes later, and one of the ten
 /// is dropped.
 #[tokio::test(start_paused = true)]
 async fn waiters_hear_together_that_no_replica_has_the_grant() {
-    for mode in [Mode::Read, Mode::Write] {
+    for mode in [Read, Write] {
         let stage = Stage::new();
         let (word, answer) = oneshot::channel();
         stage.scheme.next_acquire(Fate::NotDone);
         stage.scheme.next_acquire(Fate::Unreplicated(answer));
-        let mut asks: Vec<_> = (0..11).map(|_| stage.asks(mode, Overrides::default(), Patience::Wait)).collect();
+        let mut asks: Vec<_> = (0..11).map(|_| stage.waits(mode)).collect();
         asks.iter_mut().for_each(start);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        sleep(50 * MS).await;
         start(&mut asks[0]);
         assert_eq!(stage.scheme.requests(), 2, "sent again, with all of them behind it");
-        let mut late = stage.asks(mode, Overrides::default(), Patience::Wait);
+        let mut late = stage.waits(mode);
         start(&mut late);
         drop(asks.pop());
-        word.send(()).expect("it is waited for");
+        send(word);
         for asks in asks {
-            let ended = tokio::time::timeout(Duration::ZERO, asks).await.expect("at once");
+            let ended = timeout(Duration::ZERO, asks).await.expect("at once");
             assert!(matches!(ended, Err(Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. })));
         }
         assert_eq!(stage.scheme.requests(), 2, "once for all");
         // The failed request was not for the waiter that came later. The process has released the grant of that
         // request.
-        late.await.expect("replicas are back").expect("granted").release().await.expect("ours to the end");
+        release(late.await.expect("replicas are back").expect("granted")).await;
         assert_eq!(stage.scheme.requests(), 3);
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(MS).await;
         assert_eq!(stage.there().await, (0, 0));
     }
 }
@@ -667,99 +672,93 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
 async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_forth() {
     let store = Arc::new(Store::new());
     let stage = Stage::on(&store, Options::default());
-    let held = stage.take(Mode::Write).await;
-    store.set_back(Duration::from_secs(290));
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    let held = stage.take(Write).await;
+    store.set_back(290 * SECOND);
+    sleep(5 * SECOND).await;
     assert!(!stage.scheme.chunks().is_empty(), "it was renewed");
     let left = remaining(&held);
-    assert!((Duration::from_secs(5)..=Duration::from_secs(10)).contains(&left), "{left:?}");
+    assert!((5 * SECOND..=10 * SECOND).contains(&left), "{left:?}");
     store.set_back(Duration::ZERO);
     store.cut(stage.scheme.memory.wire());
-    tokio::time::sleep(left).await;
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Expired));
+    sleep(left).await;
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Expired));
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiter_that_goes_on_with_a_longer_request_has_what_that_was_granted() {
     let stage = Stage::new();
     stage.scheme.next_acquire(Fate::Unheard);
-    let mut first = stage.asks(Mode::Write, LONG, Patience::Wait);
+    let mut first = stage.waits_with(Write, LONG);
     start(&mut first);
-    let mut second = stage.asks(Mode::Write, SHORT, Patience::Wait);
+    let mut second = stage.waits_with(Write, SHORT);
     start(&mut second);
     drop(first);
-    let held = second.await.expect("answered").expect("granted");
+    let held = granted(second).await;
     assert_eq!(stage.scheme.requests(), 2, "both ask under one id");
-    assert!(remaining(&held) > Duration::from_secs(500), "{:?}", remaining(&held));
+    assert!(remaining(&held) > 500 * SECOND, "{:?}", remaining(&held));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
-    let engine = Arc::new(Engine::new(Arc::new(MemoryScheme::new(Arc::new(Store::new()))), Options::default()));
-    let key = engine.key("cfg").expect("valid");
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-    let held = acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted");
-    engine.table.deadlines.forget(held.hold()); // as a driver takes it when it is due
-    engine.close().await.expect("closed");
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Closed));
+    let stage = Stage::new();
+    let held = stage.take(Write).await;
+    stage.engine.table.deadlines.forget(held.hold()); // as a driver takes it when it is due
+    stage.engine.close().await.expect("closed");
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Closed));
 }
 
 #[tokio::test(start_paused = true)]
 async fn asker_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
     let stage = Stage::new();
-    let foreign = stage.other().take(Mode::Write).await;
-    let mut asks = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let foreign = stage.other().take(Write).await;
+    let mut asks = stage.waits(Write);
     start(&mut asks);
     assert_eq!(stage.there().await, (1, 1), "it is queued");
-    let next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    foreign.release().await.expect("released");
+    let next = stage.waits(Write);
+    release(foreign).await;
     // The server granted the lock to the acquisition that is not polled, and the next waiter claims it.
-    let held = tokio::time::timeout(Duration::from_secs(4), next).await.expect("in time");
-    let held = held.expect("answered").expect("granted");
+    let held = timeout(4 * SECOND, granted(next)).await.expect("in time");
     assert_eq!(stage.there().await, (1, 0), "the place was one");
     start(&mut asks);
-    held.release().await.expect("released");
-    asks.await.expect("answered").expect("granted when it is polled again");
+    release(held).await;
+    granted(asks).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn answer_to_an_asker_that_stood_still_is_found_by_the_next() {
     let stage = Stage::new();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Answered(answer));
-    let mut asks = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let word = stage.next_answer_waits();
+    let mut asks = stage.waits(Write);
     start(&mut asks);
-    let next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    let held = tokio::time::timeout(Duration::from_secs(4), next).await.expect("in time");
-    let held = held.expect("answered").expect("granted");
-    word.send(()).expect("it waits for it");
+    let next = stage.waits(Write);
+    let held = timeout(4 * SECOND, granted(next)).await.expect("in time");
+    send(word);
     start(&mut asks);
     assert_eq!(stage.there().await, (1, 0), "one of them has it");
     drop(asks);
-    held.release().await.expect("released");
-    stage.engine.settled().await;
-    assert_eq!(stage.there().await, (0, 0));
+    release(held).await;
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn asker_that_waits_long_for_an_answer_goes_on_asking() {
     let stage = Stage::new();
-    let foreign = stage.other().take(Mode::Write).await;
-    let asks = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
-    let waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let foreign = stage.other().take(Write).await;
+    let asks = stage.waits(Write);
+    let waits = stage.waits(Write);
     let (word, answer) = oneshot::channel();
     let slow = async {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(10 * MS).await;
         stage.scheme.next_acquire(Fate::Answered(answer));
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        sleep(10 * SECOND).await;
         let requests = stage.scheme.requests();
-        word.send(()).expect("it is waited for");
-        foreign.release().await.expect("released");
+        send(word);
+        release(foreign).await;
         assert!(requests <= 3, "{requests} requests: somebody else asked too");
     };
     let (first, second, ()) = tokio::join!(
-        async { asks.await.expect("answered").expect("granted").release().await },
-        async { waits.await.expect("answered").expect("granted").release().await },
+        async { granted(asks).await.release().await },
+        async { granted(waits).await.release().await },
         slow
     );
     first.and(second).expect("released");
@@ -785,7 +784,7 @@ async fn polls_in_a_minute<T>(future: impl Future<Output = T> + Send + 'static) 
     let polls = Arc::default();
     let counted = Counted { future: Box::pin(future), polls: Arc::clone(&polls) };
     let task = tokio::spawn(async move { drop(counted.await) });
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    sleep(60 * SECOND).await;
     task.abort();
     polls.load(Ordering::Relaxed)
 }
@@ -793,7 +792,7 @@ async fn polls_in_a_minute<T>(future: impl Future<Output = T> + Send + 'static) 
 #[tokio::test(start_paused = true)]
 async fn one_who_watches_is_woken_once_a_deadline_at_most() {
     let stage = Stage::new();
-    let held = Arc::new(stage.take(Mode::Write).await);
+    let held = Arc::new(stage.take(Write).await);
     let watcher = Arc::clone(&held);
     let polls = polls_in_a_minute(async move { watcher.lost().await }).await;
     assert_eq!(held.state(), HoldState::Held, "it was renewed");
@@ -803,14 +802,14 @@ async fn one_who_watches_is_woken_once_a_deadline_at_most() {
 /// Returns an acquisition for writing that a task of its own can run.
 fn task_of(stage: &Stage) -> impl Future<Output = Result<()>> + Send + 'static {
     let (engine, key) = (Arc::clone(&stage.engine), Arc::clone(&stage.key));
-    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-    async move { acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.map(|_| ()) }
+    let terms = terms(&engine, Overrides::default());
+    async move { acquire(&engine, key, Write, terms, Patience::Wait).await.map(|_| ()) }
 }
 
 #[tokio::test(start_paused = true)]
 async fn idle_waiter_looks_for_its_own_holds_only() {
     let stage = Stage::new();
-    let held = stage.take(Mode::Write).await;
+    let held = stage.take(Write).await;
     let polls = polls_in_a_minute(task_of(&stage)).await;
     // At its start, and after 3, 6, 12, 24 and 48 seconds.
     assert!(polls <= 6, "{polls} polls in a minute");
@@ -821,12 +820,12 @@ async fn idle_waiter_looks_for_its_own_holds_only() {
 #[tokio::test(start_paused = true)]
 async fn waiter_is_woken_when_an_outage_begins_and_when_it_has_lasted_too_long() {
     let stage = Stage::new();
-    let foreign = stage.other().take(Mode::Write).await;
+    let foreign = stage.other().take(Write).await;
     let leader = tokio::spawn(task_of(&stage));
     let polls = Arc::default();
     let waiter = tokio::spawn(Counted { future: Box::pin(task_of(&stage)), polls: Arc::clone(&polls) });
-    tokio::time::sleep(Duration::from_secs(20)).await;
-    let silent = tokio::time::Instant::now();
+    sleep(20 * SECOND).await;
+    let silent = Instant::now();
     for _ in 0..1000 {
         stage.scheme.next_acquire(Fate::NotDone);
     }
@@ -846,34 +845,38 @@ async fn waiter_is_woken_when_an_outage_begins_and_when_it_has_lasted_too_long()
 /// A heartbeat fails, and the answer before it is older than the patience of an acquisition.
 #[tokio::test(start_paused = true)]
 async fn one_failure_after_a_long_time_without_requests_ends_the_leader_only() {
-    let patience = Duration::from_millis(500);
+    let patience = 500 * MS;
     assert!(patience < HEARTBEAT);
     let stage = Stage::with(Options { unreachable_after: patience, ..Options::default() });
-    let foreign = stage.other().take(Mode::Write).await;
+    let foreign = stage.other().take(Write).await;
     let leader = tokio::spawn(task_of(&stage));
     let waiters: Vec<_> = (0..5).map(|_| tokio::spawn(task_of(&stage))).collect();
-    tokio::time::sleep(HEARTBEAT + patience).await;
+    sleep(HEARTBEAT + patience).await;
     let (word, answer) = oneshot::channel();
     stage.scheme.next_acquire(Fate::NotDone);
     // The next leader hears a little later.
     stage.scheme.next_acquire(Fate::Answered(answer));
     leader.await.expect("no panic").expect_err("its heartbeat failed");
-    tokio::time::sleep(patience / 5).await;
-    word.send(()).expect("it is waited for");
-    tokio::time::sleep(HEARTBEAT * 3).await;
-    foreign.release().await.expect("released");
+    sleep(patience / 5).await;
+    send(word);
+    sleep(HEARTBEAT * 3).await;
+    release(foreign).await;
     for waiter in waiters {
         waiter.await.expect("no panic").expect("granted");
     }
 }
 
 /// Returns a guard of this stage that was granted by a notification.
-async fn granted_after_a_wait(stage: &Stage, mode: Mode, overrides: Overrides) -> Held {
-    let before = stage.other().take(Mode::Write).await;
-    let mut waits = stage.asks(mode, overrides, Patience::Wait);
+async fn granted_after_a_wait(stage: &Stage, mode: Mode) -> Held {
+    granted_after_a_wait_with(stage, mode, Overrides::default()).await
+}
+
+async fn granted_after_a_wait_with(stage: &Stage, mode: Mode, overrides: Overrides) -> Held {
+    let before = stage.other().take(Write).await;
+    let mut waits = stage.waits_with(mode, overrides);
     start(&mut waits);
-    before.release().await.expect("released");
-    let held = waits.await.expect("answered").expect("granted");
+    release(before).await;
+    let held = granted(waits).await;
     assert!(held.hold().is_claim(), "it was granted by a notification");
     held
 }
@@ -884,25 +887,24 @@ fn remaining(held: &Held) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn confirmed_returns_with_the_answer_to_the_claim_and_the_hold_has_its_lease_then() {
-    for mode in [Mode::Write, Mode::Read] {
+    for mode in [Write, Read] {
         let stage = Stage::new();
-        let (word, answer) = oneshot::channel();
-        stage.scheme.next_renewals(answer);
-        let held = granted_after_a_wait(&stage, mode, Overrides::default()).await;
+        let word = stage.next_renewals_wait();
+        let held = granted_after_a_wait(&stage, mode).await;
         assert_eq!(stage.scheme.chunks().len(), 0, "a hold that nobody has confirmed costs nothing");
         let (mut first, mut second) = (Box::pin(held.confirmed()), Box::pin(held.confirmed()));
-        let early = tokio::time::timeout(Duration::from_millis(100), async { tokio::join!(&mut first, &mut second) });
+        let early = timeout(100 * MS, async { tokio::join!(&mut first, &mut second) });
         assert!(early.await.is_err(), "the answer is out");
         assert_eq!(stage.scheme.chunks().len(), 1, "the claim was sent at once, and once");
-        assert!(remaining(&held) < Duration::from_secs(3));
+        assert!(remaining(&held) < 3 * SECOND);
         // The drop of this future changes nothing.
         drop(second);
-        word.send(()).expect("it is waited for");
-        let asked = stage.engine.clock.now();
+        send(word);
+        let asked = Instant::now();
         first.await.expect("confirmed");
         held.confirmed().await.expect("still");
-        assert!(stage.engine.clock.now().since(asked) < Duration::from_millis(5), "the answer woke it");
-        assert!(remaining(&held) > Duration::from_secs(9), "{:?}", remaining(&held));
+        assert!(asked.elapsed() < 5 * MS, "the answer woke it");
+        assert!(remaining(&held) > 9 * SECOND, "{:?}", remaining(&held));
         assert_eq!(stage.scheme.chunks().len(), 1, "nothing else was sent");
     }
 }
@@ -910,12 +912,12 @@ async fn confirmed_returns_with_the_answer_to_the_claim_and_the_hold_has_its_lea
 #[tokio::test(start_paused = true)]
 async fn confirmed_is_sent_for_a_fixed_lease_that_the_claim_covers() {
     let stage = Stage::new();
-    let lease = Some(Duration::from_secs(1));
+    let lease = Some(SECOND);
     let fixed = Overrides { lease, max_hold: lease, ..Overrides::default() };
-    let held = granted_after_a_wait(&stage, Mode::Write, fixed).await;
+    let held = granted_after_a_wait_with(&stage, Write, fixed).await;
     held.confirmed().await.expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 1);
-    assert!(remaining(&held) <= Duration::from_secs(1));
+    assert!(remaining(&held) <= SECOND);
     assert_eq!(held.lost().await, LossReason::MaxHold);
     assert_eq!(stage.scheme.chunks().len(), 1, "and it is not renewed");
 }
@@ -924,36 +926,34 @@ async fn confirmed_is_sent_for_a_fixed_lease_that_the_claim_covers() {
 async fn confirmed_waits_for_the_repeat_of_a_claim_that_goes_unheard() {
     let stage = Stage::new();
     stage.scheme.renewals_go_unheard(1);
-    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
+    let held = granted_after_a_wait(&stage, Write).await;
     held.confirmed().await.expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 2);
-    assert!(remaining(&held) > Duration::from_secs(9));
+    assert!(remaining(&held) > 9 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
 async fn confirmed_ends_with_the_loss_of_the_hold() {
     let stage = Stage::new();
     stage.scheme.renewals_go_unheard(usize::MAX);
-    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
-    let asked = stage.engine.clock.now();
+    let held = granted_after_a_wait(&stage, Write).await;
+    let asked = Instant::now();
     let error = held.confirmed().await.expect_err("nobody answers");
     assert!(matches!(error, Error::Lost { reason: LossReason::Expired, .. }), "{error:?}");
-    assert!(stage.engine.clock.now().since(asked) < Duration::from_secs(3), "when the claim is over");
+    assert!(asked.elapsed() < 3 * SECOND, "when the claim is over");
 
     // The server answers at once that the hold is over.
     let stage = Stage::new();
-    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
-    let seen = stage.scheme.inspect(&stage.key).await.expect("memory answers").value;
-    stage.scheme.force(&stage.key, &seen).await.expect("memory answers");
+    let held = granted_after_a_wait(&stage, Write).await;
+    stage.force().await;
     let error = held.confirmed().await.expect_err("an operator has ended it");
     assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
 
     let stage = Stage::new();
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_renewals(answer);
-    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
+    let _word = stage.next_renewals_wait();
+    let held = granted_after_a_wait(&stage, Write).await;
     let (confirmed, closed) = tokio::join!(held.confirmed(), async {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(10 * MS).await;
         stage.engine.close().await
     });
     closed.expect("closed");
@@ -964,59 +964,31 @@ async fn confirmed_ends_with_the_loss_of_the_hold() {
 #[tokio::test(start_paused = true)]
 async fn confirmed_returns_to_all_who_share_the_claim() {
     let stage = Stage::new();
-    let before = stage.other().take(Mode::Write).await;
-    let mut first = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
-    let mut second = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    let before = stage.other().take(Write).await;
+    let mut first = stage.waits(Read);
+    let mut second = stage.waits(Read);
     start(&mut first);
     start(&mut second);
-    before.release().await.expect("released");
-    let first = first.await.expect("answered").expect("granted");
-    let second = second.await.expect("answered").expect("granted");
+    release(before).await;
+    let first = granted(first).await;
+    let second = granted(second).await;
     assert_eq!(first.hold().id(), second.hold().id());
     let (one, other) = tokio::join!(first.confirmed(), second.confirmed());
     one.and(other).expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 1);
-    assert!(remaining(&first) > Duration::from_secs(9) && remaining(&second) > Duration::from_secs(9));
-}
-
-/// Acquisitions that wait and acquisitions that ask the server count, on any lock. Each one gives back its permit,
-/// however it ends.
-#[tokio::test(start_paused = true)]
-async fn acquisitions_beyond_the_limit_fail_at_once_and_send_nothing() {
-    let manager = crate::MemoryManager::builder().max_waiters(2).build().expect("built");
-    let held = manager.write("cfg").await.expect("granted");
-    let mut waiting: Vec<_> = (0..2).map(|_| Box::pin(manager.write("cfg").into_future())).collect();
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    waiting.iter_mut().for_each(|acquiring| assert!(acquiring.as_mut().poll(&mut context).is_pending()));
-    let is_refused = |error: Option<Error>| {
-        assert!(matches!(&error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. })), "{error:?}");
-    };
-    is_refused(manager.write("other").await.err());
-    is_refused(manager.read("cfg").await.err());
-    is_refused(manager.try_write("other").await.err());
-    is_refused(manager.try_read("other").await.err());
-    assert!(manager.inspect("other").await.expect("answered").is_free());
-    assert_eq!(held.state(), HoldState::Held);
-    // One acquisition is dropped, and another one is granted.
-    drop(waiting.pop());
-    manager.write("other").await.expect("there is a place").release().await.expect("ours to the end");
-    held.release().await.expect("ours to the end");
-    let next = waiting.pop().expect("one is left").await.expect("its turn");
-    next.release().await.expect("ours to the end");
+    assert!(remaining(&first) > 9 * SECOND && remaining(&second) > 9 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
 async fn reader_that_is_not_polled_while_it_asks_to_join_keeps_the_lock_for_a_short_time_only() {
     let stage = Stage::new();
-    let first = stage.take(Mode::Read).await;
-    tokio::time::sleep(WINDOW_OVER).await;
-    let (_word, answer) = oneshot::channel();
-    stage.scheme.next_acquire(Fate::Answered(answer));
-    let mut stalls = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    let first = stage.take(Read).await;
+    sleep(WINDOW_OVER).await;
+    let _word = stage.next_answer_waits();
+    let mut stalls = stage.waits(Read);
     start(&mut stalls);
     drop(first);
-    let other = stage.other();
-    tokio::time::timeout(Duration::from_secs(5), other.take(Mode::Write)).await.expect("the share of the reader ends");
+    timeout(5 * SECOND, stage.other().take(Write)).await.expect("the share of the reader ends");
     drop(stalls);
 }
 
@@ -1024,13 +996,12 @@ async fn reader_that_is_not_polled_while_it_asks_to_join_keeps_the_lock_for_a_sh
 async fn limit_of_zero_waits_for_the_release_of_the_own_process() {
     let stage = Stage::new();
     stage.scheme.leaves_are_at_hand();
-    let (word, answer) = oneshot::channel();
-    stage.scheme.next_leave(Fate::Answered(answer));
-    drop(stage.take(Mode::Write).await);
+    let word = stage.next_leave_waits(Fate::Answered);
+    drop(stage.take(Write).await);
     let limit = Overrides { wait_timeout: Some(Duration::ZERO), ..LONG };
-    let mut waits = stage.asks(Mode::Write, limit, Patience::Wait);
-    let early = tokio::time::timeout(Duration::from_millis(5), &mut waits).await;
+    let mut waits = stage.waits_with(Write, limit);
+    let early = timeout(5 * MS, &mut waits).await;
     assert!(early.is_err(), "the release is not answered: {early:?}");
-    word.send(()).expect("it is waited for");
+    send(word);
     assert!(waits.await.expect("answered").is_some());
 }

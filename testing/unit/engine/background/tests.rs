@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::task::{Context, Wake as Waking, Waker};
 
 use tokio::runtime::Runtime;
+use tokio::time::sleep;
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, span};
 
@@ -81,7 +82,7 @@ async fn subscriber_that_panics_keeps_nobody_from_being_renewed() {
     let told = Arc::<AtomicUsize>::default();
     asks_all_subscribers();
     let panics = tracing::subscriber::set_default(Panics(Arc::clone(&told)));
-    tokio::time::sleep(LEASE * 3).await;
+    sleep(LEASE * 3).await;
     drop(panics);
     assert!(matches!(forced.state(), HoldState::Lost(_)), "{:?}", forced.state());
     assert_eq!((kept.state(), told.load(Ordering::SeqCst)), (HoldState::Held, 1));
@@ -93,7 +94,7 @@ async fn driver_begins_anew_after_a_panic() {
     let engine = engine_on(&scheme);
     let held = take(&engine, "cfg", LONG).await;
     scheme.next_renewals_panic();
-    tokio::time::sleep(LEASE * 3).await;
+    sleep(LEASE * 3).await;
     assert_eq!(held.state(), HoldState::Held);
 }
 

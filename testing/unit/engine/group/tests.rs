@@ -13,7 +13,7 @@ use crate::face::group::{AcquireAll, read, write};
 use crate::face::manager::{MemoryManager, RwLockManager};
 use crate::store::Scheme;
 use crate::testing::staged::{Fate, StagedPair};
-use crate::{BoxFuture, Error, GroupGuard, HoldState, LossReason, OwnerId};
+use crate::{BoxFuture, Error, GroupGuard, HoldState, LossReason, OwnerId, WriteGuard};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -24,8 +24,42 @@ async fn drive(waiting: &mut Waiting, time: Duration) {
     assert!(tokio::time::timeout(time, waiting).await.is_err(), "the group waits");
 }
 
+fn two_processes() -> (MemoryManager, MemoryManager) {
+    let manager = MemoryManager::new();
+    let other = manager.peer();
+    (manager, other)
+}
+
+/// Returns two processes. The second one writes at this lock.
+async fn blocked_at(name: &str) -> (MemoryManager, MemoryManager, WriteGuard) {
+    let (manager, other) = two_processes();
+    let blocking = other.write(name).await.expect("free");
+    (manager, other, blocking)
+}
+
+async fn release(guard: GroupGuard) {
+    guard.release().await.expect("ours to the end");
+}
+
+/// Age of the only hold of a lock.
+async fn age(manager: &MemoryManager, name: &str) -> Duration {
+    manager.inspect(name).await.expect("memory answers").holders[0].age
+}
+
+/// Time that the server leaves the only hold of a lock.
+async fn remaining(manager: &MemoryManager, name: &str) -> Duration {
+    manager.inspect(name).await.expect("memory answers").holders[0].remaining
+}
+
 fn waiting(acquire: AcquireAll) -> Waiting {
     Box::pin(acquire.into_future())
+}
+
+/// Returns an acquisition that has waited for this time.
+async fn driven(acquire: AcquireAll, time: Duration) -> Waiting {
+    let mut waiting = waiting(acquire);
+    drive(&mut waiting, time).await;
+    waiting
 }
 
 /// Numbers of holders and waiters of each lock on the server.
@@ -40,62 +74,38 @@ async fn there<const N: usize>(manager: &MemoryManager, names: [&str; N]) -> [(u
 
 #[tokio::test(start_paused = true)]
 async fn group_waits_for_one_lock_and_holds_only_those_before_it() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    let mut group = waiting(manager.all(&[write("c"), write("b"), read("a")]));
-    drive(&mut group, 30 * SECOND).await;
+    let (manager, other, blocking) = blocked_at("b").await;
+    let group = driven(manager.all(&[write("c"), write("b"), read("a")]), 30 * SECOND).await;
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0), (1, 1), (0, 0)]);
+    assert!(age(&other, "a").await > 29 * SECOND, "it is the same hold");
     blocking.release().await.expect("ours");
     let guard = group.await.expect("all are free");
     let names: Vec<_> = guard.locks().map(|lock| lock.name.to_owned()).collect();
     assert_eq!(names, ["c", "b", "a"]);
     assert!(guard.remaining() > 5 * SECOND, "{:?}", guard.remaining());
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(1, 0); 3]);
-    guard.release().await.expect("ours");
+    release(guard).await;
     assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0); 3]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn group_outlasts_a_long_wait_and_loses_nothing() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    let mut group = waiting(manager.all(&[write("a"), write("b")]));
-    drive(&mut group, Duration::from_secs(120)).await;
-    let before = manager.inspect("a").await.expect("memory answers").holders[0].age;
-    assert!(before > Duration::from_secs(110), "it is the same hold: {before:?}");
-    blocking.release().await.expect("ours");
-    let guard = group.await.expect("granted");
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours to the end");
-}
-
-#[tokio::test(start_paused = true)]
 async fn group_that_nobody_polls_loses_what_it_holds_and_begins_again() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    let mut group = waiting(manager.all(&[write("a"), write("b")]));
-    drive(&mut group, 5 * SECOND).await;
+    let (manager, other, blocking) = blocked_at("b").await;
+    let mut group = driven(manager.all(&[write("a"), write("b")]), 5 * SECOND).await;
     tokio::time::sleep(4 * SECOND).await;
     let theirs = other.write("a").wait_timeout(SECOND).await.expect("the group gave it up");
     blocking.release().await.expect("ours");
     drive(&mut group, SECOND).await;
     assert_eq!(there(&other, ["a"]).await, [(1, 1)], "the group waits for its first lock again");
     theirs.release().await.expect("ours");
-    group.await.expect("granted").release().await.expect("ours");
+    release(group.await.expect("granted")).await;
     assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("c").await.expect("free");
-    let mut group = waiting(manager.all(&[write("a"), write("b"), write("c")]));
-    drive(&mut group, SECOND).await;
+    let (manager, other, blocking) = blocked_at("c").await;
+    let mut group = driven(manager.all(&[write("a"), write("b"), write("c")]), SECOND).await;
     other.force_release("a").await.expect("memory answers");
     let theirs = other.write("a").await.expect("free now");
     drive(&mut group, 5 * SECOND).await;
@@ -104,17 +114,14 @@ async fn member_that_is_lost_while_the_group_waits_is_acquired_again() {
     theirs.release().await.expect("ours");
     let guard = group.await.expect("granted");
     assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours");
+    release(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_waits() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    let mut group = waiting(manager.all(&[write("a"), write("b")]).max_hold(20 * SECOND));
-    drive(&mut group, Duration::from_secs(50)).await;
-    let age = other.inspect("a").await.expect("memory answers").holders[0].age;
+    let (manager, other, blocking) = blocked_at("b").await;
+    let group = driven(manager.all(&[write("a"), write("b")]).max_hold(20 * SECOND), 50 * SECOND).await;
+    let age = age(&other, "a").await;
     assert!(age < 20 * SECOND, "{age:?}");
     blocking.release().await.expect("ours");
     let guard = group.await.expect("granted");
@@ -124,65 +131,44 @@ async fn member_that_reaches_its_longest_time_is_given_back_while_the_group_wait
 
 #[tokio::test(start_paused = true)]
 async fn limit_names_the_lock_and_leaves_nothing() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
+    let (manager, other) = two_processes();
+    let group = [write("a"), write("b"), read("c")];
+    release(manager.all(&group).wait_timeout(Duration::ZERO).await.expect("free")).await;
     let _blocking = other.read("b").await.expect("free");
-    let began = Instant::now();
-    let error =
-        manager.all(&[write("a"), write("b"), read("c")]).wait_timeout(5 * SECOND).await.expect_err("b is held");
-    let Error::WaitTimeout { lock, waited, confirmed, .. } = error else { panic!("{error:?}") };
-    assert_eq!((&*lock, confirmed), ("b", true));
-    assert!(waited >= 5 * SECOND && began.elapsed() < 6 * SECOND, "{waited:?}");
-    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn limit_of_zero_takes_free_locks_and_queues_nowhere() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    manager
-        .all(&[write("a"), write("b")])
-        .wait_timeout(Duration::ZERO)
-        .await
-        .expect("free")
-        .release()
-        .await
-        .expect("ours");
-    let _blocking = other.read("b").await.expect("free");
-    let error = manager.all(&[write("a"), write("b")]).wait_timeout(Duration::ZERO).await.expect_err("b is held");
-    assert!(matches!(&error, Error::WaitTimeout { lock, confirmed: true, .. } if &**lock == "b"), "{error:?}");
-    assert_eq!(there(&other, ["a", "b"]).await, [(0, 0), (1, 0)]);
+    for limit in [Duration::ZERO, 5 * SECOND] {
+        let began = Instant::now();
+        let error = manager.all(&group).wait_timeout(limit).await.expect_err("b is held");
+        let Error::WaitTimeout { lock, waited, confirmed, .. } = error else { panic!("{error:?}") };
+        assert_eq!((&*lock, confirmed), ("b", true));
+        assert!(waited >= limit && began.elapsed() < limit + SECOND, "{waited:?}");
+        assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn fixed_lease_counts_from_the_moment_at_which_all_are_held() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    let mut group = waiting(manager.all(&[write("a"), write("b")]).fixed_lease(8 * SECOND));
-    drive(&mut group, 30 * SECOND).await;
+    let (manager, other, blocking) = blocked_at("b").await;
+    let group = driven(manager.all(&[write("a"), write("b")]).fixed_lease(8 * SECOND), 30 * SECOND).await;
     blocking.release().await.expect("ours");
     let guard = group.await.expect("granted");
     let left = guard.remaining();
     assert!(left > 7 * SECOND && left <= 8 * SECOND, "{left:?}");
     for name in ["a", "b"] {
-        let remaining = other.inspect(name).await.expect("memory answers").holders[0].remaining;
+        let remaining = remaining(&other, name).await;
         assert!(remaining > 7 * SECOND, "{name}: the server has the whole lease: {remaining:?}");
     }
     tokio::time::sleep(5 * SECOND).await;
-    let remaining = other.inspect("a").await.expect("memory answers").holders[0].remaining;
+    let remaining = remaining(&other, "a").await;
     assert!(remaining < 4 * SECOND, "nothing renews it: {remaining:?}");
     guard.lost().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropped_group_leaves_nothing_wherever_it_is() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
+    let (manager, other) = two_processes();
     for blocked in ["a", "b", "c"] {
         let blocking = other.write(blocked).await.expect("free");
-        let mut group = waiting(manager.all(&[write("a"), read("b"), write("c")]));
-        drive(&mut group, SECOND).await;
+        let group = driven(manager.all(&[write("a"), read("b"), write("c")]), SECOND).await;
         drop(group);
         manager.flush().await.expect("memory answers");
         blocking.release().await.expect("ours");
@@ -205,10 +191,9 @@ async fn silence_ends_the_wait_and_a_short_one_does_not() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert!(began.elapsed() >= 5 * SECOND && began.elapsed() < 8 * SECOND, "{:?}", began.elapsed());
 
-    let mut group = waiting(manager.all(&[write("a"), write("b")]));
-    drive(&mut group, 3 * SECOND).await;
+    let group = driven(manager.all(&[write("a"), write("b")]), 3 * SECOND).await;
     manager.reconnect();
-    group.await.expect("the server is back").release().await.expect("ours");
+    release(group.await.expect("granted")).await;
     assert_eq!(there(&other, ["a", "b"]).await, [(0, 0); 2]);
 }
 
@@ -219,7 +204,7 @@ async fn name_that_comes_twice_has_the_stronger_mode_and_one_guard() {
     assert_eq!(manager.stats().guards, 2);
     let locks: Vec<_> = guard.locks().map(|lock| (lock.name, lock.mode.to_string())).collect();
     assert_eq!(locks, [("a", "write".to_owned()), ("b", "read".to_owned()), ("a", "write".to_owned())]);
-    guard.release().await.expect("ours");
+    release(guard).await;
     assert_eq!(manager.all(&[]).await.expect("nothing to wait for").locks().count(), 0);
 }
 
@@ -236,18 +221,6 @@ async fn own_locks_nest_and_a_read_that_would_become_a_write_is_refused_before_a
     assert!(matches!(&error, Error::UpgradeConflict { lock } if &**lock == "b"), "{error:?}");
     assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
     drop((z, b));
-}
-
-#[tokio::test(start_paused = true)]
-async fn try_is_all_or_nothing() {
-    let manager = MemoryManager::new();
-    let other = manager.peer();
-    let blocking = other.write("b").await.expect("free");
-    assert!(manager.all(&[write("a"), read("b"), write("c")]).try_now().await.expect("answered").is_none());
-    assert_eq!(there(&other, ["a", "b", "c"]).await, [(0, 0), (1, 0), (0, 0)]);
-    blocking.release().await.expect("ours");
-    let guard = manager.all(&[write("a"), read("b"), write("c")]).try_now().await.expect("answered").expect("free");
-    guard.release().await.expect("ours");
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,46 +246,6 @@ async fn too_many_names_and_bad_names_are_refused_before_anything_is_sent() {
     let error = manager.all(&[write("a"), write("")]).await.expect_err("no name");
     assert!(matches!(error, Error::InvalidName { .. }), "{error:?}");
     assert_eq!(there(&manager, ["a"]).await, [(0, 0)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn many_groups_in_many_processes_all_get_their_locks() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let (manager, names) = (MemoryManager::new(), ["a", "b", "c", "d"]);
-    let inside: Arc<[AtomicUsize; 4]> = Arc::default();
-    let workers: Vec<_> = (0..8_u64)
-        .map(|seed| (manager.peer(), Arc::clone(&inside), fastrand::Rng::with_seed(seed)))
-        .map(|(manager, inside, mut random)| {
-            tokio::spawn(async move {
-                for _ in 0..100 {
-                    let mut chosen: Vec<_> = (0..4).collect();
-                    random.shuffle(&mut chosen);
-                    chosen.truncate(random.usize(1..4));
-                    let group: Vec<_> = chosen
-                        .iter()
-                        .map(|index| if random.bool() { write(names[*index]) } else { read(names[*index]) })
-                        .collect();
-                    let guard = manager.all(&group).wait_timeout(600 * SECOND).await.expect("nobody starves");
-                    for (index, lock) in chosen.iter().zip(&group) {
-                        let (entered, writes) = (&inside[*index], lock.mode() == crate::Mode::Write);
-                        let before = entered.fetch_add(if writes { 1000 } else { 1 }, Ordering::SeqCst);
-                        assert!(if writes { before == 0 } else { before < 1000 }, "{lock:?}: {before}");
-                    }
-                    tokio::time::sleep(Duration::from_millis(random.u64(0..20))).await;
-                    for (index, lock) in chosen.iter().zip(&group) {
-                        inside[*index]
-                            .fetch_sub(if lock.mode() == crate::Mode::Write { 1000 } else { 1 }, Ordering::SeqCst);
-                    }
-                    guard.release().await.expect("ours");
-                }
-            })
-        })
-        .collect();
-    for worker in workers {
-        worker.await.expect("no panic");
-    }
-    assert_eq!(there(&manager, names).await, [(0, 0); 4]);
 }
 
 #[tokio::test(start_paused = true)]

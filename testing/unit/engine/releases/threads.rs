@@ -35,7 +35,7 @@ impl CloseStage {
     }
 
     fn take(&self) -> Held {
-        self.runtime.block_on(self.stage.take("cfg"))
+        self.runtime.block_on(self.stage.take())
     }
 
     /// Returns a thread that polls a future once, in the runtime.
@@ -66,7 +66,7 @@ impl CloseStage {
     /// A manager that is closed has no hold on the server.
     fn judge(&self) -> Result<(), String> {
         let closed = self.closed.lock().expect("no panic").take();
-        match (closed, self.runtime.block_on(self.stage.holders("cfg"))) {
+        match (closed, self.runtime.block_on(self.stage.holders())) {
             (None | Some(Ok(())), 0) | (None, _) => Ok(()),
             (closed, holders) => Err(format!("closed with {holders} holders on the server: {closed:?}")),
         }
@@ -116,8 +116,8 @@ fn guard_is_handed_out(slip: Option<CloseSlip>) -> ThreadScene {
     let granted = Arc::clone(&guard);
     let acquires = async move |engine: Arc<Engine>| {
         let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-        let key = engine.key("cfg").expect("valid");
-        acquire(&engine, key, Mode::Write, terms, Patience::Wait).await
+        let key = engine.key(NAME).expect("valid");
+        acquire(&engine, key, Write, terms, Patience::Wait).await
     };
     let acquires = stage.polls(acquires, move |result| {
         *granted.lock().expect("no panic") = result.ok().flatten();

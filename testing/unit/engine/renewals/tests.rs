@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 
 use super::*;
 use crate::base::options::{Options, Overrides, Terms};
@@ -36,11 +37,17 @@ fn renewed_in_a_stage() -> Arc<Staged> {
     Arc::new(Staged::new(MemoryScheme::new(Arc::new(Store::new()))))
 }
 
+async fn renewal_is_sent(scheme: &Staged) {
+    while scheme.chunks().is_empty() {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn node_is_left_to_others_between_chunks() {
     let scheme = renewed_in_a_stage();
     let (_engine, _held) = taken_together(&scheme, LOCKS).await;
-    tokio::time::sleep(LEASE / 2).await;
+    sleep(LEASE / 2).await;
     let chunks = scheme.chunks();
     for pair in chunks.windows(2) {
         let gap = pair[1].0.since(pair[0].0);
@@ -64,16 +71,14 @@ fn what_is_due_or_under_way_when_the_runtime_ends_is_renewed_on_the_next() {
         let scheme = renewed_in_a_stage();
         scheme.next_renewals(answer);
         let taken = taken_together(&scheme, FEW).await;
-        while scheme.chunks().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        renewal_is_sent(&scheme).await;
         (scheme, taken)
     });
     drop(first);
     assert!(scheme.chunks().iter().map(|(_, ids)| ids.len()).sum::<usize>() < FEW, "there is more to renew");
     second.block_on(async {
         let _other = take(&engine, "another").await;
-        tokio::time::sleep(LEASE).await;
+        sleep(LEASE).await;
     });
     let now = scheme.memory.clock().now();
     let lost = held.iter().filter(|held| !matches!(held.hold().next(now), Next::At(_))).count();
@@ -87,30 +92,26 @@ async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
     let (word, answer) = oneshot::channel();
     scheme.next_renewals(answer);
     let held = take(&engine, "cfg").await;
-    while scheme.chunks().is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    renewal_is_sent(&scheme).await;
     // A driver does the same, just before it joins the holds to a batch.
     let taken = engine.table.deadlines.take_due(Moment::NEVER, Duration::ZERO);
     assert!(taken.iter().any(|hold| Arc::ptr_eq(hold, held.hold())));
     word.send(()).expect("it is waited for");
-    tokio::time::sleep(LEASE * 3).await;
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Held, "it was renewed no more");
+    sleep(LEASE * 3).await;
+    assert_eq!(held.state(), HoldState::Held, "it was renewed no more");
 }
 
 #[tokio::test(start_paused = true)]
 async fn released_in_the_line_is_not_renewed() {
     let scheme = renewed_in_a_stage();
     let (_engine, held) = taken_together(&scheme, LOCKS).await;
-    while scheme.chunks().is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    renewal_is_sent(&scheme).await;
     // By now most of the due holds are in the queue.
-    tokio::time::sleep(LEASE / 24).await;
+    sleep(LEASE / 24).await;
     for held in held {
         held.release().await.expect("released");
     }
     let sent = scheme.chunks().len();
-    tokio::time::sleep(LEASE * 2).await;
+    sleep(LEASE * 2).await;
     assert_eq!(scheme.chunks().len(), sent, "nothing is renewed any more");
 }

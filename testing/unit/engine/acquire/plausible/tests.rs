@@ -1,3 +1,5 @@
+use Mode::{Read, Write};
+
 use super::*;
 use crate::base::attempt::NodeId;
 
@@ -42,44 +44,52 @@ fn admits(bounds: &Bounds, told: TestAnswer) -> bool {
     bounds.admit(ServerTime::from_micros(told.at_us), &answer, sent.after(AGE))
 }
 
+fn admits_write(told: TestAnswer) -> bool {
+    admits(&bounds(Write), told)
+}
+
+fn admits_read(told: TestAnswer) -> bool {
+    admits(&bounds(Read), told)
+}
+
 #[test]
 fn genuine_grants_are_believed() {
     let blocks = TestAnswer { token: AT_US - 63, tokens: 64, ..GENUINE };
-    assert!(admits(&bounds(Mode::Write), GENUINE) && admits(&bounds(Mode::Write), blocks));
-    assert!(admits(&bounds(Mode::Read), GENUINE));
+    assert!(admits_write(GENUINE) && admits_write(blocks));
+    assert!(admits_read(GENUINE));
     let short = TestAnswer { deadline_us: AT_US + 1, ..GENUINE };
-    assert!(admits(&bounds(Mode::Write), short));
+    assert!(admits_write(short));
 }
 
 #[test]
 fn token_ahead_of_the_servers_clock_is_refused() {
     // The other primary's clock was ahead of this one's.
-    assert!(admits(&bounds(Mode::Write), TestAnswer { token: AT_US + 100_000, ..GENUINE }));
+    assert!(admits_write(TestAnswer { token: AT_US + 100_000, ..GENUINE }));
     for raw in [AT_US + 100_001, 1 << 53] {
-        assert!(!admits(&bounds(Mode::Write), TestAnswer { token: raw, ..GENUINE }), "{raw}");
-        assert!(!admits(&bounds(Mode::Read), TestAnswer { token: raw, ..GENUINE }), "{raw}");
+        assert!(!admits_write(TestAnswer { token: raw, ..GENUINE }), "{raw}");
+        assert!(!admits_read(TestAnswer { token: raw, ..GENUINE }), "{raw}");
     }
     let block = TestAnswer { token: AT_US + 100_000, tokens: 2, ..GENUINE };
-    assert!(!admits(&bounds(Mode::Write), block), "its last token is beyond");
+    assert!(!admits_write(block), "its last token is beyond");
 }
 
 #[test]
 fn token_that_is_not_above_the_last_one_here_is_refused() {
-    for (mode, equal) in [(Mode::Read, true), (Mode::Write, false)] {
+    for (mode, equal) in [(Read, true), (Write, false)] {
         let bounds = Bounds { newest: Some(token(AT_US - 5)), ..bounds(mode) };
         assert!(admits(&bounds, TestAnswer { token: AT_US - 4, ..GENUINE }));
         assert_eq!(admits(&bounds, TestAnswer { token: AT_US - 5, ..GENUINE }), equal, "{mode}");
         assert!(!admits(&bounds, TestAnswer { token: AT_US - 6, ..GENUINE }));
     }
-    let bounds = Bounds { newest: Some(token(AT_US - 5)), ..bounds(Mode::Write) };
+    let bounds = Bounds { newest: Some(token(AT_US - 5)), ..bounds(Write) };
     assert!(!admits(&bounds, TestAnswer { token: AT_US - 5, tokens: 6, ..GENUINE }), "its first token is a used one");
 }
 
 #[test]
 fn number_of_tokens_that_no_grant_has_is_refused() {
-    assert!(!admits(&bounds(Mode::Write), TestAnswer { token: AT_US - MAX_TOKENS, tokens: MAX_TOKENS + 1, ..GENUINE }));
-    assert!(!admits(&bounds(Mode::Read), TestAnswer { token: AT_US - 1, tokens: 2, ..GENUINE }));
-    assert!(!admits(&bounds(Mode::Write), TestAnswer { tokens: 0, ..GENUINE }));
+    assert!(!admits_write(TestAnswer { token: AT_US - MAX_TOKENS, tokens: MAX_TOKENS + 1, ..GENUINE }));
+    assert!(!admits_read(TestAnswer { token: AT_US - 1, tokens: 2, ..GENUINE }));
+    assert!(!admits_write(TestAnswer { tokens: 0, ..GENUINE }));
 }
 
 #[test]
@@ -87,19 +97,19 @@ fn time_to_come_is_refused() {
     // One second here is at most that, 1 %, 2 ms and the margin there.
     let latest = ANCHOR_US + 1_112_000;
     let at = |at_us| TestAnswer { token: AT_US, deadline_us: at_us + 1, tokens: 1, at_us };
-    assert!(admits(&bounds(Mode::Write), at(latest)));
-    assert!(!admits(&bounds(Mode::Write), at(latest + 1)));
+    assert!(admits_write(at(latest)));
+    assert!(!admits_write(at(latest + 1)));
 }
 
 #[test]
 fn time_before_the_last_answer_is_refused() {
-    let bounds = Bounds { answered_at: ServerTime::from_micros(AT_US + 1), ..bounds(Mode::Write) };
+    let bounds = Bounds { answered_at: ServerTime::from_micros(AT_US + 1), ..bounds(Write) };
     assert!(!admits(&bounds, GENUINE));
     assert!(admits(&bounds, TestAnswer { at_us: AT_US + 1, ..GENUINE }));
 }
 
 #[test]
 fn more_time_than_the_claim_is_refused() {
-    assert!(!admits(&bounds(Mode::Write), TestAnswer { deadline_us: AT_US + 3_000_001, ..GENUINE }));
-    assert!(!admits(&bounds(Mode::Write), TestAnswer { deadline_us: u64::MAX / 1000, ..GENUINE }));
+    assert!(!admits_write(TestAnswer { deadline_us: AT_US + 3_000_001, ..GENUINE }));
+    assert!(!admits_write(TestAnswer { deadline_us: u64::MAX / 1000, ..GENUINE }));
 }
