@@ -79,7 +79,7 @@ impl Server for Record {
             // Keys and channels are not specified here.
             Step::LoseTtl | Step::LoseChannels => String::new(),
         };
-        Answer { text, rows, messages: messages(self, now, step) }
+        Answer { text, rows, messages: messages(self, now, step), ..Answer::default() }
     }
 }
 
