@@ -48,6 +48,35 @@ pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> 
     Some((words, end))
 }
 
+/// Returns a push about a channel.
+pub(super) fn push_of(kind: &str, channel: &str) -> String {
+    format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n:1\r\n", kind.len(), channel.len())
+}
+
+/// Starts a server with this answer to each command, by the number of its connection. Returns the address.
+pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send + Sync + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let (addr, answer) = (listener.local_addr().expect("bound"), Arc::new(answer));
+    tokio::spawn(async move {
+        for connection in 0.. {
+            let Ok((mut stream, _)) = listener.accept().await else { return };
+            let answer = Arc::clone(&answer);
+            tokio::spawn(async move {
+                let (mut said, mut done) = (Vec::new(), 0);
+                while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {
+                    while let Some((words, end)) = command(&said, done) {
+                        done = end;
+                        if stream.write_all(answer(connection, &words).as_bytes()).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    addr
+}
+
 /// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is
 /// one second, or as many as are given there.
 pub(super) fn randomness() -> (fastrand::Rng, Duration) {
