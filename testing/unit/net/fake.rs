@@ -9,6 +9,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::address::parse_one;
+use super::node::{Limits, Node, Reports, Role};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::options::Options;
+use crate::base::topology::Tls;
+
 #[cfg(feature = "tls")]
 pub(super) mod tls;
 
@@ -75,6 +82,14 @@ pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send
         }
     });
     addr
+}
+
+/// Returns a node for a server in this process.
+pub(super) fn node_at(addr: SocketAddr, options: &Options, role: Role, background: BackgroundRuntime) -> Arc<Node> {
+    let info = parse_one(&format!("redis://{addr}"), &Tls::new()).expect("a URL");
+    let limits = Limits::new(options, role);
+    let node = Node::new(&addr.to_string(), info, limits, Clock::System, background, Reports::for_test());
+    Arc::new(node.expect("a node"))
 }
 
 /// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is
