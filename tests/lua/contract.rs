@@ -22,12 +22,12 @@ fn keys_of_another_type_stay_untouched(mut lock: Lock) {
                 continue;
             }
             lock.command(&other);
-            let stored = lock.snapshot();
+            let stored = lock.stored();
             for (script, args) in every_script(&lock) {
                 let reply = lock.try_run(script, &args);
                 let wrong = matches!(&reply, Reply::Error(text) if text.starts_with("WRONGTYPE"));
                 assert!(wrong, "{script} {other:?}: {reply:?}");
-                assert_eq!(lock.snapshot(), stored, "{script} {other:?}");
+                assert_eq!(lock.stored(), stored, "{script} {other:?}");
             }
             lock.command(&["DEL", key]);
         }

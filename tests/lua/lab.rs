@@ -486,6 +486,7 @@ impl Lock {
             let read: &[&str] = match &*self.command(&["TYPE", key]).text().expect("a text") {
                 "hash" => &["HGETALL", key],
                 "zset" => &["ZRANGE", key, "0", "-1", "WITHSCORES"],
+                "list" => &["LRANGE", key, "0", "-1"],
                 "string" => &["GETRANGE", key, "0", "-1"],
                 _ => return (Vec::new(), -2),
             };
@@ -494,16 +495,6 @@ impl Lock {
             let mut texts: Vec<String> = parts.chunks(2).map(|pair| format!("{pair:?}")).collect();
             texts.sort_unstable();
             (texts, self.int(&["PEXPIRETIME", key]))
-        });
-        stored.collect()
-    }
-
-    /// Everything that is stored, ttls included.
-    pub(crate) fn snapshot(&mut self) -> Vec<(Reply, i64)> {
-        let keys = self.keys.clone();
-        let stored = keys.iter().map(|key| {
-            let dump = self.command(&["DUMP", key]);
-            (dump, self.int(&["PEXPIRETIME", key]))
         });
         stored.collect()
     }

@@ -132,11 +132,11 @@ fn their_scripts_do_what_was_published(mut lock: Lock) {
         assert_eq!(lock.field(field).as_deref(), Some("1700000000000"), "its own clock, as a number's text");
         let ttl_ms = lock.int(&["PTTL", &key]);
         assert!((THEIR_TTL_MS / 2..=THEIR_TTL_MS).contains(&ttl_ms), "{ttl_ms}");
-        let stored = lock.snapshot();
+        let stored = lock.stored();
         for asked_ms in [at_ms - 1, at_ms, at_ms + 1, at_ms + limit_ms] {
             assert!(!lock.their_lock(asked, asked_ms), "{asked:?} at {asked_ms}");
         }
-        assert_eq!(lock.snapshot(), stored, "who is refused writes nothing");
+        assert_eq!(lock.stored(), stored, "who is refused writes nothing");
         assert!(lock.their_lock(asked, at_ms + limit_ms + 1), "{asked:?} after {held:?}");
         lock.command(&["DEL", &key]);
 

@@ -38,7 +38,7 @@ impl Lock {
 
     /// Every script says that this is another version's, and nothing is changed.
     fn is_left_alone(&mut self) {
-        let stored = self.snapshot();
+        let stored = self.stored();
         let scripts = [
             ("acquire", self.wish_args("a", Read, Wish::PATIENT)),
             ("acquire", self.wish_args("a", Write, Wish::AT_ONCE)),
@@ -53,7 +53,7 @@ impl Lock {
             let reply = self.try_run(script, &args);
             let text = reply.text().unwrap_or_else(|| panic!("{script}: {reply:?}")).into_owned();
             assert!(text.starts_with("version "), "{script}: {text}");
-            assert_eq!(self.snapshot(), stored, "{script}");
+            assert_eq!(self.stored(), stored, "{script}");
         }
     }
 }
@@ -88,11 +88,11 @@ fn other_layout_is_left_alone(mut lock: Lock) {
     lock.granted("w", Write);
     lock.command(&["HSET", &key, "u", "4 something else"]);
     lock.command(&["PEXPIRE", &key, "60000"]);
-    let stored = lock.snapshot();
+    let stored = lock.stored();
     for (script, args) in [("acquire", lock.wish_args("a", Read, Wish::PATIENT)), ("leave", lock.leave_args("w"))] {
         let reply = lock.try_run(script, &args);
         assert!(reply.text().is_some_and(|text| text.starts_with("version ")), "{script}: {reply:?}");
-        assert_eq!(lock.snapshot(), stored, "{script}");
+        assert_eq!(lock.stored(), stored, "{script}");
     }
 }
 

@@ -14,8 +14,8 @@ use crate::base::error::Refusal;
 use crate::net::Script;
 use crate::net::fake::{Fake, Pace, node_at};
 
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+pub(super) const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 
 static SCRIPT: Script = Script::new("return 1");
 
@@ -52,7 +52,7 @@ async fn unanswered(node: &Node, calls: usize) -> usize {
     join_all((0..calls).map(|_| call(node))).await.iter().filter(|answer| answer.is_err()).count()
 }
 
-async fn call(node: &Node) -> Result<(), Fault> {
+pub(super) async fn call(node: &Node) -> Result<(), Fault> {
     node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::InTurn).await.map(drop)
 }
 

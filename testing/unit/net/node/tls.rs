@@ -5,17 +5,13 @@ use std::net::SocketAddr;
 use cluster_testenv::Certificates;
 use tokio::net::TcpListener;
 
+use super::tests::{AT_ONCE, RESPONSE_TIMEOUT, call};
 use super::*;
 use crate::base::error::Refusal;
 use crate::base::topology::{Access, Tls};
-use crate::net::Script;
 use crate::net::address::parse_one;
 use crate::net::fake::{self, Fake, Pace};
 use crate::net::sentinels::Sentinels;
-
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-
-static SCRIPT: Script = Script::new("return 1");
 
 fn secrets(tls: &Tls) -> Arc<Secrets> {
     Arc::new(Secrets::new(tls, &Access::default(), &BackgroundRuntime::Process).expect("no files"))
@@ -27,10 +23,6 @@ fn node(addr: SocketAddr, tls: &Tls) -> Node {
     let limits = Limits::new(&options, Role::Standalone);
     let reports = Reports { secrets: secrets(tls), ..Reports::for_test() };
     Node::new(&addr.to_string(), info, limits, Clock::System, BackgroundRuntime::Process, reports).expect("a node")
-}
-
-async fn call(node: &Node) -> Result<(), Fault> {
-    node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::InTurn).await.map(drop)
 }
 
 /// Returns the words of a fault and of all its sources.
@@ -55,7 +47,7 @@ async fn silent() -> SocketAddr {
 
 #[tokio::test]
 async fn slow_name_is_waited_for_with_tls() {
-    let (fake, certificates) = (Fake::start(Pace::Every(usize::MAX, Duration::ZERO)).await, Certificates::make());
+    let (fake, certificates) = (Fake::start(AT_ONCE).await, Certificates::make());
     for config in [fake::tls::config(&certificates), fake::tls::old_config(&certificates)] {
         let addr = fake::tls::before(fake.addr, config).await;
         let node = node(addr, &fake::tls::trusting(&certificates));
@@ -101,7 +93,7 @@ async fn step_on_the_way_to_a_sentinel_is_named() {
 
 #[tokio::test]
 async fn certificate_is_checked_for_the_name_that_was_given() {
-    let (fake, certificates) = (Fake::start(Pace::Every(usize::MAX, Duration::ZERO)).await, Certificates::make());
+    let (fake, certificates) = (Fake::start(AT_ONCE).await, Certificates::make());
     let addr = fake::tls::before(fake.addr, fake::tls::config(&certificates)).await;
     let tls = fake::tls::trusting(&certificates);
     call(&node(addr, &tls.clone().server_name("localhost"))).await.expect("one of its names");
