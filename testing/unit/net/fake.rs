@@ -60,10 +60,16 @@ pub(super) fn push_of(kind: &str, channel: &str) -> String {
     format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n:1\r\n", kind.len(), channel.len())
 }
 
+/// Listens on a free port.
+pub(super) async fn listening() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("bound");
+    (listener, addr)
+}
+
 /// Starts a server with this answer to each command, by the number of its connection. Returns the address.
 pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send + Sync + 'static) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let (addr, answer) = (listener.local_addr().expect("bound"), Arc::new(answer));
+    let ((listener, addr), answer) = (listening().await, Arc::new(answer));
     tokio::spawn(async move {
         for connection in 0.. {
             let Ok((mut stream, _)) = listener.accept().await else { return };
@@ -133,8 +139,7 @@ struct Counts {
 
 impl Fake {
     pub(super) async fn start(pace: Pace) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let addr = listener.local_addr().expect("bound");
+        let (listener, addr) = listening().await;
         let (pace, paces) = watch::channel(pace);
         let counts = Arc::<Counts>::default();
         let serving = Arc::clone(&counts);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use super::*;
 use crate::net::Script;
@@ -128,8 +128,7 @@ async fn nobody_is_handed_anothers_answer(node: &Node) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mutated_replies_are_never_those_of_others() {
     let (mut random, time) = fake::randomness();
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("bound");
+    let (listener, addr) = fake::listening().await;
     let is_well = Arc::<AtomicBool>::default();
     let well = Arc::clone(&is_well);
     tokio::spawn(async move {

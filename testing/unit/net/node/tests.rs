@@ -12,7 +12,7 @@ use super::in_flight::MAX_IN_FLIGHT;
 use super::*;
 use crate::base::error::Refusal;
 use crate::net::Script;
-use crate::net::fake::{Fake, Pace, node_at};
+use crate::net::fake::{Fake, Pace, listening, node_at};
 
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 pub(super) const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
@@ -380,8 +380,7 @@ async fn step_that_takes_too_long_is_named() {
 
 /// Starts a server that accepts connections, says one thing on each, and closes it without reading.
 async fn says_and_closes(words: &'static str) -> Arc<Node> {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("bound");
+    let (listener, addr) = listening().await;
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::io::AsyncWriteExt::write_all(&mut stream, words.as_bytes()).await.unwrap_or_default();

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use cluster_testenv::Certificates;
-use tokio::net::TcpListener;
 
 use super::tests::{AT_ONCE, RESPONSE_TIMEOUT, call};
 use super::*;
@@ -32,19 +31,6 @@ fn words(fault: Fault) -> String {
     sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Starts a server that accepts connections and says nothing.
-async fn silent() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("bound");
-    tokio::spawn(async move {
-        let mut kept_open = Vec::new();
-        while let Ok(stream) = listener.accept().await {
-            kept_open.push(stream);
-        }
-    });
-    addr
-}
-
 #[tokio::test]
 async fn slow_name_is_waited_for_with_tls() {
     let (fake, certificates) = (Fake::start(AT_ONCE).await, Certificates::make());
@@ -59,7 +45,8 @@ async fn slow_name_is_waited_for_with_tls() {
 
 #[tokio::test]
 async fn step_that_takes_too_long_with_tls_is_named() {
-    let (addr, tls) = (silent().await, fake::tls::trusting(&Certificates::make()));
+    let (silent, tls) = (Fake::start(Pace::Never).await, fake::tls::trusting(&Certificates::make()));
+    let addr = silent.addr;
     let slow = node(addr, &tls);
     names::set(slow.address(), vec![addr], RESPONSE_TIMEOUT * 20);
     let said = words(call(&slow).await.expect_err("no name is found"));
@@ -76,7 +63,8 @@ async fn step_that_takes_too_long_with_tls_is_named() {
 /// A Sentinel is reached like any server.
 #[tokio::test]
 async fn step_on_the_way_to_a_sentinel_is_named() {
-    let (addr, tls) = (silent().await, fake::tls::trusting(&Certificates::make()));
+    let (silent, tls) = (Fake::start(Pace::Never).await, fake::tls::trusting(&Certificates::make()));
+    let addr = silent.addr;
     for (scheme, step) in
         [("redis", "greeting: no answer within 500ms"), ("rediss", "TLS handshake: no answer within 1s")]
     {
