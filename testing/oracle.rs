@@ -29,6 +29,7 @@ use cluster_testenv::{Cluster, Node, Server};
 use listener::Listener;
 use operation::{Face, Operation, mishap, operation, their_operation};
 use pair::Pair;
+pub(super) use pair::{grant_message, recall_message};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::Union;
@@ -83,50 +84,45 @@ fn start_with_clock(server: Server) -> Node {
 }
 
 fn hash_scheme(server: Server) {
-    let node = start(server);
-    Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).agrees();
+    Setting::hash(&start(server), 256).agrees();
 }
 
 fn hash_on_a_cluster(server: Server) {
     let cluster = Cluster::builder(server).replicas(0).start().expect("the cluster starts");
-    Setting::new(Topology::cluster(cluster.urls()), Face::Hash, 128).told_by(cluster.primaries()).agrees();
+    let listening_at = cluster.primaries();
+    Setting { listening_at, ..Setting::new(Topology::cluster(cluster.urls()), Face::Hash, 128) }.agrees();
 }
 
 fn two_key_scheme(server: Server) {
-    let node = start(server);
-    Setting::new(Topology::node(node.url()), Face::TwoKey, 256).agrees();
+    Setting::two_key(&start(server), 256).agrees();
 }
 
 fn hash_with_timestamp_clients(server: Server) {
     let node = start(server);
-    Setting::new(Topology::node(node.url()), Face::Hash, 256)
-        .told_by(vec![&node])
-        .with_timestamp_clients(&node)
-        .agrees();
+    Setting::hash(&node, 256).with_timestamp_clients(&node).agrees();
 }
 
 fn hash_with_clock_steps(server: Server) {
     let node = start_with_clock(server);
-    Setting::new(Topology::node(node.url()), Face::Hash, 128).told_by(vec![&node]).with_steps(&node).agrees();
+    Setting::hash(&node, 128).with_steps(&node).agrees();
 }
 
 fn two_key_with_clock_steps(server: Server) {
     let node = start_with_clock(server);
-    Setting::new(Topology::node(node.url()), Face::TwoKey, 128).with_steps(&node).agrees();
+    Setting::two_key(&node, 128).with_steps(&node).agrees();
 }
 
 fn hash_with_limits_of_two(server: Server) {
-    let node = start(server);
-    Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]).limited_to_two().agrees();
+    Setting::hash(&start(server), 256).limited_to_two().agrees();
 }
 
 fn hash_with_limits_of_two_and_timestamp_clients(server: Server) {
     let node = start(server);
-    let setting = Setting::new(Topology::node(node.url()), Face::Hash, 256).told_by(vec![&node]);
-    setting.limited_to_two().with_timestamp_clients(&node).agrees();
+    Setting::hash(&node, 256).limited_to_two().with_timestamp_clients(&node).agrees();
 }
 
 /// Scheme and topology to compare, and the faults during the comparison.
+#[derive(Clone)]
 struct Setting<'a> {
     topology: Topology,
     face: Face,
@@ -160,8 +156,12 @@ impl<'a> Setting<'a> {
         }
     }
 
-    fn told_by(self, listening_at: Vec<&'a Node>) -> Self {
-        Self { listening_at, ..self }
+    fn hash(node: &'a Node, cases: u32) -> Self {
+        Self { listening_at: vec![node], ..Self::new(Topology::node(node.url()), Face::Hash, cases) }
+    }
+
+    fn two_key(node: &Node, cases: u32) -> Self {
+        Self::new(Topology::node(node.url()), Face::TwoKey, cases)
     }
 
     fn with_timestamp_clients(self, node: &'a Node) -> Self {
@@ -235,20 +235,21 @@ fn altered(changes: &[(&str, &str)]) -> &'static Scripts {
 /// tables early.
 const TWO_RECORDS: [(&str, &str); 2] = [("MAX_RECORDS = 96", "MAX_RECORDS = 2"), ("MIN_TABLE = 8", "MIN_TABLE = 3")];
 
-/// Asserts that the oracle finds a difference between scripts with this change and the specification. The rarest change
-/// shows within a thousand histories on average. So a change that 20,000 histories do not show is not found at all.
-fn assert_noticed<'a>(setting: Setting<'a>, from: &'a str, to: &'a str) {
-    let mut changes = setting.changes.clone();
-    changes.push((from, to));
-    let changed = Setting { changes, cases: 20_000, ..setting };
-    assert!(changed.disagreement(0).is_some(), "nobody notices {to:?} in the place of {from:?}");
+/// Asserts that the oracle finds a difference between scripts with each of these changes and the specification. The rarest
+/// change shows within a thousand histories on average. So a change that 20,000 histories do not show is not found at all.
+fn assert_noticed(setting: &Setting<'_>, broken: &[(&str, &str)]) {
+    for (from, to) in broken {
+        let changes = [&setting.changes[..], &[(from, to)]].concat();
+        let changed = Setting { changes, cases: 20_000, ..setting.clone() };
+        assert!(changed.disagreement(0).is_some(), "nobody notices {to:?} in the place of {from:?}");
+    }
 }
 
 #[test]
 #[ignore = "runs in `.ci/all`"]
 fn broken_stamps_are_noticed() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    let changes = [
+    let node = start(Server::Valkey91);
+    let broken = [
         // At its limit a stamp does not count.
         ("foreign_write + write_limit_ms + 1", "foreign_write + write_limit_ms"),
         ("max(foreign_read or 0, covered) + read_limit_ms + 1", "max(foreign_read or 0, covered) + read_limit_ms"),
@@ -289,17 +290,14 @@ fn broken_stamps_are_noticed() {
         // A number that is no time counts as a time.
         ("number <= 9007199254740000 and math.floor(number) or 0", "math.floor(number) or 0"),
     ];
-    for (from, to) in changes {
-        let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).with_timestamp_clients(&node);
-        assert_noticed(setting, from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0).with_timestamp_clients(&node), &broken);
 }
 
 #[test]
 #[ignore = "runs in `.ci/all`"]
 fn broken_notes_and_refusals_are_noticed() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    let changes = [
+    let node = start(Server::Valkey91);
+    let broken = [
         // The note of a released writer stays behind, for the next hold of the same id.
         (
             "  if sub(since_ms, 1, 1) == '0' then to_delete[#to_delete + 1] = 'n' .. id end\n  writer, writer_gone",
@@ -324,17 +322,14 @@ fn broken_notes_and_refusals_are_noticed() {
         ("live_reader .. ' ', end_slot", "live_reader .. ' ', '1'"),
         ("elseif live_reader then", "elseif false then"),
     ];
-    for (from, to) in changes {
-        let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).with_timestamp_clients(&node);
-        assert_noticed(setting, from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0).with_timestamp_clients(&node), &broken);
 }
 
 #[test]
 #[ignore = "runs in `.ci/all`"]
 fn broken_marks_are_noticed() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    let changes = [
+    let node = start(Server::Valkey91);
+    let broken = [
         // The recallable flag is not set: by a grant, a reader that joins, a conversion, a renewal.
         ("if may_cache then call('HSET', key, 'k', token) end", ""),
         ("      if may_cache then call('HSET', key, 'k', last) end\n", ""),
@@ -381,16 +376,14 @@ fn broken_marks_are_noticed() {
         // An inspection shows no flag.
         ("== last and 1 or 0\nreturn", "== last and 0 or 0\nreturn"),
     ];
-    for (from, to) in changes {
-        assert_noticed(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0), &broken);
 }
 
 #[test]
 #[ignore = "runs in `.ci/all`"]
 fn broken_rests_are_noticed() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    let changes = [
+    let node = start(Server::Valkey91);
+    let broken = [
         // A rest keeps its id, so that late requests find it, or its recallable flag, or the deadline of the lease.
         ("'held', '@' .. id, until_ms + 0, true", "'held', id, until_ms + 0, true"),
         ("'write', until_ms, 'k'", "'write', until_ms, 'none'"),
@@ -404,15 +397,13 @@ fn broken_rests_are_noticed() {
         // The fast path of a sole holder knows no rest.
         ("if until_ms then\n", "if false then\n"),
     ];
-    for (from, to) in changes {
-        assert_noticed(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0), &broken);
 }
 
 #[test]
 fn broken_passes_to_the_same_side_are_noticed() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    let changes = [
+    let node = start(Server::Valkey91);
+    let broken = [
         // The hold of any writer passes.
         (
             "local writes = mode == 'w' and writer == old and",
@@ -430,16 +421,14 @@ fn broken_passes_to_the_same_side_are_noticed() {
             "live_reader_ms, read_until_ms = deadline_ms, nil",
         ),
     ];
-    for (from, to) in changes {
-        assert_noticed(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0), &broken);
 }
 
 #[test]
 #[ignore = "runs in `.ci/all`"]
 fn broken_limits_are_noticed() {
-    let node = Node::start(Server::Valkey91).expect("the server starts");
-    let changes = [
+    let node = start(Server::Valkey91);
+    let broken = [
         // A writer enters before all readers of the phase are inside.
         (
             "elseif in_phase == 0 and head_is_alive and",
@@ -452,16 +441,13 @@ fn broken_limits_are_noticed() {
         // A reader that may cache its hold learns of readers that are not inside yet.
         ("alive_until_ms > now_ms and (writer or waiting_writers > 0)", "alive_until_ms > now_ms"),
     ];
-    for (from, to) in changes {
-        let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);
-        assert_noticed(setting.limited_to_two(), from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0).limited_to_two(), &broken);
 }
 
 #[test]
 fn what_breaks_with_the_clock_is_noticed() {
-    let node = Node::builder(Server::Valkey91).clock().start().expect("the server starts");
-    let changes = [
+    let node = start_with_clock(Server::Valkey91);
+    let broken = [
         // The key is removed too early.
         ("RETENTION_MS, MAX_TOKENS = 60000, 2048", "RETENTION_MS, MAX_TOKENS = 50000, 2048"),
         // A lost hold comes back.
@@ -471,10 +457,7 @@ fn what_breaks_with_the_clock_is_noticed() {
         // No recall is sent until the clock is again where it was.
         ("is_try or passed_ms < 0 or passed_ms >=", "is_try or passed_ms >="),
     ];
-    for (from, to) in changes {
-        let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);
-        assert_noticed(setting.with_steps(&node), from, to);
-    }
+    assert_noticed(&Setting::hash(&node, 0).with_steps(&node), &broken);
 }
 
 /// Rounds of `cases` histories. The test fails if a kind of answer has not come after all rounds.

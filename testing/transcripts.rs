@@ -8,11 +8,12 @@ use std::time::Duration;
 use harness::{Answer, Limit, MANAGER, READ_LIMIT_MS, Seen, Server, Side, Step, WRITE_LIMIT_MS, Wish};
 
 use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
+use crate::store::memory::{Record, TimestampClientsMs};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Forced, Granted, Holder, IfTaken, Mode,
     NamedHolder, Note, Noted, ReleaseReply, Renewed, View,
 };
+use crate::testing::oracle::{grant_message, recall_message};
 
 #[test]
 fn specification_plays_the_transcripts() {
@@ -79,7 +80,7 @@ impl Server for Record {
             // Keys and channels are not specified here.
             Step::LoseTtl | Step::LoseChannels => String::new(),
         };
-        Answer { text, rows, messages: messages(self, now, step) }
+        Answer { text, rows, messages: messages(self, now, step), ..Answer::default() }
     }
 }
 
@@ -89,24 +90,14 @@ fn messages(record: &mut Record, now: ServerTime, step: &Step) -> Vec<String> {
         Step::Acquire(wish) | Step::Convert(_, wish) => Some(wish.id.as_str()),
         _ => None,
     };
-    let mut messages = Vec::new();
-    for GrantNotification { id, granted } in record.take_notifications() {
-        let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, now.as_micros());
-        let deadline_ms = u128::from(server_us / 1000) + granted.remaining.as_millis();
-        let flag = u8::from(granted.is_waited_for);
-        if own != Some(id.as_str()) {
-            messages.push(format!("{} {last} {} {deadline_ms} {server_us} {flag}", id.as_str(), granted.tokens));
-        }
-    }
+    let others = record.take_notifications().into_iter().filter(|told| own != Some(told.id.as_str()));
+    let mut messages: Vec<_> = others.map(|told| grant_message(&told, now)).collect();
     if let Step::Used(id) = step {
         messages.push(format!("used {id}"));
     }
     let next = record.take_next_to_ask().map(|id| id.as_str().to_owned());
     messages.extend(next.filter(|id| own != Some(id)));
-    if let Some(PendingRecall { token, id }) = record.take_recall() {
-        let by = id.map_or_else(String::new, |id| format!(" {}", id.as_str()));
-        messages.push(format!("call {}{by}", token.as_u64()));
-    }
+    messages.extend(record.take_recall().map(|recall| recall_message(&recall)));
     messages
 }
 

@@ -120,15 +120,11 @@ pub(super) struct Renews {
 
 #[derive(Clone, Debug)]
 pub(super) enum Operation {
+    /// The request may be carried out until `limit_ms` after the time of the last reply.
     Acquire {
         who: usize,
         wish: Wish,
-    },
-    /// The request may be carried out until `limit_ms` after the time of the last reply.
-    AcquireUntil {
-        who: usize,
-        wish: Wish,
-        limit_ms: i64,
+        limit_ms: Option<i64>,
     },
     Leave {
         who: usize,
@@ -139,12 +135,7 @@ pub(super) enum Operation {
         old: usize,
         new: usize,
         wish: Wish,
-    },
-    ConvertUntil {
-        old: usize,
-        new: usize,
-        wish: Wish,
-        limit_ms: i64,
+        limit_ms: Option<i64>,
     },
     /// Upgrade. A reader requests a write while another reader may be inside.
     UpgradeBeside {
@@ -203,7 +194,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         let parts = (time_ms(), max_tokens(), waiting(), any::<bool>());
         parts.prop_map(|(lease_ms, max_tokens, waiting, caches)| Wish { lease_ms, max_tokens, waiting, caches })
     };
-    let limit_ms = || -2..=3_i64;
+    let limit_ms = |weight| prop_oneof![weight => Just(None), 1 => (-2..=3_i64).prop_map(Some)];
     let caches = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
     let rest_ms = || prop_oneof![3 => Just(None), 1 => (0..=5_u64).prop_map(Some), 1 => (6..=30_u64).prop_map(Some)];
     let renews = || {
@@ -220,13 +211,10 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, caches: Some(tokens), rest_ms: None })
     };
     prop_oneof![
-        14 => (who(), wish()).prop_map(|(who, wish)| Operation::Acquire { who, wish }),
-        3 => (who(), wish(), limit_ms())
-            .prop_map(|(who, wish, limit_ms)| Operation::AcquireUntil { who, wish, limit_ms }),
+        17 => (who(), wish(), limit_ms(5)).prop_map(|(who, wish, limit_ms)| Operation::Acquire { who, wish, limit_ms }),
         6 => (who(), rest_ms()).prop_map(|(who, rest_ms)| Operation::Leave { who, rest_ms }),
-        6 => (who(), who(), wish()).prop_map(|(old, new, wish)| Operation::Conversion { old, new, wish }),
-        1 => (who(), who(), wish(), limit_ms())
-            .prop_map(|(old, new, wish, limit_ms)| Operation::ConvertUntil { old, new, wish, limit_ms }),
+        7 => (who(), who(), wish(), limit_ms(6))
+            .prop_map(|(old, new, wish, limit_ms)| Operation::Conversion { old, new, wish, limit_ms }),
         1 => (reader(), reader(), writer(), wish())
             .prop_map(|(old, beside, new, wish)| Operation::UpgradeBeside { old, beside, new, wish }),
         5 => vec(renews(), 1..4).prop_map(Operation::Renew),

@@ -95,26 +95,10 @@ impl<'a> Pair<'a> {
         }
         self.history.push_str(&format!("\n{operation:?}"));
         match operation {
-            // The client's estimate of the server's time is useless while the clock steps.
-            Operation::Acquire { who, wish } if self.clock.is_some() => self.acquire_until(who, wish, DAY_MS).await,
-            Operation::Conversion { old, new, wish } if self.clock.is_some() => {
-                self.convert_until(old, new, wish, DAY_MS).await
-            }
-            Operation::Acquire { who, wish } => {
-                let request = self.face.ask(who, wish);
-                let real = self.real.acquire(&self.key, &request).await;
-                self.compare(Some(who), real, Answer::Acquired, |record, now| record.acquire(now, u64::MAX, &request))
-            }
+            Operation::Acquire { who, wish, limit_ms } => self.acquire(who, wish, limit_ms).await,
             Operation::UpgradeBeside { old, beside, new, wish } => self.upgrade_beside(old, beside, new, wish).await,
-            Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
             Operation::Leave { who, rest_ms } => self.leave(who, rest_ms).await,
-            Operation::Conversion { old, new, wish } => {
-                let (old, request) = (acquisition(old), self.face.ask(new, wish));
-                let real = self.real.convert(&self.key, &old, &request).await;
-                let answer = |converted| Answer::Converted(request.mode, converted);
-                self.compare(Some(new), real, answer, |record, now| record.convert(now, u64::MAX, &old, &request))
-            }
-            Operation::ConvertUntil { old, new, wish, limit_ms } => self.convert_until(old, new, wish, limit_ms).await,
+            Operation::Conversion { old, new, wish, limit_ms } => self.convert(old, new, wish, limit_ms).await,
             Operation::Renew(holds) => self.renew(&holds).await,
             Operation::Note { who, number } => self.note(who, number).await,
             Operation::Inspect => self.look().await,
@@ -176,9 +160,9 @@ impl<'a> Pair<'a> {
     async fn upgrade_beside(&mut self, old: usize, beside: usize, new: usize, wish: Wish) -> TestCaseResult {
         let acquired = Wish { lease_ms: 10_000, max_tokens: 1, waiting: Waiting::None, caches: false };
         for who in [old, beside] {
-            Box::pin(self.apply(Operation::Acquire { who, wish: acquired })).await?;
+            Box::pin(self.apply(Operation::Acquire { who, wish: acquired, limit_ms: None })).await?;
         }
-        Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
+        Box::pin(self.apply(Operation::Conversion { old, new, wish, limit_ms: None })).await
     }
 
     /// Removes dead records of the two-key scheme. The next grant would remove them at the latest. They are removed
@@ -204,7 +188,7 @@ impl<'a> Pair<'a> {
     /// two-key scheme removes dead records at other times than the specification.
     fn reuses_an_id(&self, operation: &Operation) -> bool {
         match operation {
-            Operation::Conversion { old, new, .. } | Operation::ConvertUntil { old, new, .. } => {
+            Operation::Conversion { old, new, .. } => {
                 self.face == Face::TwoKey
                     && MODES[*old] == Mode::Read
                     && MODES[*new] == Mode::Read
@@ -214,17 +198,30 @@ impl<'a> Pair<'a> {
         }
     }
 
-    async fn acquire_until(&mut self, who: usize, wish: Wish, limit_ms: i64) -> TestCaseResult {
-        let request = self.face.ask(who, wish);
-        let not_after_ms = self.last_ms().saturating_add_signed(limit_ms);
-        let real = self.real.acquire_until(&self.key, &request, not_after_ms).await;
+    /// Returns the latest time to execute a request. The client's estimate of the server's time is useless while the
+    /// clock steps.
+    fn not_after_ms(&self, limit_ms: Option<i64>) -> Option<u64> {
+        let limit_ms = limit_ms.or_else(|| self.clock.map(|_| DAY_MS));
+        limit_ms.map(|limit_ms| self.last_ms().saturating_add_signed(limit_ms))
+    }
+
+    async fn acquire(&mut self, who: usize, wish: Wish, limit_ms: Option<i64>) -> TestCaseResult {
+        let (request, not_after_ms) = (self.face.ask(who, wish), self.not_after_ms(limit_ms));
+        let real = match not_after_ms {
+            Some(not_after_ms) => self.real.acquire_until(&self.key, &request, not_after_ms).await,
+            None => self.real.acquire(&self.key, &request).await,
+        };
+        let not_after_ms = not_after_ms.unwrap_or(u64::MAX);
         self.compare(Some(who), real, Answer::Acquired, |record, now| record.acquire(now, not_after_ms, &request))
     }
 
-    async fn convert_until(&mut self, old: usize, new: usize, wish: Wish, limit_ms: i64) -> TestCaseResult {
-        let (old, request) = (acquisition(old), self.face.ask(new, wish));
-        let not_after_ms = self.last_ms().saturating_add_signed(limit_ms);
-        let real = self.real.convert_until(&self.key, &old, &request, not_after_ms).await;
+    async fn convert(&mut self, old: usize, new: usize, wish: Wish, limit_ms: Option<i64>) -> TestCaseResult {
+        let (old, request, not_after_ms) = (acquisition(old), self.face.ask(new, wish), self.not_after_ms(limit_ms));
+        let real = match not_after_ms {
+            Some(not_after_ms) => self.real.convert_until(&self.key, &old, &request, not_after_ms).await,
+            None => self.real.convert(&self.key, &old, &request).await,
+        };
+        let not_after_ms = not_after_ms.unwrap_or(u64::MAX);
         let answer = |converted| Answer::Converted(request.mode, converted);
         self.compare(Some(new), real, answer, |record, now| record.convert(now, not_after_ms, &old, &request))
     }
@@ -407,15 +404,14 @@ impl<'a> Pair<'a> {
         }
         let is_other = |id: &AcquisitionId| asks.is_none_or(|who| *id != acquisition(who));
         let others = taken.into_iter().filter(|notification| is_other(&notification.id));
-        self.notifications.extend(others.map(|notification| message(&notification, server)));
+        self.notifications.extend(others.map(|notification| grant_message(&notification, server)));
         if let Some(next) = self.record.take_next_to_ask() {
             self.seen_kinds.insert("a turn goes on");
             self.notifications.extend(is_other(&next).then(|| next.as_str().to_owned()));
         }
-        if let Some(PendingRecall { token, id }) = self.record.take_recall() {
-            self.seen_kinds.insert(if id.is_some() { "called by a try" } else { "called" });
-            let by = id.map_or_else(String::new, |id| format!(" {}", id.as_str()));
-            self.notifications.push(format!("call {}{by}", token.as_u64()));
+        if let Some(recall) = self.record.take_recall() {
+            self.seen_kinds.insert(if recall.id.is_some() { "called by a try" } else { "called" });
+            self.notifications.push(recall_message(&recall));
         }
         self.agree(server, real, specified)
     }
@@ -456,8 +452,14 @@ impl<'a> Pair<'a> {
     }
 }
 
+/// Returns the message in the format of `lua/README.md`, behind `call`.
+pub(in crate::testing) fn recall_message(PendingRecall { token, id }: &PendingRecall) -> String {
+    let by = id.as_ref().map_or_else(String::new, |id| format!(" {}", id.as_str()));
+    format!("call {}{by}", token.as_u64())
+}
+
 /// Returns the message in the format of `lua/README.md`.
-fn message(notification: &GrantNotification, server: ServerTime) -> String {
+pub(in crate::testing) fn grant_message(notification: &GrantNotification, server: ServerTime) -> String {
     let GrantNotification { id, granted } = notification;
     let deadline_ms = u128::from(server.as_micros() / 1000) + granted.remaining.as_millis();
     let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, server.as_micros());

@@ -48,7 +48,7 @@ impl Lock {
     }
 
     fn acquire_cost(&mut self, id: &str, mode: Mode) -> u64 {
-        let args = self.acquire_args(id, mode, LEASE_MS);
+        let args = self.wish_args(id, mode, Wish::AT_ONCE);
         self.cost("acquire", &args)
     }
 
@@ -111,7 +111,7 @@ fn paths_cost_what_the_readme_says(mut lock: Lock) {
     let args = [lock.leave_args("w"), vec![until_ms]].concat();
     expect(lock.cost("leave", &args), 6, 7, "writer's hold rests");
     lock.force();
-    let past = Wish { not_after_ms: 1, ..Wish::default() };
+    let past = Wish { not_after_ms: 1, ..Wish::AT_ONCE };
     let args = lock.wish_args("a", Read, past);
     expect(lock.cost("acquire", &args), 1, 1, "late");
 }
@@ -128,7 +128,7 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
     let mut locks: Vec<_> = counts.map(|_| lock.lab.lock(lock.scheme)).into();
     for (lock, others) in locks.iter_mut().zip(counts) {
         for n in 0..others {
-            let args = lock.acquire_args(&format!("other.{n}"), Read, LEASE_MS);
+            let args = lock.wish_args(&format!("other.{n}"), Read, Wish::AT_ONCE);
             lock.try_run("acquire", &args);
         }
     }
@@ -143,7 +143,7 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
     for round in 0..ROUNDS {
         for (lock, spent_us) in locks.iter_mut().zip(&mut spent_us) {
             let id = format!("leaver.{round}");
-            let args = lock.acquire_args(&id, Read, LEASE_MS);
+            let args = lock.wish_args(&id, Read, Wish::AT_ONCE);
             lock.try_run("acquire", &args);
             let cost = lock.leave_cost(&id);
             assert!(cost <= 7, "{cost} commands");
@@ -159,12 +159,12 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
 
 impl Lock {
     fn wait_cost(&mut self, id: &str, mode: Mode) -> u64 {
-        let args = self.wish_args(id, mode, Wish::patient());
+        let args = self.wish_args(id, mode, Wish::PATIENT);
         self.cost("acquire", &args)
     }
 
     fn turn_cost(&mut self, old: &str, new: &str, mode: Mode) -> u64 {
-        let args = self.convert_args(old, new, mode, Wish::default());
+        let args = self.convert_args(old, new, mode, Wish::AT_ONCE);
         self.cost("convert", &args)
     }
 }
@@ -215,7 +215,7 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
     for readers in [1_u64, 10, 50, 96] {
         lock.granted("w", Write);
         for n in 0..readers {
-            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::patient());
+            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::PATIENT);
             lock.try_run("acquire", &args);
         }
         // And one that tells it for each.
@@ -231,7 +231,7 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
 
 fn keeping_costs_what_the_readme_says(mut lock: Lock) {
     let keep = Wish { letters: "k", ..Wish::AT_ONCE };
-    let tries = Wish { letters: "t", ..Wish::patient() };
+    let tries = Wish { letters: "t", ..Wish::PATIENT };
     let cost = |lock: &mut Lock, id: &str, mode: Mode, wish: Wish| {
         let args = lock.wish_args(id, mode, wish);
         lock.cost("acquire", &args)
@@ -246,8 +246,8 @@ fn keeping_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "and marks it");
     assert_eq!(lock.cost("renew", &["w", "1000", "k", "64"]), 4, "and wants tokens");
     assert_eq!(cost(&mut lock, "a", Write, Wish::AT_ONCE), 3, "kept");
-    assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 6, "the first calls");
-    assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 5, "called already");
+    assert_eq!(cost(&mut lock, "a", Write, Wish::PATIENT), 6, "the first calls");
+    assert_eq!(cost(&mut lock, "a", Write, Wish::PATIENT), 5, "called already");
     assert_eq!(cost(&mut lock, "b", Write, tries), 6, "a try");
     assert_eq!(cost(&mut lock, "w", Write, keep), 5, "writer repeats before waiting ones");
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews before waiting ones");
@@ -260,7 +260,7 @@ fn keeping_costs_what_the_readme_says(mut lock: Lock) {
         lock.leave(id);
     }
     lock.granted("w", Write);
-    assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 4, "queued beside the mark of an earlier phase");
+    assert_eq!(cost(&mut lock, "a", Write, Wish::PATIENT), 4, "queued beside the mark of an earlier phase");
 }
 
 fn waiting_costs_the_same_beside_many_others(lock: Lock) {
@@ -271,7 +271,7 @@ fn waiting_costs_the_same_beside_many_others(lock: Lock) {
         for n in 0..others {
             let (reader, writer) = (format!("r.{n}"), format!("v.{n}"));
             for (id, mode) in [(reader, Read), (writer, Write)] {
-                let args = lock.wish_args(&id, mode, Wish::patient());
+                let args = lock.wish_args(&id, mode, Wish::PATIENT);
                 lock.try_run("acquire", &args);
             }
         }
@@ -309,7 +309,7 @@ fn telling_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(lock.acquire_cost("a", Write), 7, "as if nobody had waited");
     for readers in [1_u64, 10, 100] {
         for n in 0..readers {
-            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::patient());
+            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::PATIENT);
             lock.try_run("acquire", &args);
         }
         assert_eq!(lock.leave_cost("a"), 15 + readers, "{readers} are told");
@@ -331,7 +331,7 @@ fn telling_costs_the_same_beside_many_others(lock: Lock) {
         let mut lock = lock.lab.lock(lock.scheme);
         lock.granted("w", Write);
         for n in 0..others {
-            let args = lock.wish_args(&format!("v.{n}"), Write, Wish::patient());
+            let args = lock.wish_args(&format!("v.{n}"), Write, Wish::PATIENT);
             lock.try_run("acquire", &args);
         }
         let mut cost = vec![lock.wait_cost("a", Write), lock.wait_cost("v.1", Write), lock.leave_cost("v.2")];

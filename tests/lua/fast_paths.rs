@@ -189,7 +189,7 @@ fn wish(rng: &mut Rng) -> Wish {
     let letters = rng.choice(["", "", "k", "t", "kt"]).expect("one of them");
     // Of those that are over at once some die without a trace, as no record that is made dead by hand.
     let lease_ms = rng.choice([1, 1_000, 1_000, 200_000]).expect("one of them");
-    Wish { lease_ms, patience_ms: rng.i64(0..3) * PATIENCE_MS, turns: rng.i64(1..70), letters, ..Wish::default() }
+    Wish { lease_ms, patience_ms: rng.i64(0..3) * PATIENCE_MS, turns: rng.i64(1..70), letters, ..Wish::AT_ONCE }
 }
 
 /// Runs one operation, which may leave the lock in any state.
@@ -209,7 +209,7 @@ fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut 
         }
         29.. => {
             let (new, mode) = crowd.random_client(rng);
-            _ = lock.turn(&id, &new, mode, wish(rng));
+            lock.convert(&id, &new, mode, wish(rng));
         }
         23..25 => theirs.drain(..).for_each(|(mode, stamp_ms)| lock.they_leave(mode, stamp_ms)),
         _ => {

@@ -18,7 +18,7 @@ hash_cases!(shared:
 
 /// As many grants as the server can do, then the key is lost.
 fn tokens_grow_across_a_loss_at_full_speed(mut lock: Lock) {
-    let wish = Wish { turns: 64, ..Wish::default() };
+    let wish = Wish { turns: 64, ..Wish::AT_ONCE };
     let (take, give) = (lock.wish_args("a", Write, wish), lock.leave_args("a"));
     let pairs: Vec<_> = (0..500).flat_map(|_| [("acquire", take.clone()), ("leave", give.clone())]).collect();
     let until = std::time::Instant::now() + std::time::Duration::from_secs(2);

@@ -11,8 +11,8 @@ use std::{
 use cluster_testenv::{Client, Node, Reply, Server};
 
 use crate::portable::portable;
+use crate::transcripts::Seen;
 pub(crate) use crate::transcripts::Side as Mode;
-use crate::transcripts::TWO_RECORDS;
 use crate::{interpreter, invariants, layout, scripts};
 pub(crate) use Mode::{Read, Write};
 
@@ -28,10 +28,7 @@ pub(crate) const WRITE_LIMIT_MS: i64 = 300_000;
 pub(crate) const HEARD: i64 = 1 << 44;
 /// The scripts say a quarter of a second, which a busy machine may take for one command.
 const UNHURRIED: (&str, &str) = (", 17592186044416, 250", ", 17592186044416, 20000");
-/// A machine's clock is set by so much at a time, now and then.
-const CLOCK_STEP_US: i64 = 1_000;
 const NEVER_LATE: i64 = 9_000_000_000_000;
-pub(crate) const MAX_TOKEN: i64 = 1 << 53;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
@@ -48,76 +45,56 @@ impl Mode {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Acquired {
-    Granted { token: i64, turns: i64, remaining_ms: i64, waited_for: bool },
-    Queued { retry_in_ms: i64, is_kept: bool },
-    Contended { retry_in_ms: i64 },
-    Kept { retry_in_ms: i64 },
-    Late,
+/// Reply of a script, without the id and the time.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) code: String,
+    pub(crate) server_us: i64,
+    /// The words behind the time.
+    pub(crate) words: Vec<String>,
+    pub(crate) rows: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    Held,
-    Queued,
-    None { forced: i64 },
+impl Answered {
+    /// Reads a reply, which must name the request.
+    pub(crate) fn of(reply: Reply, id: &str) -> Self {
+        let texts = match reply {
+            Reply::Array(rows) => rows,
+            text => vec![text],
+        };
+        let mut rows = texts.iter().map(|row| row.text().unwrap_or_else(|| panic!("not a text: {row:?}")).into_owned());
+        let head = rows.next().expect("a head");
+        let words: Vec<_> = head.split(' ').map(str::to_owned).collect();
+        assert_eq!(words[1], id, "{head} names the request");
+        let [seconds, micros] = [2, 3].map(|place| words[place].parse::<i64>().expect("a number"));
+        let server_us = seconds * 1_000_000 + micros;
+        Self { code: words[0].clone(), server_us, words: words[4..].to_vec(), rows: rows.collect() }
+    }
+
+    /// Returns the number at a place behind the time.
+    fn number(&self, place: usize) -> i64 {
+        self.words[place].parse().unwrap_or_else(|_| panic!("no number: {self:?}"))
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Renewed {
-    Renewed { remaining_ms: i64 },
-    Lost { forced: i64 },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turned {
-    Granted { token: i64, turns: i64, remaining_ms: i64, waited_for: bool },
-    Refused,
-    Kept,
-    Lost { forced: i64 },
-    Late,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// State of a lock, as `inspect` shows it.
+#[derive(Debug)]
 pub(crate) struct View {
-    pub(crate) token: i64,
-    pub(crate) foreign_write_ms: i64,
-    pub(crate) foreign_read_ms: i64,
-    pub(crate) holders: Vec<Holder>,
-    pub(crate) more_holders: i64,
-    pub(crate) waiters: Vec<Waiter>,
-    pub(crate) more_waiters: i64,
-    pub(crate) is_marked: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Waiter {
-    pub(crate) id: String,
-    pub(crate) mode: Mode,
-    pub(crate) since_ms: i64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
-    pub(crate) id: String,
-    pub(crate) mode: Mode,
-    pub(crate) since_ms: i64,
-    pub(crate) remaining_ms: i64,
-    pub(crate) note: Option<String>,
+    pub(crate) seen: Seen,
+    pub(crate) rows: Vec<String>,
 }
 
 impl View {
     /// The ids that hold, in order of their names.
     pub(crate) fn ids(&self) -> Vec<&str> {
-        let mut ids: Vec<_> = self.holders.iter().map(|h| h.id.as_str()).collect();
+        let mut ids: Vec<_> = self.seen.ids.iter().map(String::as_str).collect();
         ids.sort_unstable();
         ids
     }
 
     /// The ids that wait, writers first and in their order.
     pub(crate) fn waiting(&self) -> Vec<&str> {
-        self.waiters.iter().map(|waiter| waiter.id.as_str()).collect()
+        self.rows.iter().filter_map(|row| row.strip_prefix("wait ")?.split(' ').next()).collect()
     }
 }
 
@@ -167,31 +144,17 @@ pub(crate) struct Wish {
     pub(crate) letters: &'static str,
 }
 
-impl Default for Wish {
-    fn default() -> Self {
-        Self::AT_ONCE
-    }
-}
-
 impl Wish {
     pub(crate) const AT_ONCE: Self =
         Self { lease_ms: LEASE_MS, patience_ms: 0, turns: 1, not_after_ms: NEVER_LATE, letters: "" };
-
     /// Waits if it must.
-    pub(crate) fn patient() -> Self {
-        Self { patience_ms: PATIENCE_MS, ..Self::default() }
-    }
+    pub(crate) const PATIENT: Self = Self { patience_ms: PATIENCE_MS, ..Self::AT_ONCE };
 }
 
 impl Lab {
-    pub(crate) fn start(server: Server) -> Arc<Self> {
-        Self::start_with(server, &[UNHURRIED])
-    }
-
-    /// With other texts in some places of the scripts.
-    pub(crate) fn start_with(server: Server, changes: &[(&str, &str)]) -> Arc<Self> {
+    fn start(form: Form, server: Server) -> Arc<Self> {
         let node = Arc::new(Node::start(server).expect("the server starts"));
-        Self::load(&node, Form::Fast, changes)
+        Self::load(&node, form, &[UNHURRIED])
     }
 
     /// The scripts in this form, with other texts in some places.
@@ -216,7 +179,7 @@ impl Lab {
     fn shared(server: Server) -> Arc<Self> {
         static LABS: [OnceLock<Arc<Lab>>; Server::ALL.len()] = [const { OnceLock::new() }; Server::ALL.len()];
         let place = Server::ALL.iter().position(|other| *other == server).expect("one of all");
-        Arc::clone(LABS[place].get_or_init(|| Self::start(server)))
+        Arc::clone(LABS[place].get_or_init(|| Self::start(Form::Fast, server)))
     }
 
     pub(crate) fn lock(self: &Arc<Self>, scheme: Scheme) -> Lock {
@@ -229,11 +192,9 @@ impl Lab {
         Lock {
             scheme,
             keys,
-            channel: format!("{tag}:left"),
+            limits_ms: [READ_LIMIT_MS, WRITE_LIMIT_MS],
             client: self.node.client().expect("the server answers"),
             lab: Arc::clone(self),
-            known: (0, 0),
-            named: None,
             clock_us: None,
         }
     }
@@ -244,13 +205,10 @@ impl Lab {
 pub(crate) struct Lock {
     pub(crate) scheme: Scheme,
     pub(crate) keys: Vec<String>,
-    pub(crate) channel: String,
+    /// Limits of the timestamp clients, for reads and for writes.
+    pub(crate) limits_ms: [i64; 2],
     pub(crate) client: Client,
     pub(crate) lab: Arc<Lab>,
-    /// The last and the first token that the last `none` told.
-    pub(crate) known: (i64, i64),
-    /// The holder that the last refusal named, and how many were recorded.
-    pub(crate) named: Option<(String, i64)>,
     /// Time that the scripts get as two more keys, if they do not read the server's clock.
     pub(crate) clock_us: Option<i64>,
 }
@@ -263,19 +221,12 @@ impl Lock {
 
     /// A lock on a server of its own.
     pub(crate) fn alone(scheme: Scheme, server: Server) -> Self {
-        Lab::start(server).lock(scheme)
+        Self::alone_in(Form::Fast, scheme, server)
     }
 
     /// Returns a lock on a server of its own, with scripts in this form.
     pub(crate) fn alone_in(form: Form, scheme: Scheme, server: Server) -> Self {
-        let node = Arc::new(Node::start(server).expect("the server starts"));
-        Lab::load(&node, form, &[UNHURRIED]).lock(scheme)
-    }
-
-    /// Returns a lock on a server of its own, where one script looks at two records, dead or not.
-    pub(crate) fn limited(scheme: Scheme, server: Server) -> Self {
-        let two = [&TWO_RECORDS[..], &[UNHURRIED]].concat();
-        Lab::start_with(server, &two).lock(scheme)
+        Lab::start(form, server).lock(scheme)
     }
 
     /// The reply of a script as it is, an error reply included.
@@ -314,46 +265,33 @@ impl Lock {
         commands.iter().map(|_| self.client.receive().expect("the server answers")).collect()
     }
 
-    fn run(&mut self, script: &'static str, id: &str, args: &[impl AsRef<str>]) -> Fields {
-        let before = self.server_us();
+    /// Runs a script, and checks the invariants.
+    fn run(&mut self, script: &'static str, id: &str, args: &[impl AsRef<str>]) -> Answered {
         let reply = self.try_run(script, args);
-        let after = self.server_us();
-        let mut fields = Fields::of(reply);
-        let code = fields.text();
-        assert_eq!(fields.text(), if id.is_empty() { "-" } else { id }, "the reply names who is answered");
-        let server_us = fields.int() * 1_000_000 + fields.int();
-        let range = before - CLOCK_STEP_US..=after + CLOCK_STEP_US;
-        assert!(range.contains(&server_us), "{server_us} is the server's time, {before} to {after}");
-        if code != "late" && code != "view" {
+        let answered = Answered::of(reply, id);
+        if script != "inspect" {
             invariants::check(self);
         }
-        fields.code = code;
-        fields.server_us = server_us;
-        fields
+        answered
     }
 
-    /// What a script that gives something up is told beside the id.
-    fn with_surroundings(&self, args: &[&str]) -> Vec<String> {
-        let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        match self.scheme {
-            Scheme::Hash => args.push(format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")),
-            Scheme::TwoKey => {}
-        }
+    /// Adds what a script of the hash scheme has to know of timestamp clients.
+    pub(crate) fn with_limits(&self, mut args: Vec<String>) -> Vec<String> {
+        let [read_ms, write_ms] = self.limits_ms;
+        args.extend((self.scheme == Scheme::Hash).then(|| format!("{read_ms} {write_ms}")));
         args
     }
 
     pub(crate) fn leave_args(&self, id: &str) -> Vec<String> {
-        self.with_surroundings(&[id])
+        self.with_limits(vec![id.to_owned()])
     }
 
     pub(crate) fn convert_args(&self, old: &str, new: &str, mode: Mode, wish: Wish) -> Vec<String> {
-        let numbers = [wish.not_after_ms, wish.lease_ms, wish.turns].map(|number| number.to_string());
-        let [not_after_ms, lease_ms, turns] = &numbers;
-        let mut args = vec![not_after_ms.as_str(), old, new, mode.letter(), lease_ms];
-        if self.scheme == Scheme::Hash {
-            args.push(turns);
-        }
-        let mut args = self.with_surroundings(&args);
+        let [not_after_ms, lease_ms, turns] =
+            [wish.not_after_ms, wish.lease_ms, wish.turns].map(|number| number.to_string());
+        let mut args = vec![not_after_ms, old.to_owned(), new.to_owned(), mode.letter().to_owned(), lease_ms];
+        args.extend((self.scheme == Scheme::Hash).then_some(turns));
+        let mut args = self.with_limits(args);
         args.extend(wish.letters.contains('k').then(|| "k".to_owned()));
         args
     }
@@ -363,256 +301,97 @@ impl Lock {
         let [not_after_ms, lease_ms, patience_ms, turns] = numbers;
         let mut args = vec![not_after_ms, id.to_owned(), mode.letter().to_owned(), lease_ms, patience_ms];
         if self.scheme == Scheme::Hash {
-            args.extend([turns, format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")]);
+            args.push(turns);
+            args = self.with_limits(args);
             args.extend((!wish.letters.is_empty()).then(|| wish.letters.to_owned()));
         }
         args
     }
 
-    /// For `try_run`.
-    pub(crate) fn acquire_args(&self, id: &str, mode: Mode, lease_ms: i64) -> Vec<String> {
-        self.wish_args(id, mode, Wish { lease_ms, ..Wish::default() })
-    }
-
-    pub(crate) fn ask(&mut self, id: &str, mode: Mode, wish: Wish) -> Acquired {
-        let args = self.wish_args(id, mode, wish);
-        let mut reply = self.run("acquire", id, &args);
-        self.named = None;
-        let acquired = match reply.code.as_str() {
-            "granted" => {
-                let (token, turns, remaining_ms, waited_for) = reply.granted();
-                Acquired::Granted { token, turns, remaining_ms, waited_for }
-            }
-            "queued" => Acquired::Queued { retry_in_ms: reply.int(), is_kept: reply.flag() },
-            "contended" | "kept" => {
-                let (code, retry_in_ms) = (reply.code.clone(), reply.int());
-                assert!(!reply.flag(), "only a waiter recalls");
-                if code == "kept" { Acquired::Kept { retry_in_ms } } else { Acquired::Contended { retry_in_ms } }
-            }
-            "late" => Acquired::Late,
-            code => panic!("acquire answered {code}"),
-        };
-        if !matches!(acquired, Acquired::Granted { .. } | Acquired::Late) {
-            self.named = reply.named();
-        }
-        reply.end();
-        match acquired {
-            Acquired::Granted { token, turns, remaining_ms, .. } => {
-                assert!((1..=MAX_TOKEN).contains(&token), "token {token}");
-                assert!((1..=2048).contains(&turns), "{turns} turns");
-                assert!(remaining_ms >= wish.lease_ms, "at least what was asked for");
-                self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
-            }
-            Acquired::Queued { retry_in_ms, .. } => {
-                assert!(retry_in_ms >= 1);
-                self.assert_covered_until(reply.server_us / 1000 + wish.patience_ms);
-            }
-            Acquired::Contended { retry_in_ms } | Acquired::Kept { retry_in_ms } => assert!(retry_in_ms >= 1),
-            Acquired::Late => {}
-        }
-        acquired
-    }
-
-    pub(crate) fn acquire_until(&mut self, id: &str, mode: Mode, lease_ms: i64, not_after_ms: i64) -> Acquired {
-        self.ask(id, mode, Wish { lease_ms, not_after_ms, ..Wish::default() })
-    }
-
-    /// Is queued, and returns when to ask again.
-    pub(crate) fn queued(&mut self, id: &str, mode: Mode) -> i64 {
-        let acquired = self.ask(id, mode, Wish::patient());
-        let Acquired::Queued { retry_in_ms, .. } = acquired else {
-            panic!("{id} was not queued {mode:?}: {acquired:?}")
-        };
-        retry_in_ms
-    }
-
-    pub(crate) fn turn(&mut self, old: &str, new: &str, mode: Mode, wish: Wish) -> Turned {
-        let args = self.convert_args(old, new, mode, wish);
-        let mut reply = self.run("convert", new, &args);
-        let turned = match reply.code.as_str() {
-            "granted" => {
-                let (token, turns, remaining_ms, waited_for) = reply.granted();
-                Turned::Granted { token, turns, remaining_ms, waited_for }
-            }
-            "refused" => Turned::Refused,
-            "kept" => Turned::Kept,
-            "lost" => Turned::Lost { forced: reply.int() },
-            "late" => Turned::Late,
-            code => panic!("turn answered {code}"),
-        };
-        reply.end();
-        if let Turned::Granted { remaining_ms, .. } = turned {
-            assert!(remaining_ms >= wish.lease_ms, "at least what was asked for");
-            self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
-        }
-        turned
-    }
-
-    /// Turns for `LEASE_MS` and returns the token.
-    pub(crate) fn turned(&mut self, old: &str, new: &str, mode: Mode) -> i64 {
-        let turned = self.turn(old, new, mode, Wish::default());
-        let Turned::Granted { token, .. } = turned else { panic!("{old} was not turned {mode:?}: {turned:?}") };
-        token
-    }
-
-    pub(crate) fn acquire(&mut self, id: &str, mode: Mode, lease_ms: i64) -> Acquired {
-        self.acquire_until(id, mode, lease_ms, NEVER_LATE)
-    }
-
-    /// Acquires for `LEASE_MS` and returns the token.
-    pub(crate) fn granted(&mut self, id: &str, mode: Mode) -> i64 {
-        self.granted_for(id, mode, LEASE_MS).0
-    }
-
-    /// Acquires and returns the token and the remaining time.
-    pub(crate) fn granted_for(&mut self, id: &str, mode: Mode, lease_ms: i64) -> (i64, i64) {
-        let acquired = self.acquire(id, mode, lease_ms);
-        let Acquired::Granted { token, remaining_ms, .. } = acquired else {
-            panic!("{id} was not granted {mode:?}: {acquired:?}")
-        };
-        (token, remaining_ms)
-    }
-
-    /// Tries to acquire for `LEASE_MS` and returns when to ask again.
-    pub(crate) fn contended(&mut self, id: &str, mode: Mode) -> i64 {
-        let acquired = self.acquire(id, mode, LEASE_MS);
-        let Acquired::Contended { retry_in_ms } = acquired else {
-            panic!("{id} was not refused {mode:?}: {acquired:?}")
-        };
-        retry_in_ms
-    }
-
-    pub(crate) fn leave(&mut self, id: &str) -> Left {
-        let args = self.leave_args(id);
-        let mut reply = self.run("leave", id, &args);
-        let left = match reply.code.as_str() {
-            "held" => Left::Held,
-            "queued" => Left::Queued,
-            "none" => {
-                let forced = reply.int();
-                self.known = (reply.int(), reply.int());
-                Left::None { forced }
-            }
-            code => panic!("leave answered {code}"),
-        };
-        reply.end();
-        if left == Left::Held {
-            self.assert_covered_until(reply.server_us / 1000);
-        }
-        left
-    }
-
-    pub(crate) fn renew(&mut self, id: &str, lease_ms: i64) -> Renewed {
-        let mut reply = self.run("renew", id, &[id, &lease_ms.to_string()]);
-        let renewed = match reply.code.as_str() {
-            "renewed" => Renewed::Renewed { remaining_ms: reply.int() },
-            "lost" => Renewed::Lost { forced: reply.int() },
-            code => panic!("renew answered {code}"),
-        };
-        reply.end();
-        if let Renewed::Renewed { remaining_ms } = renewed {
-            self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
-        }
-        renewed
-    }
-
-    /// Renews and returns the remaining time.
-    pub(crate) fn renewed(&mut self, id: &str, lease_ms: i64) -> i64 {
-        match self.renew(id, lease_ms) {
-            Renewed::Renewed { remaining_ms } => remaining_ms,
-            Renewed::Lost { .. } => panic!("{id} is lost"),
-        }
-    }
-
-    /// Sets a note; false if the hold is over.
-    pub(crate) fn note(&mut self, id: &str, number: i64, text: &str) -> bool {
-        let reply = self.run("note", id, &[id, &number.to_string(), text]);
-        reply.end();
-        match reply.code.as_str() {
-            "noted" => true,
-            "none" => false,
-            code => panic!("note answered {code}"),
-        }
-    }
-
-    pub(crate) fn inspect(&mut self) -> View {
-        let mut reply = self.run("inspect", "", &[""; 0]);
-        assert_eq!(reply.code, "view");
-        let (token, foreign_write_ms, foreign_read_ms) = (reply.int(), reply.int(), reply.int());
-        let (more_holders, more_waiters) = (reply.int(), reply.int());
-        let is_marked = self.scheme == Scheme::Hash && reply.int() == 1;
-        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
-        while let Some(mut row) = reply.row() {
-            let (kind, id, mode, since_ms) = (row.text(), row.text(), row.mode(), row.int());
-            match kind.as_str() {
-                "hold" => {
-                    let remaining_ms = row.int();
-                    let has_note = !row.words.as_slice().is_empty();
-                    assert!(!has_note || row.text() == "note", "a note is behind this row");
-                    let note =
-                        has_note.then(|| reply.rows.next().expect("a note").text().expect("a text").into_owned());
-                    holders.push(Holder { id, mode, since_ms, remaining_ms, note });
-                }
-                "wait" => waiters.push(Waiter { id, mode, since_ms }),
-                kind => panic!("a row of {kind}"),
-            }
-            row.end();
-        }
-        reply.end();
-        View { token, foreign_write_ms, foreign_read_ms, holders, more_holders, waiters, more_waiters, is_marked }
-    }
-
-    /// Ends whatever is there. The ids that were ended, in order of their names.
-    pub(crate) fn force(&mut self) -> Vec<String> {
-        let seen = self.inspect();
-        self.force_seen(&seen)
-    }
-
-    /// For `try_run`.
-    pub(crate) fn force_args(&self, seen: &View) -> Vec<String> {
-        let numbers = [seen.token, seen.foreign_write_ms, seen.foreign_read_ms].map(|number| number.to_string());
-        let mut args = self.with_surroundings(&numbers.each_ref().map(String::as_str));
-        args.extend((self.scheme == Scheme::Hash).then(|| seen.ids().join(" ")));
+    pub(crate) fn force_args(&self, seen: &Seen) -> Vec<String> {
+        let numbers = [seen.token, seen.write_ms, seen.read_ms].map(|number| number.to_string());
+        let mut args = self.with_limits(numbers.to_vec());
+        args.extend(seen.highest.map(|highest| highest.to_string()));
+        args.extend((self.scheme == Scheme::Hash || seen.highest.is_some()).then(|| seen.ids.join(" ")));
         args
     }
 
-    /// The same with what an earlier look has shown, until there is no more.
-    pub(crate) fn force_seen(&mut self, seen: &View) -> Vec<String> {
-        let mut ended = Vec::new();
+    pub(crate) fn ask(&mut self, id: &str, mode: Mode, wish: Wish) -> Answered {
+        let args = self.wish_args(id, mode, wish);
+        self.run("acquire", id, &args)
+    }
+
+    fn ask_for(&mut self, code: &str, id: &str, mode: Mode, wish: Wish) -> i64 {
+        let answered = self.ask(id, mode, wish);
+        assert_eq!(answered.code, code, "{id} {mode:?}: {answered:?}");
+        answered.number(0)
+    }
+
+    /// Acquires for `LEASE_MS`, and returns the token.
+    pub(crate) fn granted(&mut self, id: &str, mode: Mode) -> i64 {
+        self.granted_for(id, mode, LEASE_MS)
+    }
+
+    /// Acquires, and returns the token.
+    pub(crate) fn granted_for(&mut self, id: &str, mode: Mode, lease_ms: i64) -> i64 {
+        self.ask_for("granted", id, mode, Wish { lease_ms, ..Wish::AT_ONCE })
+    }
+
+    /// Takes a place in the queue.
+    pub(crate) fn queued(&mut self, id: &str, mode: Mode) {
+        self.ask_for("queued", id, mode, Wish::PATIENT);
+    }
+
+    /// Tries to acquire in vain, and returns the time to the next request.
+    pub(crate) fn contended(&mut self, id: &str, mode: Mode) -> i64 {
+        self.ask_for("contended", id, mode, Wish::AT_ONCE)
+    }
+
+    /// Converts a hold.
+    pub(crate) fn convert(&mut self, old: &str, new: &str, mode: Mode, wish: Wish) {
+        let args = self.convert_args(old, new, mode, wish);
+        self.run("convert", new, &args);
+    }
+
+    /// Releases, and returns the first word of the answer.
+    pub(crate) fn leave(&mut self, id: &str) -> String {
+        let args = self.leave_args(id);
+        self.run("leave", id, &args).code
+    }
+
+    /// Renews, and returns the first word of the answer.
+    pub(crate) fn renew(&mut self, id: &str, lease_ms: i64) -> String {
+        self.run("renew", id, &[id, &lease_ms.to_string()]).code
+    }
+
+    /// Sets a note, and returns the first word of the answer.
+    pub(crate) fn note(&mut self, id: &str, number: i64, text: &str) -> String {
+        self.run("note", id, &[id, &number.to_string(), text]).code
+    }
+
+    pub(crate) fn inspect(&mut self) -> View {
+        let Answered { words, rows, .. } = self.run("inspect", "-", &[""; 0]);
+        View { seen: Seen::of(&words.join(" "), &rows), rows }
+    }
+
+    /// Ends all present holds, and returns their ids in order.
+    pub(crate) fn force(&mut self) -> Vec<String> {
+        let seen = self.inspect().seen;
+        let (args, mut ended) = (self.force_args(&seen), Vec::new());
         loop {
-            let (ids, more) = self.force_step(seen);
-            ended.extend(ids);
-            if !more {
+            let answered = self.run("force", "-", &args);
+            let has_more = answered.number(0) == 1;
+            ended.extend(answered.rows);
+            if !has_more {
                 ended.sort_unstable();
                 return ended;
             }
         }
     }
 
-    /// One call, and whether there is more.
-    pub(crate) fn force_step(&mut self, seen: &View) -> (Vec<String>, bool) {
-        let args = self.force_args(seen);
-        let mut reply = self.run("force", "", &args);
-        assert_eq!(reply.code, "forced");
-        let more = reply.int() == 1;
-        let ids = std::iter::from_fn(|| reply.row().map(|mut row| row.text())).collect();
-        reply.end();
-        (ids, more)
-    }
-
     /// Answers the call of a try.
     pub(crate) fn used(&mut self, id: &str) {
-        let reply = self.run("used", id, &[id]);
-        assert_eq!(reply.code, "told");
-        reply.end();
-    }
-
-    pub(crate) fn holders(&mut self) -> Vec<String> {
-        self.inspect().ids().into_iter().map(str::to_owned).collect()
-    }
-
-    pub(crate) fn waiters(&mut self) -> Vec<String> {
-        self.inspect().waiting().into_iter().map(str::to_owned).collect()
+        assert_eq!(self.run("used", id, &[id]).code, "told");
     }
 
     /// Any command, on this lock's connection.
@@ -630,9 +409,9 @@ impl Lock {
             return us;
         }
         let time = self.command(&["TIME"]);
-        let time = time.array().expect("two numbers");
+        let [seconds, micros] = time.array().expect("two numbers") else { panic!("{time:?}") };
         let number = |part: &Reply| part.text().and_then(|text| text.parse::<i64>().ok()).expect("a number");
-        number(&time[0]) * 1_000_000 + number(&time[1])
+        number(seconds) * 1_000_000 + number(micros)
     }
 
     pub(crate) fn now_ms(&mut self) -> i64 {
@@ -646,11 +425,6 @@ impl Lock {
 
     pub(crate) fn field(&mut self, field: &str) -> Option<String> {
         invariants::fields(self).remove(field)
-    }
-
-    pub(crate) fn field_ms(&mut self, field: &str) -> i64 {
-        let value = self.field(field).expect("the field is there");
-        value.strip_suffix(".0").unwrap_or(&value).parse().expect("a number")
     }
 
     pub(crate) fn set_field(&mut self, field: &str, value: impl ToString) {
@@ -677,28 +451,16 @@ impl Lock {
         }
     }
 
-    /// Lets the lease of `id` end now: its deadline lies in the past.
+    /// Lets the lease of `id` in the hash end now: its deadline lies in the past.
     pub(crate) fn expire(&mut self, id: &str) {
         let past = self.now_ms() - 1;
-        if self.scheme == Scheme::Hash {
-            if self.field("W").as_deref() == Some(id) {
-                self.set_field("D", past);
-                self.set_field("write", past);
-            } else if self.field(&format!("U{id}")).is_some() {
-                self.set_field(&format!("U{id}"), past);
-            } else {
-                self.set_field(&format!("R{id}"), past);
-            }
+        if self.field("W").as_deref() == Some(id) {
+            self.set_field("D", past);
+            self.set_field("write", past);
+        } else if self.field(&format!("U{id}")).is_some() {
+            self.set_field(&format!("U{id}"), past);
         } else {
-            let (read_key, write_key) = (self.keys[0].clone(), self.keys[1].clone());
-            let heard = (-HEARD - past).to_string();
-            let past = past.to_string();
-            self.command(&["ZADD", &read_key, "XX", &past, id, &heard, &format!("#u {id}")]);
-            let value = self.command(&["GET", &write_key]);
-            let writer = value.text().unwrap_or_default();
-            if writer.split(' ').next() == Some(id) {
-                self.command(&["PEXPIREAT", &write_key, &past]);
-            }
+            self.set_field(&format!("R{id}"), past);
         }
     }
 
@@ -711,17 +473,10 @@ impl Lock {
 
     /// Takes the right to publish off this connection.
     pub(crate) fn lose_channels(&mut self) {
-        let user = self.channel.replace(' ', "-");
+        let user = self.key().replace(' ', "-");
         let rights = ["on", ">pw", "~*", "+@all", "resetchannels"];
         self.command(&[&["ACL", "SETUSER", &user][..], &rights].concat());
         self.command(&["AUTH", &user, "pw"]);
-    }
-
-    /// The token is remembered for the retention after `deadline_ms`.
-    pub(crate) fn assert_covered_until(&mut self, deadline_ms: i64) {
-        let key = self.key();
-        let until_ms = self.int(&["PEXPIRETIME", &key]);
-        assert!(until_ms >= deadline_ms + RETENTION_MS, "{}", until_ms - deadline_ms);
     }
 
     /// Returns all values that are stored, in the same order for equal values, and the ttls.
@@ -731,6 +486,7 @@ impl Lock {
             let read: &[&str] = match &*self.command(&["TYPE", key]).text().expect("a text") {
                 "hash" => &["HGETALL", key],
                 "zset" => &["ZRANGE", key, "0", "-1", "WITHSCORES"],
+                "list" => &["LRANGE", key, "0", "-1"],
                 "string" => &["GETRANGE", key, "0", "-1"],
                 _ => return (Vec::new(), -2),
             };
@@ -739,16 +495,6 @@ impl Lock {
             let mut texts: Vec<String> = parts.chunks(2).map(|pair| format!("{pair:?}")).collect();
             texts.sort_unstable();
             (texts, self.int(&["PEXPIRETIME", key]))
-        });
-        stored.collect()
-    }
-
-    /// Everything that is stored, ttls included.
-    pub(crate) fn snapshot(&mut self) -> Vec<(Reply, i64)> {
-        let keys = self.keys.clone();
-        let stored = keys.iter().map(|key| {
-            let dump = self.command(&["DUMP", key]);
-            (dump, self.int(&["PEXPIRETIME", key]))
         });
         stored.collect()
     }
@@ -784,87 +530,6 @@ impl Listener {
             }
             heard.push(text(&message[2]));
         }
-    }
-}
-
-/// The words of a reply, from first to last, and the rows behind them.
-#[derive(Debug)]
-struct Fields {
-    code: String,
-    server_us: i64,
-    words: std::vec::IntoIter<String>,
-    rows: std::vec::IntoIter<Reply>,
-}
-
-impl Fields {
-    fn of(reply: Reply) -> Self {
-        let mut rows = match reply {
-            Reply::Array(rows) => rows.into_iter(),
-            text => vec![text].into_iter(),
-        };
-        let head = rows.next().expect("a head");
-        let head = head.text().unwrap_or_else(|| panic!("not a text: {head:?}")).into_owned();
-        let words: Vec<_> = head.split(' ').map(str::to_owned).collect();
-        Self { code: String::new(), server_us: 0, words: words.into_iter(), rows }
-    }
-
-    fn row(&mut self) -> Option<Self> {
-        self.rows.next().map(Self::of)
-    }
-
-    fn text(&mut self) -> String {
-        self.words.next().expect("one more word")
-    }
-
-    fn int(&mut self) -> i64 {
-        let word = self.text();
-        assert!(!word.starts_with('-'), "no number of ours is below nothing: {word}");
-        word.parse().unwrap_or_else(|_| panic!("not a number, written out: {word}"))
-    }
-
-    fn flag(&mut self) -> bool {
-        let flag = self.int();
-        assert!((0..=1).contains(&flag), "a flag");
-        flag == 1
-    }
-
-    /// The live holder that a refusal names: its id, and how many are recorded.
-    fn named(&mut self) -> Option<(String, i64)> {
-        if self.words.as_slice().is_empty() {
-            return None;
-        }
-        let letter = self.text();
-        let (deadline_ms, since_ms) = (self.int(), self.int());
-        match letter.as_str() {
-            "w" => assert!(self.int() > 0, "tokens"),
-            other => assert_eq!(other, "s"),
-        }
-        let (id, holders) = (self.text(), self.int());
-        let now_ms = self.server_us / 1000;
-        // The clock of a timestamp client may be ahead.
-        assert!(deadline_ms > now_ms && (since_ms <= now_ms || id == "?") && holders >= 1, "it is live");
-        Some((id, holders))
-    }
-
-    fn mode(&mut self) -> Mode {
-        match self.text().as_str() {
-            "r" => Read,
-            "w" => Write,
-            letter => panic!("mode {letter}"),
-        }
-    }
-
-    /// First token, turns, remaining time, and whether writers wait.
-    fn granted(&mut self) -> (i64, i64, i64, bool) {
-        let (last, turns, remaining_ms) = (self.int(), self.int(), self.int());
-        let flag = self.int();
-        assert!((0..=1).contains(&flag), "a flag");
-        (last - turns + 1, turns, remaining_ms, flag == 1)
-    }
-
-    fn end(&self) {
-        assert!(self.words.as_slice().is_empty(), "nothing more: {:?}", self.words);
-        assert!(self.rows.as_slice().is_empty(), "nothing more: {:?}", self.rows);
     }
 }
 

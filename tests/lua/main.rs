@@ -15,7 +15,6 @@ mod interpreter;
 mod invariants;
 mod lab;
 mod layout;
-mod pending;
 #[path = "../../lua/portable.rs"]
 mod portable;
 mod published;
@@ -24,5 +23,4 @@ mod scripts;
 mod servers;
 mod transcripts;
 mod two_key;
-mod unpublished;
 mod versions;

@@ -8,13 +8,13 @@ mod harness;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cluster_testenv::{Node, Reply, Server as Kind};
+use cluster_testenv::{Node, Server as Kind};
 
 use crate::invariants;
-use crate::lab::{Form, Lab, Listener, Lock, RETENTION_MS, Scheme};
+use crate::lab::{self, Answered, Form, Lab, Listener, Lock, RETENTION_MS, Scheme};
 use crate::published;
-use harness::{Answer, Limit, READ_LIMIT_MS, Seen, Server, Step, WRITE_LIMIT_MS, Wish};
-pub(crate) use harness::{MANAGER, Side};
+use harness::{Answer, Limit, READ_LIMIT_MS, Server, Step, WRITE_LIMIT_MS, Wish};
+pub(crate) use harness::{MANAGER, Seen, Side};
 
 macro_rules! on_server {
     ($($(#[$later:meta])? $name:ident: $transcripts:literal $scheme:ident $server:ident, $count:ident;)+) => {$(
@@ -44,7 +44,7 @@ const TWO_KEY_SCENARIOS: usize = 83;
 const TIME: [(&str, &str); 2] =
     [("redis.call('TIME')", "call('TIME')"), ("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}")];
 /// Scripts that touch two records.
-pub(crate) const TWO_RECORDS: [(&str, &str); 3] = [
+const TWO_RECORDS: [(&str, &str); 3] = [
     ("touches_left = 100", "touches_left = 2"),
     ("MAX_RECORDS = 96", "MAX_RECORDS = 2"),
     ("local FEW, ALIVE_OFFSET, RESERVED_MS = 4,", "local FEW, ALIVE_OFFSET, RESERVED_MS = 1,"),
@@ -72,7 +72,7 @@ impl Server for SideBySide {
     fn run(&mut self, now_us: u64, step: &Step) -> Answer {
         let played = self.0.each_mut().map(|scripts| {
             let answer = scripts.run(now_us, step);
-            (answer, scripts.unpublished, scripts.lock.stored())
+            (answer, scripts.lock.stored())
         });
         let [fast, others @ ..] = played;
         for (other, form) in others.iter().zip(&FORMS[1..]) {
@@ -84,11 +84,12 @@ impl Server for SideBySide {
 
 impl Scripts {
     fn new(lab: &Arc<Lab>, scheme: Scheme) -> Self {
-        let lock = lab.lock(scheme);
+        let mut lock = lab.lock(scheme);
+        lock.limits_ms = [READ_LIMIT_MS, WRITE_LIMIT_MS].map(u64::cast_signed);
         let channels = if scheme == Scheme::Hash { format!("{}:", lock.key()) } else { lock.key().replace("read", "") };
         let wake = Listener::new(&lock, &format!("{channels}wake:{MANAGER}"));
         let call = Listener::new(&lock, &format!("{channels}call"));
-        Self { lock, wake, call, has_clients: false, is_silent: false, unchecked: None, unpublished: 0 }
+        Self { lock, wake, call, has_clients: false, is_silent: false, unchecked: None }
     }
 }
 
@@ -102,8 +103,6 @@ struct Scripts {
     is_silent: bool,
     /// Set if the state has changed since the last check: true if a hold was released.
     unchecked: Option<bool>,
-    /// Number of answers that reported a refused notification.
-    unpublished: usize,
 }
 
 impl Server for Scripts {
@@ -111,9 +110,9 @@ impl Server for Scripts {
         self.lock.clock_us = Some(now_us.cast_signed());
         self.remove_expired();
         let (script, id, args) = match step {
-            Step::Acquire(wish) => ("acquire", wish.id.as_str(), acquire_args(self.lock.scheme, wish)),
+            Step::Acquire(wish) => ("acquire", wish.id.as_str(), self.acquire_args(wish)),
             Step::Release { id, rest_until_ms } => {
-                let mut args = self.with_limits(vec![id.clone()]);
+                let mut args = self.lock.leave_args(id);
                 args.extend(rest_until_ms.map(|until_ms| until_ms.to_string()));
                 ("leave", id.as_str(), args)
             }
@@ -123,22 +122,24 @@ impl Server for Scripts {
                 let args = [id.clone(), lease_ms.to_string()].into_iter().chain(cached).chain(rests);
                 ("renew", id.as_str(), args.collect())
             }
-            Step::Convert(old, wish) => ("convert", wish.id.as_str(), self.convert_args(old, wish)),
+            Step::Convert(old, wish) => {
+                ("convert", wish.id.as_str(), self.lock.convert_args(old, &wish.id, wish.side, of(wish)))
+            }
             Step::Inspect => ("inspect", "-", Vec::new()),
-            Step::Force(seen) => ("force", "-", self.force_args(seen)),
+            Step::Force(seen) => ("force", "-", self.lock.force_args(seen)),
             Step::Used(id) => ("used", id.as_str(), vec![id.clone()]),
             Step::Note { id, number, text } => {
                 ("note", id.as_str(), vec![id.clone(), number.to_string(), text.clone()])
             }
             other => return Answer { text: self.change(other).to_owned(), ..Answer::default() },
         };
-        let before = self.lock.snapshot();
+        let before = self.lock.stored();
         let reply = self.lock.try_run(script, &args);
-        let answer = self.answer(reply, id);
+        let answer = self.answer(Answered::of(reply, id));
         let code = answer.text.split(' ').next().expect("a code");
-        let is_new = before.iter().all(|(value, _)| value.is_nil());
+        let is_new = before.iter().all(|(value, _)| value.is_empty());
         if ["late", "told"].contains(&code) || is_new && ["lost", "none"].contains(&code) {
-            assert_eq!(self.lock.snapshot(), before, "{code} changes nothing");
+            assert_eq!(self.lock.stored(), before, "{code} changes nothing");
         } else if code != "view" {
             self.unchecked = Some(code == "held");
         } else if let Some(was_released) = self.unchecked.take() {
@@ -166,8 +167,7 @@ impl Scripts {
         match *step {
             Step::ClientLock(side, stamp_ms) => {
                 self.has_clients = true;
-                let limits = [READ_LIMIT_MS, WRITE_LIMIT_MS].map(u64::cast_signed);
-                let enters = lock.published(side, stamp_ms.cast_signed(), limits);
+                let enters = lock.their_lock(side, stamp_ms.cast_signed());
                 if enters {
                     // The client's script counts from the server's own clock.
                     lock.command(&["PEXPIREAT", &key, &(now_ms + published::THEIR_TTL_MS).to_string()]);
@@ -198,30 +198,18 @@ impl Scripts {
         ""
     }
 
-    /// Returns the reply without the id and the time, which must be those of the request.
-    fn answer(&mut self, reply: Reply, id: &str) -> Answer {
-        let texts = match reply {
-            Reply::Array(rows) => rows,
-            text => vec![text],
-        };
-        let mut rows = texts.iter().map(|row| row.text().unwrap_or_else(|| panic!("not a text: {row:?}")).into_owned());
-        let head = rows.next().expect("a head");
-        let words: Vec<_> = head.split(' ').collect();
-        assert_eq!(words[1], id, "{head} names the request");
-        let [seconds, micros] = [words[2], words[3]].map(|word| word.parse::<i64>().expect("a number"));
-        assert_eq!(Some(seconds * 1_000_000 + micros), self.lock.clock_us, "{head} has the time");
-        let is_unpublished = words.last() == Some(&"unpublished");
-        assert!(self.is_silent || !is_unpublished, "nobody refuses notifications: {head}");
-        self.unpublished += usize::from(is_unpublished);
-        let rest = &words[4..words.len() - usize::from(is_unpublished)];
-        let text = [&words[..1], rest].concat().join(" ");
-        let rows = rows.collect();
+    /// Returns the reply, whose time must be that of the request, with the messages.
+    fn answer(&mut self, answered: Answered) -> Answer {
+        assert_eq!(Some(answered.server_us), self.lock.clock_us, "{answered:?} has the time");
+        let Answered { code, mut words, rows, .. } = answered;
+        let is_unpublished = words.pop_if(|word| word == "unpublished").is_some();
+        words.insert(0, code);
         let mut messages = Vec::new();
         if !self.is_silent {
             messages = self.wake.heard(&mut self.lock);
             messages.extend(self.call.heard(&mut self.lock).iter().map(|message| format!("call {message}")));
         }
-        Answer { text, rows, messages }
+        Answer { text: words.join(" "), rows, messages, is_unpublished }
     }
 
     /// Checks the invariants, and how long the key stays.
@@ -243,45 +231,25 @@ impl Scripts {
         assert!(!was_released || !rows.is_empty() || ends_ms <= now_ms + MAX_UNUSED_MS, "nobody uses the key");
     }
 
-    fn with_limits(&self, mut args: Vec<String>) -> Vec<String> {
-        args.extend((self.lock.scheme == Scheme::Hash).then(|| format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")));
-        args
-    }
-
-    fn convert_args(&self, old: &str, wish: &Wish) -> Vec<String> {
-        let Wish { id, side, lease_ms, tokens, not_after_ms, .. } = wish;
-        let mut args = vec![not_after_ms.to_string(), old.to_owned(), id.clone(), side.letter().to_owned()];
-        args.push(lease_ms.to_string());
-        args.extend((self.lock.scheme == Scheme::Hash).then(|| tokens.to_string()));
-        let mut args = self.with_limits(args);
-        args.extend(wish.caches.then(|| "k".to_owned()));
-        args
-    }
-
-    fn force_args(&self, seen: &Seen) -> Vec<String> {
-        let args = [seen.token, seen.write_ms, seen.read_ms].map(|number| number.to_string()).to_vec();
-        let mut args = self.with_limits(args);
-        match seen.highest {
-            Some(highest) => args.extend([highest.to_string(), seen.ids.join(" ")]),
-            None => args.extend((self.lock.scheme == Scheme::Hash).then(|| seen.ids.join(" "))),
+    fn acquire_args(&self, wish: &Wish) -> Vec<String> {
+        let mut args = self.lock.wish_args(&wish.id, wish.side, of(wish));
+        if let Some((token, is_raised)) = wish.floor {
+            args.push(token.to_string());
+            args.extend(is_raised.then(|| "raise".to_owned()));
         }
         args
     }
 }
 
-fn acquire_args(scheme: Scheme, wish: &Wish) -> Vec<String> {
-    let Wish { id, side, lease_ms, waiter_ms, tokens, not_after_ms, .. } = wish;
-    let mut args = vec![not_after_ms.to_string(), id.clone(), side.letter().to_owned(), lease_ms.to_string()];
-    args.push(waiter_ms.to_string());
-    if scheme == Scheme::Hash {
-        args.extend([tokens.to_string(), format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")]);
-        let letters = [(wish.caches, "k"), (wish.is_try, "t")];
-        let letters: String = letters.into_iter().filter_map(|(is_so, letter)| is_so.then_some(letter)).collect();
-        args.extend((!letters.is_empty()).then_some(letters));
-    }
-    if let Some((token, is_raised)) = wish.floor {
-        args.push(token.to_string());
-        args.extend(is_raised.then(|| "raise".to_owned()));
-    }
-    args
+/// Returns the wish in the terms of the lab.
+fn of(wish: &Wish) -> lab::Wish {
+    let [lease_ms, patience_ms, turns, not_after_ms] =
+        [wish.lease_ms, wish.waiter_ms, wish.tokens, wish.not_after_ms].map(u64::cast_signed);
+    let letters = match (wish.caches, wish.is_try) {
+        (false, false) => "",
+        (true, false) => "k",
+        (false, true) => "t",
+        (true, true) => "kt",
+    };
+    lab::Wish { lease_ms, patience_ms, turns, not_after_ms, letters }
 }

@@ -1,7 +1,7 @@
 //! Layout of the two-key scheme: the writer's string, and what is left in the end.
 
 use crate::invariants;
-use crate::lab::{LEASE_MS, LONG_MS, Left, Lock, Mode, Read, Renewed, Write, two_key_cases};
+use crate::lab::{LEASE_MS, LONG_MS, Lock, Read, Write, two_key_cases};
 
 two_key_cases!(shared:
     writers_string_of_a_stranger_blocks_like_one,
@@ -15,10 +15,9 @@ fn writers_string_of_a_stranger_blocks_like_one(mut lock: Lock) {
     for mode in [Read, Write] {
         assert!(lock.contended("a", mode) > LONG_MS / 2);
     }
-    assert_eq!(lock.renew("1", LEASE_MS), Renewed::Lost { forced: 0 });
-    assert_eq!(lock.leave("1"), Left::None { forced: 0 });
-    let view = lock.inspect();
-    assert_eq!((view.ids(), view.holders[0].mode), (vec!["?"], Mode::Write));
+    assert_eq!(lock.renew("1", LEASE_MS), "lost");
+    assert_eq!(lock.leave("1"), "none");
+    assert!(lock.inspect().rows[0].starts_with("hold ? w "));
     assert_eq!(lock.force(), [""; 0]);
     lock.granted("a", Read);
 }
@@ -32,7 +31,7 @@ fn readers_key_holds_tokens_alone_in_the_end(mut lock: Lock) {
     lock.leave("w");
     let members = invariants::members(&mut lock);
     assert_eq!(members.into_keys().collect::<Vec<_>>(), ["#born", "#token"]);
-    assert!(lock.snapshot()[1].0.is_nil());
+    assert!(lock.stored()[1].0.is_empty());
 }
 
 fn writers_string_goes_at_its_deadline(mut lock: Lock) {
@@ -43,6 +42,6 @@ fn writers_string_goes_at_its_deadline(mut lock: Lock) {
     let ends_ms = lock.int(&["PEXPIRETIME", &write_key]) - LEASE_MS;
     assert!((before_ms..=after_ms).contains(&ends_ms));
     let value = lock.command(&["GET", &write_key]);
-    let token = lock.inspect().token;
+    let token = lock.inspect().seen.token;
     assert_eq!(value.text().expect("a text"), format!("w {ends_ms} {token}"));
 }

@@ -32,18 +32,18 @@ impl Lock {
     }
 
     fn old_acquire(&mut self, id: &str, mode: Mode) {
-        let args = apart(self.wish_args(id, mode, Wish::patient()));
+        let args = apart(self.wish_args(id, mode, Wish::PATIENT));
         self.old_script(OLD_ACQUIRE, &args);
     }
 
     /// Every script says that this is another version's, and nothing is changed.
     fn is_left_alone(&mut self) {
-        let stored = self.snapshot();
+        let stored = self.stored();
         let scripts = [
-            ("acquire", self.wish_args("a", Read, Wish::patient())),
-            ("acquire", self.wish_args("a", Write, Wish::default())),
-            ("convert", self.convert_args("old", "a", Read, Wish::default())),
-            ("convert", self.convert_args("old", "a", Write, Wish::default())),
+            ("acquire", self.wish_args("a", Read, Wish::PATIENT)),
+            ("acquire", self.wish_args("a", Write, Wish::AT_ONCE)),
+            ("convert", self.convert_args("old", "a", Read, Wish::AT_ONCE)),
+            ("convert", self.convert_args("old", "a", Write, Wish::AT_ONCE)),
             ("leave", self.leave_args("a")),
             ("renew", vec!["a".to_owned(), LEASE_MS.to_string()]),
             ("inspect", Vec::new()),
@@ -53,7 +53,7 @@ impl Lock {
             let reply = self.try_run(script, &args);
             let text = reply.text().unwrap_or_else(|| panic!("{script}: {reply:?}")).into_owned();
             assert!(text.starts_with("version "), "{script}: {text}");
-            assert_eq!(self.snapshot(), stored, "{script}");
+            assert_eq!(self.stored(), stored, "{script}");
         }
     }
 }
@@ -88,11 +88,11 @@ fn other_layout_is_left_alone(mut lock: Lock) {
     lock.granted("w", Write);
     lock.command(&["HSET", &key, "u", "4 something else"]);
     lock.command(&["PEXPIRE", &key, "60000"]);
-    let stored = lock.snapshot();
-    for (script, args) in [("acquire", lock.wish_args("a", Read, Wish::patient())), ("leave", lock.leave_args("w"))] {
+    let stored = lock.stored();
+    for (script, args) in [("acquire", lock.wish_args("a", Read, Wish::PATIENT)), ("leave", lock.leave_args("w"))] {
         let reply = lock.try_run(script, &args);
         assert!(reply.text().is_some_and(|text| text.starts_with("version ")), "{script}: {reply:?}");
-        assert_eq!(lock.snapshot(), stored, "{script}");
+        assert_eq!(lock.stored(), stored, "{script}");
     }
 }
 

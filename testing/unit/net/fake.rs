@@ -9,6 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::address::parse_one;
+use super::node::{Limits, Node, Reports, Role};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::options::Options;
+use crate::base::topology::Tls;
+
 #[cfg(feature = "tls")]
 pub(super) mod tls;
 
@@ -46,6 +52,49 @@ pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> 
         words.push(line()?);
     }
     Some((words, end))
+}
+
+/// Returns a push about a channel.
+pub(super) fn push_of(kind: &str, channel: &str) -> String {
+    format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n:1\r\n", kind.len(), channel.len())
+}
+
+/// Listens on a free port.
+pub(super) async fn listening() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("bound");
+    (listener, addr)
+}
+
+/// Starts a server with this answer to each command, by the number of its connection. Returns the address.
+pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send + Sync + 'static) -> SocketAddr {
+    let ((listener, addr), answer) = (listening().await, Arc::new(answer));
+    tokio::spawn(async move {
+        for connection in 0.. {
+            let Ok((mut stream, _)) = listener.accept().await else { return };
+            let answer = Arc::clone(&answer);
+            tokio::spawn(async move {
+                let (mut said, mut done) = (Vec::new(), 0);
+                while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {
+                    while let Some((words, end)) = command(&said, done) {
+                        done = end;
+                        if stream.write_all(answer(connection, &words).as_bytes()).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    addr
+}
+
+/// Returns a node for a server in this process.
+pub(super) fn node_at(addr: SocketAddr, options: &Options, role: Role, background: BackgroundRuntime) -> Arc<Node> {
+    let info = parse_one(&format!("redis://{addr}"), &Tls::new()).expect("a URL");
+    let limits = Limits::new(options, role);
+    let node = Node::new(&addr.to_string(), info, limits, background, Reports::for_test());
+    Arc::new(node.expect("a node"))
 }
 
 /// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is
@@ -89,8 +138,7 @@ struct Counts {
 
 impl Fake {
     pub(super) async fn start(pace: Pace) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let addr = listener.local_addr().expect("bound");
+        let (listener, addr) = listening().await;
         let (pace, paces) = watch::channel(pace);
         let counts = Arc::<Counts>::default();
         let serving = Arc::clone(&counts);

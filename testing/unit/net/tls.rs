@@ -8,7 +8,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, SupportedProtocolVersion, version};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -48,8 +48,7 @@ pub(in crate::net) async fn accept(config: &Arc<ServerConfig>, stream: TcpStream
 
 /// Starts a proxy with TLS before a server without it, and returns its address.
 pub(in crate::net) async fn before(server: SocketAddr, config: Arc<ServerConfig>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("bound");
+    let (listener, addr) = super::listening().await;
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let config = Arc::clone(&config);

@@ -34,6 +34,7 @@
 //! | `queued 3s, recalls` `contended 3s` `cached 3s` | time to the next request; the last is at a cached hold |
 //! | `none of 0 to 5, forced 3` | first and last token of the key; last token of the last force |
 //! | `b c: granted 5 for 7s` `b: may ask` `recall 5 by t` | messages to waiters, and to the caching process |
+//! | `held, unpublished` | the answer reports that the server has refused a message |
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -98,6 +99,16 @@ pub(crate) struct Seen {
     pub(crate) highest: Option<u64>,
 }
 
+impl Seen {
+    /// Returns what a reply to `inspect` shows.
+    pub(crate) fn of(text: &str, rows: &[String]) -> Self {
+        let words = numbers(text);
+        let holders = rows.iter().filter_map(|row| row.strip_prefix("hold "));
+        let ids = holders.filter_map(|row| row.split(' ').next()).map(str::to_owned).collect();
+        Self { token: words[0], write_ms: words[1], read_ms: words[2], ids, highest: None }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Acquire(Wish),
@@ -123,6 +134,8 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) rows: Vec<String>,
     pub(crate) messages: Vec<String>,
+    /// True if the reply reports that the server has refused a message.
+    pub(crate) is_unpublished: bool,
 }
 
 /// One lock on a server.
@@ -227,7 +240,8 @@ impl<S: Server> Scenario<S> {
             self.check_named(&answer.text);
         }
         let messages = answer.messages.iter().map(|message| self.message(message)).collect();
-        (self.text(&answer, lease_ms), messages)
+        let refused = if answer.is_unpublished { ", unpublished" } else { "" };
+        (self.text(&answer, lease_ms) + refused, messages)
     }
 
     /// Asserts that a refusal names a live holder with its times, unless only waiters are ahead.
@@ -272,11 +286,12 @@ impl<S: Server> Scenario<S> {
             }
             ["inspect"] => {
                 let view = self.server.run(self.now_us, &Step::Inspect);
-                self.seen = seen(&view);
+                self.seen = Seen::of(&view.text, &view.rows);
                 vec![(self.text(&view, 0), Vec::new())]
             }
             ["force"] => {
-                self.seen = seen(&self.server.run(self.now_us, &Step::Inspect));
+                let view = self.server.run(self.now_us, &Step::Inspect);
+                self.seen = Seen::of(&view.text, &view.rows);
                 vec![self.run(&Step::Force(self.seen.clone()), 0)]
             }
             ["force", "seen"] => vec![self.run(&Step::Force(self.seen.clone()), 0)],
@@ -547,14 +562,6 @@ fn grouped(messages: &[String]) -> Vec<String> {
         if names == [""] { text.to_owned() } else { format!("{}: {text}", list(&names)) }
     });
     texts.collect()
-}
-
-/// Returns the view that a force ends.
-fn seen(view: &Answer) -> Seen {
-    let words = numbers(view.text.split_once(' ').expect("numbers").1);
-    let holders = view.rows.iter().filter_map(|row| row.strip_prefix("hold "));
-    let ids = holders.filter_map(|row| row.split(' ').next()).map(str::to_owned).collect();
-    Seen { token: words[0], write_ms: words[1], read_ms: words[2], ids, highest: None }
 }
 
 /// Returns one row of `inspect` in words.

@@ -103,7 +103,7 @@ async fn caller_whose_withdrawal_is_answered_waits_for_the_end_of_the_time_in_wh
     let began = Instant::now();
     let waits = stage.waits_with(Write, LIMITED);
     let late = async {
-        tokio::time::sleep(limit() + 10 * MS).await;
+        tokio::time::sleep(LIMIT + 10 * MS).await;
         stage.copy_arrives().await;
         assert_eq!(stage.there().await, (1, 1), "the copy has brought a place");
     };

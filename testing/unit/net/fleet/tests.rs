@@ -10,26 +10,29 @@ use crate::base::topology::Tls;
 use crate::net::address::parse_all;
 use crate::net::fake::{TIME, command, hello};
 
-#[tokio::test(start_paused = true)]
-async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
-    let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
-    let fleet = Fleet::cluster(
-        nobody,
-        &Access::default(),
-        &Reports::for_test().secrets,
-        &Options::default(),
-        BackgroundRuntime::On(tokio::runtime::Handle::current()),
-        &Reports::for_test().conditions,
-    )
-    .expect("valid");
-    fleet.look_in_background();
-    assert!(fleet.refresh_task.begin().is_none());
+fn fleet_at(url: String, options: &Options) -> Arc<Fleet> {
+    let reports = Reports::for_test();
+    let infos = parse_all(&[url], &Tls::new()).expect("valid");
+    let background = BackgroundRuntime::On(tokio::runtime::Handle::current());
+    Fleet::cluster(infos, &Access::default(), &reports.secrets, options, background, &reports.conditions)
+        .expect("valid")
+}
+
+async fn look_out_ends(fleet: &Fleet) {
     let ended = async {
         while fleet.refresh_task.begin().is_none() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
+    let fleet = fleet_at("redis://127.0.0.1:1".to_owned(), &Options::default());
+    fleet.look_in_background();
+    assert!(fleet.refresh_task.begin().is_none());
+    look_out_ends(&fleet).await;
     tokio::task::yield_now().await;
     // One of the loop, and one of the only node's connection.
     assert!(Arc::weak_count(&fleet) <= 2, "the look-out holds on to the fleet's memory");
@@ -64,10 +67,6 @@ fn address(n: u16) -> IpAddr {
 }
 
 impl ManyNodes {
-    async fn start() -> Self {
-        Self::start_with(PRIMARIES).await
-    }
-
     async fn start_with(primaries: u16) -> Self {
         let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
@@ -104,18 +103,16 @@ impl ManyNodes {
     }
 
     fn fleet(&self, response_timeout: Duration) -> Arc<Fleet> {
-        let seed = format!("redis://{}:{}", address(0), self.port);
-        let infos = parse_all(&[seed], &Tls::new()).expect("valid");
         let options = Options { response_timeout, ..Options::default() };
-        Fleet::cluster(
-            infos,
-            &Access::default(),
-            &Reports::for_test().secrets,
-            &options,
-            BackgroundRuntime::On(tokio::runtime::Handle::current()),
-            &Reports::for_test().conditions,
-        )
-        .expect("valid")
+        fleet_at(format!("redis://{}:{}", address(0), self.port), &options)
+    }
+
+    /// Starts a thousand nodes, and a fleet that the seed has answered.
+    async fn ready(response_timeout: Duration) -> (Self, Arc<Fleet>) {
+        let nodes = Self::start_with(PRIMARIES).await;
+        let fleet = nodes.fleet(response_timeout);
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        (nodes, fleet)
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -197,9 +194,7 @@ async fn keys_of_slots_that_have_left_are_not_listed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_nodes_are_asked_by_three() {
-    let nodes = ManyNodes::start().await;
-    let fleet = nodes.fleet(Duration::from_secs(5));
-    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    let (nodes, fleet) = ManyNodes::ready(Duration::from_secs(5)).await;
     assert_eq!(nodes.counts(), (1, 1));
     for slot in [0, 8000, 16383] {
         let node = fleet.owner(slot).await.expect("it is known");
@@ -210,22 +205,15 @@ async fn thousand_nodes_are_asked_by_three() {
     // One slot moves: the connected members are asked, once.
     let moved = format!("{}:{}", address(7), nodes.port);
     assert!(fleet.on_moved(0, &moved, &moved).is_ok());
-    let ended = async {
-        while fleet.refresh_task.begin().is_none() {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+    look_out_ends(&fleet).await;
     let (connected, asked) = nodes.counts();
     assert!(connected <= 3 && asked <= 1 + MAX_ASKED, "{connected} connections, {asked} questions");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_suspect_does_not_hold_up_questions_to_others() {
-    let nodes = ManyNodes::start().await;
     let response_timeout = Duration::from_secs(20);
-    let fleet = nodes.fleet(response_timeout);
-    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    let (nodes, fleet) = ManyNodes::ready(response_timeout).await;
     nodes.shared.are_silent.store(true, Ordering::SeqCst);
     nodes.shared.dead.lock().insert(address(1));
     let suspect = fleet.node(&format!("{}:{}", address(1), nodes.port)).expect("an address");
@@ -240,9 +228,7 @@ async fn silent_suspect_does_not_hold_up_questions_to_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_of_a_thousand_nodes_are_found() {
-    let nodes = ManyNodes::start().await;
-    let fleet = nodes.fleet(Duration::from_secs(5));
-    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    let (nodes, fleet) = ManyNodes::ready(Duration::from_secs(5)).await;
     nodes.kill_all_but(&[13, 99, 140, 255, 400, 511, 600, 777, 900, 999]);
     let began = tokio::time::Instant::now();
     while fleet.refresh().await.is_err() {
@@ -257,9 +243,7 @@ async fn ten_of_a_thousand_nodes_are_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_question_to_silent_nodes_goes_on_where_the_last_one_ended() {
-    let nodes = ManyNodes::start().await;
-    let fleet = nodes.fleet(Duration::from_secs(1));
-    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    let (nodes, fleet) = ManyNodes::ready(Duration::from_secs(1)).await;
     // The refresh loop for the lost connection would ask in between.
     let _running = fleet.refresh_task.begin();
     nodes.shared.are_silent.store(true, Ordering::SeqCst);

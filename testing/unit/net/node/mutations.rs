@@ -7,12 +7,10 @@ use std::time::Instant;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use super::*;
-use crate::base::topology::Tls;
 use crate::net::Script;
-use crate::net::address::parse_one;
 use crate::net::fake;
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
@@ -130,8 +128,7 @@ async fn nobody_is_handed_anothers_answer(node: &Node) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mutated_replies_are_never_those_of_others() {
     let (mut random, time) = fake::randomness();
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let (listener, addr) = fake::listening().await;
     let is_well = Arc::<AtomicBool>::default();
     let well = Arc::clone(&is_well);
     tokio::spawn(async move {
@@ -140,10 +137,8 @@ async fn mutated_replies_are_never_those_of_others() {
         }
     });
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
-    let info = parse_one(&url, &Tls::new()).expect("a URL");
-    let limits = Limits::new(&options, Role::Standalone);
-    let node = Node::new("mutated", info, limits, BackgroundRuntime::Process, Reports::for_test()).expect("a node");
-    let (node, began) = (&node, Instant::now());
+    let node = fake::node_at(addr, &options, Role::Standalone, BackgroundRuntime::Process);
+    let (node, began) = (&*node, Instant::now());
     let callers = (0..CALLERS).map(async |caller| {
         let (mut asked, mut answered) = (0, 0);
         while began.elapsed() < time {

@@ -5,6 +5,7 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
 
 use super::connections::Sharing;
 use super::in_flight::MAX_IN_FLIGHT;
@@ -12,12 +13,11 @@ use super::*;
 use crate::base::error::Refusal;
 use crate::base::topology::{Access, Tls};
 use crate::net::Script;
-use crate::net::address::parse_one;
 use crate::net::conditions::ConditionsOf;
-use crate::net::fake::{Fake, Pace};
+use crate::net::fake::{Fake, Pace, listening, node_at};
 
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+pub(super) const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 
 static SCRIPT: Script = Script::new("return 1");
 
@@ -37,6 +37,13 @@ impl Reports {
     }
 }
 
+/// Starts a server with this pace, and a node for it.
+async fn served(pace: Pace) -> (Fake, Arc<Node>) {
+    let fake = Fake::start(pace).await;
+    let node = node(&fake);
+    (fake, node)
+}
+
 fn node(fake: &Fake) -> Arc<Node> {
     node_on(fake, BackgroundRuntime::Process)
 }
@@ -46,46 +53,51 @@ fn node_on(fake: &Fake, background: BackgroundRuntime) -> Arc<Node> {
 }
 
 fn node_as(fake: &Fake, role: Role, background: BackgroundRuntime) -> Arc<Node> {
-    let url = format!("redis://{}", fake.addr);
-    let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
-    let limits = Limits::new(&options, role);
-    Arc::new(Node::new(&fake.addr.to_string(), info, limits, background, Reports::for_test()).expect("a node"))
+    node_at(fake.addr, &options, role, background)
 }
 
-async fn call(node: &Node) -> Result<(), Fault> {
+fn runtime() -> Runtime {
+    Runtime::new().expect("a runtime")
+}
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Counts the errors among the answers to so many calls at once.
+async fn unanswered(node: &Node, calls: usize) -> usize {
+    join_all((0..calls).map(|_| call(node))).await.iter().filter(|answer| answer.is_err()).count()
+}
+
+pub(super) async fn call(node: &Node) -> Result<(), Fault> {
     node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::InTurn).await.map(drop)
 }
 
 #[tokio::test]
 async fn burst_waits_for_room_and_is_answered_on_one_connection() {
     // All together take longer than a response timeout.
-    let fake = Fake::start(Pace::Every(MAX_IN_FLIGHT, RESPONSE_TIMEOUT / 3)).await;
-    let node = node(&fake);
+    let (fake, node) = served(Pace::Every(MAX_IN_FLIGHT, RESPONSE_TIMEOUT / 3)).await;
     let calls = MAX_IN_FLIGHT * 6;
     let began = Instant::now();
-    let answers = join_all((0..calls).map(|_| call(&node))).await;
+    assert_eq!(unanswered(&node, calls).await, 0);
     assert!(began.elapsed() > RESPONSE_TIMEOUT, "{:?}", began.elapsed());
-    let unanswered = answers.iter().filter(|answer| answer.is_err()).count();
-    assert_eq!((unanswered, fake.scripts(), fake.connections()), (0, calls, 1));
+    assert_eq!((fake.scripts(), fake.connections()), (calls, 1));
     assert!(fake.peak() <= MAX_IN_FLIGHT, "{} at a time", fake.peak());
 }
 
 #[tokio::test]
 async fn slow_server_is_sent_no_more_than_it_answers_in_time() {
     // The upper bound of requests would take three times as long as an answer may take.
-    let fake = Fake::start(Pace::Every(8, RESPONSE_TIMEOUT / 10)).await;
-    let node = node(&fake);
+    let (fake, node) = served(Pace::Every(8, RESPONSE_TIMEOUT / 10)).await;
     let calls = MAX_IN_FLIGHT + MAX_IN_FLIGHT / 2;
-    let answers = join_all((0..calls).map(|_| call(&node))).await;
-    let unanswered = answers.iter().filter(|answer| answer.is_err()).count();
-    assert_eq!((unanswered, fake.scripts(), fake.connections()), (0, calls, 1));
+    assert_eq!(unanswered(&node, calls).await, 0);
+    assert_eq!((fake.scripts(), fake.connections()), (calls, 1));
 }
 
 #[tokio::test]
 async fn what_gives_back_does_not_wait_behind_those_who_acquire() {
-    let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 50)).await;
-    let node = node(&fake);
+    let (fake, node) = served(Pace::Every(1, RESPONSE_TIMEOUT / 50)).await;
     let acquiring: Vec<_> = (0..MAX_IN_FLIGHT)
         .map(|_| {
             let node = Arc::clone(&node);
@@ -117,8 +129,7 @@ fn error(line: &str) -> Value {
 
 #[tokio::test]
 async fn scripts_that_a_server_has_forgotten_are_told_once_for_a_pipeline() {
-    let fake = Fake::start(AT_ONCE).await;
-    let node = node(&fake);
+    let (fake, node) = served(AT_ONCE).await;
     call(&node).await.expect("answered");
     fake.forget_scripts();
     let calls: Vec<_> = (0..10).map(|_| Call::new(&SCRIPT, 0)).collect();
@@ -129,8 +140,7 @@ async fn scripts_that_a_server_has_forgotten_are_told_once_for_a_pipeline() {
 
 #[tokio::test]
 async fn call_apart_that_takes_long_is_no_silence_of_the_node() {
-    let fake = Fake::start(Pace::Every(0, RESPONSE_TIMEOUT * 2)).await;
-    let node = node(&fake);
+    let (_fake, node) = served(Pace::Every(0, RESPONSE_TIMEOUT * 2)).await;
     let long = Call::new(&SCRIPT, 0);
     assert!(matches!(node.call_apart(&long).await, Err(Fault::Unknown { .. })));
     assert!(!node.server_contact().is_silent, "one long call says nothing of others");
@@ -138,10 +148,8 @@ async fn call_apart_that_takes_long_is_no_silence_of_the_node() {
 
 #[test]
 fn runtime_that_stands_still_keeps_no_connection_apart_from_others() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let (servers, stands, goes_on) = (tokio::runtime::Runtime::new().expect("a runtime"), runtime(), runtime());
-    let fake = servers.block_on(Fake::start(AT_ONCE));
-    let node = node(&fake);
+    let (servers, stands, goes_on) = (runtime(), current_thread(), current_thread());
+    let (fake, node) = servers.block_on(served(AT_ONCE));
     let long = Call::new(&SCRIPT, 0);
     stands.block_on(call(&node)).expect("answered");
     goes_on.block_on(call(&node)).expect("answered");
@@ -160,9 +168,8 @@ fn runtime_that_stands_still_keeps_no_connection_apart_from_others() {
 /// A runtime that has ended drops a task as soon as it is spawned.
 #[test]
 fn node_whose_runtime_has_ended_is_probed_by_nobody() {
-    let (servers, ends) = (tokio::runtime::Runtime::new().expect("a runtime"), tokio::runtime::Runtime::new());
+    let (servers, ends) = (runtime(), runtime());
     let fake = servers.block_on(Fake::start(AT_ONCE));
-    let ends = ends.expect("a runtime");
     let node = node_on(&fake, BackgroundRuntime::On(ends.handle().clone()));
     drop(ends);
     servers.block_on(async {
@@ -175,8 +182,7 @@ fn node_whose_runtime_has_ended_is_probed_by_nobody() {
 
 #[tokio::test]
 async fn futures_that_nobody_polls_keep_no_room_from_others() {
-    let fake = Fake::start(AT_ONCE).await;
-    let node = node(&fake);
+    let (fake, node) = served(AT_ONCE).await;
     call(&node).await.expect("answered");
     let call_of_ours = Call::new(&SCRIPT, 0);
     let mut unpolled: Vec<_> =
@@ -193,8 +199,7 @@ async fn futures_that_nobody_polls_keep_no_room_from_others() {
 
 #[tokio::test]
 async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_others() {
-    let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 8)).await;
-    let node = node(&fake);
+    let (fake, node) = served(Pace::Every(1, RESPONSE_TIMEOUT / 8)).await;
     // The last calls would have to wait twice as long as they can.
     let answers = join_all((0..16).map(|_| call(&node))).await;
     assert!(answers.iter().any(Result::is_ok));
@@ -207,8 +212,7 @@ async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_othe
 
 #[tokio::test]
 async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
-    let fake = Fake::start(AT_ONCE).await;
-    let node = node(&fake);
+    let (fake, node) = served(AT_ONCE).await;
     call(&node).await.expect("answered");
     fake.set(Pace::Never);
     assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
@@ -242,8 +246,7 @@ async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
 
 #[tokio::test]
 async fn node_that_nobody_asks_is_not_probed() {
-    let fake = Fake::start(AT_ONCE).await;
-    let node = node(&fake);
+    let (fake, node) = served(AT_ONCE).await;
     call(&node).await.expect("answered");
     fake.set(Pace::Never);
     assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
@@ -258,10 +261,8 @@ async fn node_that_nobody_asks_is_not_probed() {
 
 #[test]
 fn each_runtime_has_a_connection_that_goes_with_it() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let (servers, ends, stays) = (tokio::runtime::Runtime::new().expect("a runtime"), runtime(), runtime());
-    let fake = servers.block_on(Fake::start(AT_ONCE));
-    let node = node(&fake);
+    let (servers, ends, stays) = (runtime(), current_thread(), current_thread());
+    let (fake, node) = servers.block_on(served(AT_ONCE));
     for runtime in [&ends, &stays, &ends, &stays] {
         runtime.block_on(call(&node)).expect("answered");
     }
@@ -269,7 +270,7 @@ fn each_runtime_has_a_connection_that_goes_with_it() {
     drop(ends);
     stays.block_on(call(&node)).expect("answered");
     assert_eq!(fake.connections(), 2, "what ends takes nobody's along");
-    runtime().block_on(call(&node)).expect("answered");
+    current_thread().block_on(call(&node)).expect("answered");
     let kept = node.connections.of.lock().len();
     assert!(kept <= 2, "{kept} are kept");
 }
@@ -334,7 +335,6 @@ async fn primary_with_several_addresses_is_dialled_at_the_same_one() {
 
 #[test]
 fn primary_is_found_if_its_last_address_is_gone() {
-    let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
     let (ends, stays) = (runtime(), runtime());
     let (gone, other) = (ends.block_on(Fake::start(AT_ONCE)), stays.block_on(Fake::start(AT_ONCE)));
     let node = node(&gone);
@@ -378,16 +378,14 @@ async fn replica_that_nobody_replaces_is_dialled_at_a_bounded_pace() {
 
 #[tokio::test]
 async fn slow_name_is_waited_for() {
-    let fake = Fake::start(AT_ONCE).await;
-    let node = node(&fake);
+    let (fake, node) = served(AT_ONCE).await;
     names(&node, &[&fake], RESPONSE_TIMEOUT * 6 / 5);
     node.ready().await.expect("600 ms are not too many");
 }
 
 #[tokio::test]
 async fn step_that_takes_too_long_is_named() {
-    let fake = Fake::start(AT_ONCE).await;
-    let node = node(&fake);
+    let (fake, node) = served(AT_ONCE).await;
     names(&node, &[&fake], RESPONSE_TIMEOUT * 20);
     let Err(Fault::NotSent(Some(source))) = call(&node).await else { panic!("no name was found") };
     let words = source.to_string();
@@ -401,16 +399,13 @@ async fn step_that_takes_too_long_is_named() {
 
 /// Starts a server that accepts connections, says one thing on each, and closes it without reading.
 async fn says_and_closes(words: &'static str) -> Arc<Node> {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let (listener, addr) = listening().await;
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             tokio::io::AsyncWriteExt::write_all(&mut stream, words.as_bytes()).await.unwrap_or_default();
         }
     });
-    let info = parse_one(&url, &Tls::new()).expect("a URL");
-    let limits = Limits::new(&Options::default(), Role::Standalone);
-    Arc::new(Node::new("it", info, limits, BackgroundRuntime::Process, Reports::for_test()).expect("a node"))
+    node_at(addr, &Options::default(), Role::Standalone, BackgroundRuntime::Process)
 }
 
 #[tokio::test]

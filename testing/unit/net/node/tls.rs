@@ -3,19 +3,14 @@
 use std::net::SocketAddr;
 
 use cluster_testenv::Certificates;
-use tokio::net::TcpListener;
 
+use super::tests::{AT_ONCE, RESPONSE_TIMEOUT, call};
 use super::*;
 use crate::base::error::Refusal;
 use crate::base::topology::{Access, Tls};
-use crate::net::Script;
 use crate::net::address::parse_one;
 use crate::net::fake::{self, Fake, Pace};
 use crate::net::sentinels::Sentinels;
-
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-
-static SCRIPT: Script = Script::new("return 1");
 
 fn secrets(tls: &Tls) -> Arc<Secrets> {
     Arc::new(Secrets::new(tls, &Access::default(), &BackgroundRuntime::Process).expect("no files"))
@@ -29,10 +24,6 @@ fn node(addr: SocketAddr, tls: &Tls) -> Node {
     Node::new(&addr.to_string(), info, limits, BackgroundRuntime::Process, reports).expect("a node")
 }
 
-async fn call(node: &Node) -> Result<(), Fault> {
-    node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::InTurn).await.map(drop)
-}
-
 /// Returns the words of a fault and of all its sources.
 fn words(fault: Fault) -> String {
     let Fault::NotSent(Some(source)) = fault else { panic!("{fault:?}") };
@@ -40,22 +31,9 @@ fn words(fault: Fault) -> String {
     sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Starts a server that accepts connections and says nothing.
-async fn silent() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("bound");
-    tokio::spawn(async move {
-        let mut kept_open = Vec::new();
-        while let Ok(stream) = listener.accept().await {
-            kept_open.push(stream);
-        }
-    });
-    addr
-}
-
 #[tokio::test]
 async fn slow_name_is_waited_for_with_tls() {
-    let (fake, certificates) = (Fake::start(Pace::Every(usize::MAX, Duration::ZERO)).await, Certificates::make());
+    let (fake, certificates) = (Fake::start(AT_ONCE).await, Certificates::make());
     for config in [fake::tls::config(&certificates), fake::tls::old_config(&certificates)] {
         let addr = fake::tls::before(fake.addr, config).await;
         let node = node(addr, &fake::tls::trusting(&certificates));
@@ -67,7 +45,8 @@ async fn slow_name_is_waited_for_with_tls() {
 
 #[tokio::test]
 async fn step_that_takes_too_long_with_tls_is_named() {
-    let (addr, tls) = (silent().await, fake::tls::trusting(&Certificates::make()));
+    let (silent, tls) = (Fake::start(Pace::Never).await, fake::tls::trusting(&Certificates::make()));
+    let addr = silent.addr;
     let slow = node(addr, &tls);
     names::set(slow.address(), vec![addr], RESPONSE_TIMEOUT * 20);
     let said = words(call(&slow).await.expect_err("no name is found"));
@@ -84,7 +63,8 @@ async fn step_that_takes_too_long_with_tls_is_named() {
 /// A Sentinel is reached like any server.
 #[tokio::test]
 async fn step_on_the_way_to_a_sentinel_is_named() {
-    let (addr, tls) = (silent().await, fake::tls::trusting(&Certificates::make()));
+    let (silent, tls) = (Fake::start(Pace::Never).await, fake::tls::trusting(&Certificates::make()));
+    let addr = silent.addr;
     for (scheme, step) in
         [("redis", "greeting: no answer within 500ms"), ("rediss", "TLS handshake: no answer within 1s")]
     {
@@ -101,7 +81,7 @@ async fn step_on_the_way_to_a_sentinel_is_named() {
 
 #[tokio::test]
 async fn certificate_is_checked_for_the_name_that_was_given() {
-    let (fake, certificates) = (Fake::start(Pace::Every(usize::MAX, Duration::ZERO)).await, Certificates::make());
+    let (fake, certificates) = (Fake::start(AT_ONCE).await, Certificates::make());
     let addr = fake::tls::before(fake.addr, fake::tls::config(&certificates)).await;
     let tls = fake::tls::trusting(&certificates);
     call(&node(addr, &tls.clone().server_name("localhost"))).await.expect("one of its names");

@@ -11,48 +11,27 @@ struct Asked {
     commands: AtomicUsize,
 }
 
-fn push_of(kind: &str, channel: &str) -> String {
-    format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n:1\r\n", kind.len(), channel.len())
-}
-
-/// Confirms commands about channels, and sends more behind each confirmation of a subscription.
-async fn says_more(listener: TcpListener, more: fn(&str) -> String, asked: Arc<Asked>) {
-    while let Ok((mut stream, _)) = listener.accept().await {
-        asked.connections.fetch_add(1, Ordering::SeqCst);
-        let asked = Arc::clone(&asked);
-        tokio::spawn(async move {
-            let (mut said, mut done) = (Vec::new(), 0);
-            while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {
-                while let Some((words, end)) = fake::command(&said, done) {
-                    done = end;
-                    let is_about_a_channel = words[0].ends_with("SUBSCRIBE");
-                    asked.commands.fetch_add(usize::from(is_about_a_channel), Ordering::SeqCst);
-                    let answer = match words[0].as_str() {
-                        "HELLO" => fake::hello("standalone"),
-                        "SSUBSCRIBE" => push_of("ssubscribe", &words[1]) + &more(&words[1]),
-                        "SUNSUBSCRIBE" => push_of("sunsubscribe", &words[1]),
-                        _ => "+OK\r\n".to_owned(),
-                    };
-                    if stream.write_all(answer.as_bytes()).await.is_err() {
-                        return;
-                    }
-                }
-            }
-        });
-    }
-}
-
+/// Starts a server that confirms commands about channels, and sends more behind each confirmation of a subscription.
 async fn server_that_says_more(more: fn(&str) -> String) -> (String, Arc<Asked>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let (url, asked) = (format!("redis://{}", listener.local_addr().expect("bound")), Arc::<Asked>::default());
-    tokio::spawn(says_more(listener, more, Arc::clone(&asked)));
-    (url, asked)
+    let asked = Arc::<Asked>::default();
+    let counts = Arc::clone(&asked);
+    let answer = move |connection: usize, words: &[String]| {
+        counts.connections.fetch_max(connection + 1, Ordering::SeqCst);
+        counts.commands.fetch_add(usize::from(words[0].ends_with("SUBSCRIBE")), Ordering::SeqCst);
+        match words[0].as_str() {
+            "HELLO" => fake::hello("standalone"),
+            "SSUBSCRIBE" => fake::push_of("ssubscribe", &words[1]) + &more(&words[1]),
+            "SUNSUBSCRIBE" => fake::push_of("sunsubscribe", &words[1]),
+            _ => "+OK\r\n".to_owned(),
+        }
+    };
+    (format!("redis://{}", fake::answering(answer).await), asked)
 }
 
 /// Each would be a stored name, and a request that ends it.
 #[tokio::test]
 async fn confirmations_that_nobody_asked_for_cause_no_request_and_leave_nothing() {
-    let others = |_: &str| (0..10_000).map(|number| push_of("ssubscribe", &format!("other-{number}"))).collect();
+    let others = |_: &str| (0..10_000).map(|number| fake::push_of("ssubscribe", &format!("other-{number}"))).collect();
     let (url, asked) = server_that_says_more(others).await;
     let (push, _node) = single(&url);
     let _subscription = push.subscribe(0, "a", read);
@@ -67,7 +46,7 @@ async fn confirmations_that_nobody_asked_for_cause_no_request_and_leave_nothing(
 
 #[tokio::test]
 async fn channel_that_its_server_ends_again_and_again_is_subscribed_at_a_bounded_pace() {
-    let (url, asked) = server_that_says_more(|channel| push_of("sunsubscribe", channel)).await;
+    let (url, asked) = server_that_says_more(|channel| fake::push_of("sunsubscribe", channel)).await;
     let (push, _node) = single(&url);
     let began = Instant::now();
     let _subscription = push.subscribe(0, "a", read);
@@ -84,15 +63,10 @@ async fn channel_that_its_server_ends_again_and_again_is_subscribed_at_a_bounded
 async fn messages_that_nobody_reads_are_kept_up_to_a_bound() {
     let (url, asked) = server_that_says_more(|_| String::new()).await;
     let (push, _node) = single(&url);
-    let mut subscription = push.subscribe(0, "a", read);
-    told_to_ask(&mut subscription).await;
+    let subscription = confirmed(&push, "a").await.subscription;
     assert_eq!(asked.commands.load(Ordering::SeqCst), 1);
     let shared = shared(&push);
-    let from = {
-        let subscriptions = shared.subscriptions.lock();
-        let (number, link) = subscriptions.links.iter().next().expect("a link");
-        Origin { link: *number, connection: link.connection }
-    };
+    let from = origin(&shared);
     for _ in 0..MAX_NOTIFICATIONS * 10 {
         shared.take(from, Pushed::Message { channel: "a", message: b"flood" });
     }

@@ -140,6 +140,13 @@ impl Server {
         }
     }
 
+    /// Receives a request, and answers it by its number.
+    async fn echo(&mut self) -> Vec<String> {
+        let words = self.receive().await;
+        self.say(&echo(&words)).await;
+        words
+    }
+
     async fn say(&mut self, answer: &str) {
         self.stream.write_all(answer.as_bytes()).await.expect("a live socket");
         self.stream.flush().await.expect("a live socket");
@@ -156,6 +163,11 @@ impl Server {
 /// Sends a request whose answer is the number.
 async fn ask(wire: &Wire, number: usize) -> Result<Value, RedisError> {
     wire.ask(|bytes| request(bytes, number)).await
+}
+
+/// Sends the requests 1 and 2 as one pipeline.
+async fn ask_both(wire: &Wire) -> Result<Vec<Value>, RedisError> {
+    wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number))).await
 }
 
 fn request(bytes: &mut Vec<u8>, number: usize) {
@@ -244,13 +256,10 @@ async fn each_piece_is_as_large_as_all_before_it() {
 #[tokio::test]
 async fn pipeline_stays_in_one_piece() {
     let (wire, mut server, _) = connected().await;
-    let both = wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number)));
-    let asking = join(join(ask(&wire, 0), both), ask(&wire, 3));
+    let asking = join(join(ask(&wire, 0), ask_both(&wire)), ask(&wire, 3));
     let answers = async {
         for number in 0..4 {
-            let words = server.receive().await;
-            assert_eq!(words[1], number.to_string());
-            server.say(&echo(&words)).await;
+            assert_eq!(server.echo().await[1], number.to_string());
         }
     };
     let (((_, both), _), ()) = join(asking, answers).await;
@@ -264,13 +273,11 @@ async fn pipeline_and_what_follows_it_go_out_together_and_are_answered_apart() {
     let (all, mut last) = wire.ask_all_then(2, |bytes| (0..3).for_each(|number| request(bytes, number)));
     assert_eq!(wire.shared.state.lock().writes, 1);
     for _ in 0..2 {
-        let words = server.receive().await;
-        server.say(&echo(&words)).await;
+        server.echo().await;
     }
     assert_eq!(all.await.expect("answered"), ["0", "1"].map(text));
     assert!(poll_immediate(&mut last).await.is_none(), "it was not answered yet");
-    let words = server.receive().await;
-    server.say(&echo(&words)).await;
+    server.echo().await;
     assert_eq!(last.await.expect("answered"), text("2"));
     drop(server);
     let (all, last) = wire.ask_all_then(1, |bytes| (3..5).for_each(|number| request(bytes, number)));
@@ -280,14 +287,12 @@ async fn pipeline_and_what_follows_it_go_out_together_and_are_answered_apart() {
 #[tokio::test]
 async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
     let (wire, mut server, _) = connected().await;
-    let mut both =
-        Some(Box::pin(wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number)))));
+    let mut both = Some(Box::pin(ask_both(&wire)));
     let mut behind = pin!(ask(&wire, 3));
     assert!(poll_immediate(both.as_mut().expect("it waits")).await.is_none());
     assert!(poll_immediate(behind.as_mut()).await.is_none());
     for _ in 1..4 {
-        let words = server.receive().await;
-        server.say(&echo(&words)).await;
+        server.echo().await;
         tokio::task::yield_now().await;
         // The caller goes when it has one of two answers.
         drop(both.take());
@@ -298,10 +303,9 @@ async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
 #[tokio::test]
 async fn pipeline_that_is_answered_in_part_has_failed() {
     let (wire, mut server, _) = connected().await;
-    let mut both = Box::pin(wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number))));
+    let mut both = Box::pin(ask_both(&wire));
     assert!(poll_immediate(&mut both).await.is_none());
-    let words = server.receive().await;
-    server.say(&echo(&words)).await;
+    server.echo().await;
     drop(server);
     assert!(both.await.is_err());
 }
@@ -366,8 +370,7 @@ async fn answers_behind_tls_find_their_requests_whoever_writes_them() {
     let wire = Arc::new(wire);
     let answers = tokio::spawn(async move {
         for _ in 0..CLIENTS * 500 {
-            let words = server.receive().await;
-            server.say(&echo(&words)).await;
+            server.echo().await;
         }
     });
     let clients = (0..CLIENTS).map(|client| {

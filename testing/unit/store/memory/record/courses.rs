@@ -1,6 +1,7 @@
 //! Exploration of the courses of a model, those with the fewest steps first.
 
 use std::collections::{HashSet, VecDeque};
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Result of an exploration.
@@ -10,6 +11,14 @@ pub(super) struct Explored {
     pub(super) states: usize,
     /// True if no state was left out.
     pub(super) is_complete: bool,
+}
+
+impl Explored {
+    /// Asserts that a planted fault has broken a promise.
+    pub(super) fn assert_found(&self, fault: impl Debug) {
+        println!("{fault:?}: {:?} after {} states", self.broken, self.states);
+        assert!(self.broken.is_some(), "{fault:?} breaks nothing in {} states", self.states);
+    }
 }
 
 /// Explores the states after the first ones, until one breaks a promise or until `max` states are known.

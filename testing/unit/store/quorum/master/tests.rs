@@ -1,5 +1,6 @@
 //! Releases at single masters, which the background of the manager repeats.
 
+use std::sync::Weak;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
@@ -92,7 +93,13 @@ impl Stage {
     }
 
     async fn holders(&self, master: usize, name: &str) -> usize {
-        self.masters[master].memory.inspect(&key_of(name)).await.expect("answered").value.holders.len()
+        holders_at(&self.masters[master], name).await
+    }
+
+    /// Drops the manager, and returns what is left of it.
+    fn drop_manager(self) -> ([Arc<Staged>; 3], Weak<Quorum>) {
+        let weak = Arc::downgrade(&self.quorum);
+        (self.masters, weak)
     }
 
     async fn is_free(&self, name: &str) {
@@ -100,6 +107,10 @@ impl Stage {
             tokio::task::yield_now().await;
         }
     }
+}
+
+async fn holders_at(master: &Staged, name: &str) -> usize {
+    master.memory.inspect(&key_of(name)).await.expect("answered").value.holders.len()
 }
 
 fn runtime() -> Runtime {
@@ -244,15 +255,12 @@ async fn late_grant_is_released_although_the_manager_is_gone() {
     stage.engine.keep_running();
     let tried = stage.quorum.acquire(&key_of("cfg"), &asks(2)).await.expect("answered").value;
     assert!(matches!(tried, Acquired::Contended { .. }), "{tried:?}");
-    let Stage { masters, quorum, engine } = stage;
-    let weak = Arc::downgrade(&quorum);
-    drop((quorum, engine));
+    let (masters, weak) = stage.drop_manager();
     moment().await;
-    let holders = async || masters[2].memory.inspect(&key_of("cfg")).await.expect("answered").value.holders.len();
-    assert_eq!(holders().await, 1, "no answer has come");
+    assert_eq!(holders_at(&masters[2], "cfg").await, 1, "no answer has come");
     signal.send(()).expect("the request waits for it");
     moment().await;
-    assert_eq!((holders().await, weak.strong_count()), (0, 0));
+    assert_eq!((holders_at(&masters[2], "cfg").await, weak.strong_count()), (0, 0));
 }
 
 /// The background still has to send the release when it outlives the manager.
@@ -268,17 +276,14 @@ async fn release_that_a_minority_misses_is_repeated_although_the_manager_is_gone
         Release { key: Arc::new(key_of("cfg")), id: asks(1).id, server_until, arrives_until: None, rest_until: None };
     stage.engine.keep_running();
     stage.engine.releases.in_background(release, None);
-    let Stage { masters, quorum, engine } = stage;
-    let weak = Arc::downgrade(&quorum);
-    drop((quorum, engine));
+    let (masters, weak) = stage.drop_manager();
     moment().await;
     let mut held = Vec::new();
     for master in &masters {
-        held.push(master.memory.inspect(&key_of("cfg")).await.expect("answered").value.holders.len());
+        held.push(holders_at(master, "cfg").await);
     }
     assert_eq!(held, [0, 0, 1]);
     signal.send(()).expect("the release waits for it");
     tokio::time::sleep(STRAY).await;
-    let left = masters[2].memory.inspect(&key_of("cfg")).await.expect("answered").value.holders.len();
-    assert_eq!((left, weak.strong_count()), (0, 0));
+    assert_eq!((holders_at(&masters[2], "cfg").await, weak.strong_count()), (0, 0));
 }

@@ -48,6 +48,27 @@ impl Stage {
         stage
     }
 
+    /// Two masters of three have granted the hold.
+    fn granted_by_two() -> Self {
+        let stage = Self::new();
+        [0, 1].into_iter().for_each(|master| stage.is_granted(stage.sends(master)));
+        stage.traces.note_granted(&stage.id, token(7));
+        stage
+    }
+
+    fn begins_release(&self) -> Option<Vec<ReleaseState>> {
+        self.traces.begin_release(&self.id)
+    }
+
+    /// The master answers a release.
+    fn replies(&self, telling: ReleaseInFlight, reply: ReleaseReply) -> Option<bool> {
+        telling.on_answer(&self.answered(reply))
+    }
+
+    fn has_leftovers(&self) -> [bool; 3] {
+        [0, 1, 2].map(|master| self.traces.leftovers.contains(&self.key, master))
+    }
+
     fn sends(&self, master: usize) -> RequestInFlight {
         self.traces.begin_request(&self.id, master)
     }
@@ -107,82 +128,64 @@ fn not_done<T>() -> Attempt<T> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_acquisition_counts_until_a_master_can_have_nothing_of_it() {
+async fn failed_acquisition_is_owed_and_counts_until_a_master_can_have_nothing_of_it() {
     let stage = Stage::new();
-    let leftovers = || [0, 1, 2].map(|master| stage.traces.leftovers.contains(&stage.key, master));
     let (granted, refused, late) = (stage.sends(0), stage.sends(1), stage.sends(2));
     stage.is_granted(granted);
-    assert_eq!(leftovers(), [false; 3], "it has not failed yet");
+    assert_eq!(stage.has_leftovers(), [false; 3], "it has not failed yet");
     stage.traces.give_back(&stage.id);
-    assert_eq!(leftovers(), [true; 3]);
-    stage.is_refused(refused);
-    assert_eq!(leftovers(), [true, false, true]);
-    stage.is_granted(late);
-    assert_eq!((leftovers(), stage.known()), ([true, false, true], 0), "the releases are pending");
-    stage.ends();
-    assert_eq!(leftovers(), [false; 3]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn abandoned_copy_of_a_failed_acquisition_counts_until_it_cannot_arrive() {
-    let stage = Stage::new();
-    drop(stage.sends(0));
-    stage.traces.give_back(&stage.id);
-    assert_eq!(stage.debts(), [1, 0, 0]);
-    assert!(stage.traces.leftovers.contains(&stage.key, 0), "it may arrive behind the first release");
-    stage.ends();
-    assert!(!stage.traces.leftovers.contains(&stage.key, 0));
-    let other = Key::new("quorum", "other").expect("a name");
-    assert!(!stage.traces.leftovers.contains(&other, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_came_to_nothing_is_owed_by_those_that_have_it_or_may_get_it() {
-    let stage = Stage::new();
-    let (first, second, third) = (stage.sends(0), stage.sends(1), stage.sends(2));
-    stage.is_granted(first);
-    stage.is_refused(second);
-    stage.traces.give_back(&stage.id);
+    assert_eq!(stage.has_leftovers(), [true; 3]);
     assert_eq!(stage.debts(), [1, 0, 0], "what is on its way is not known yet");
-    stage.is_granted(third);
-    assert_eq!(stage.debts(), [1, 0, 1]);
-    assert_eq!(stage.known(), 0, "all is known");
+    stage.is_refused(refused);
+    assert_eq!(stage.has_leftovers(), [true, false, true]);
+    stage.is_granted(late);
+    assert_eq!((stage.has_leftovers(), stage.debts()), ([true, false, true], vec![1, 0, 1]));
+    assert_eq!(stage.known(), 0, "the releases are pending");
+    stage.ends();
+    assert_eq!(stage.has_leftovers(), [false; 3]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn copy_that_nobody_waits_for_is_owed_until_it_cannot_arrive() {
+async fn copy_that_nobody_waits_for_is_owed_and_counts_until_it_cannot_arrive() {
     let stage = Stage::new();
     let (dropped, not_sent) = (stage.sends(0), stage.sends(1));
     drop(dropped);
     not_sent.resolve(&not_done::<Acquired>(), |_| None);
     stage.traces.give_back(&stage.id);
     assert_eq!(stage.debts(), [1, 0, 0]);
+    assert!(stage.traces.leftovers.contains(&stage.key, 0), "it may arrive behind the first release");
     let debt = stage.pending.0.lock().remove(0);
     assert_eq!(debt.arrives_until, Some(stage.traces.clock.now().after(STRAY)));
-    assert!(
-        debt.server_until >= stage.traces.clock.now().after(STRAY + LEASE),
-        "it would keep it for a lease from then on"
-    );
+    let kept_until = stage.traces.clock.now().after(STRAY + LEASE);
+    assert!(debt.server_until >= kept_until, "it would keep it for a lease from then on");
+    drop(debt);
+    assert!(!stage.traces.leftovers.contains(&stage.key, 0));
+    let other = Key::new("quorum", "other").expect("a name");
+    assert!(!stage.traces.leftovers.contains(&other, 0));
 }
 
+/// The answer to the release is read before that to the copy, or after it.
 #[tokio::test(start_paused = true)]
-async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
-    // The answer to the release is read before that to the copy, or after it.
-    for release_first in [true, false] {
-        let stage = Stage::new();
-        let copy = stage.sends(0);
-        assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::MayHold);
-        let telling = stage.is_told(0);
-        let told =
-            |telling: ReleaseInFlight| assert_eq!(telling.on_answer(&stage.answered(ReleaseReply::Held)), Some(true));
-        if release_first {
-            told(telling);
-            stage.is_granted(copy);
-        } else {
-            stage.is_granted(copy);
-            told(telling);
+async fn release_is_told_again_if_it_came_before_the_grant_and_not_if_it_ended_it() {
+    for (reply, debts) in [(ReleaseReply::Held, [0, 0, 0]), (gone(), [1, 0, 0])] {
+        for release_first in [true, false] {
+            let stage = Stage::new();
+            let copy = stage.sends(0);
+            assert_eq!(stage.begins_release().expect("known")[0], ReleaseState::MayHold);
+            let telling = stage.is_told(0);
+            let told = |telling| {
+                let was_held = stage.replies(telling, reply);
+                assert!(reply != ReleaseReply::Held || was_held == Some(true));
+            };
+            if release_first {
+                told(telling);
+                stage.is_granted(copy);
+            } else {
+                stage.is_granted(copy);
+                told(telling);
+            }
+            assert_eq!(stage.debts(), debts, "the release was first: {release_first}");
         }
-        assert_eq!(stage.debts(), [0, 0, 0], "the release was first: {release_first}");
     }
 }
 
@@ -190,8 +193,8 @@ async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
 async fn release_is_told_again_if_what_it_ended_is_never_answered() {
     let stage = Stage::new();
     let copy = stage.sends(0);
-    stage.traces.begin_release(&stage.id);
-    assert_eq!(stage.is_told(0).on_answer(&stage.answered(ReleaseReply::Held)), Some(true));
+    stage.begins_release();
+    assert_eq!(stage.replies(stage.is_told(0), ReleaseReply::Held), Some(true));
     drop(copy);
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
@@ -205,27 +208,9 @@ async fn hold_that_came_back_is_not_taken_away_by_an_earlier_conversion() {
     // A conversion that was sent before this grant is answered after it.
     stage.is_granted(stage.sends(0));
     stage.traces.note_converted(&stage.id, 0, sent);
-    assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::MayHold);
+    assert_eq!(stage.begins_release().expect("known")[0], ReleaseState::MayHold);
     stage.traces.note_converted(&stage.id, 0, stage.traces.clock.now());
-    assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::Nothing);
-}
-
-#[tokio::test(start_paused = true)]
-async fn release_that_came_before_the_grant_is_told_again() {
-    for release_first in [true, false] {
-        let stage = Stage::new();
-        let copy = stage.sends(0);
-        stage.traces.begin_release(&stage.id);
-        let telling = stage.is_told(0);
-        if release_first {
-            telling.on_answer(&stage.answered(gone()));
-            stage.is_granted(copy);
-        } else {
-            stage.is_granted(copy);
-            telling.on_answer(&stage.answered(gone()));
-        }
-        assert_eq!(stage.debts(), [1, 0, 0], "the release was first: {release_first}");
-    }
+    assert_eq!(stage.begins_release().expect("known")[0], ReleaseState::Nothing);
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,8 +218,8 @@ async fn second_copy_may_bring_back_what_a_release_has_ended() {
     let stage = Stage::new();
     let (first, raised) = (stage.sends(0), stage.sends(0));
     stage.is_granted(first);
-    stage.traces.begin_release(&stage.id);
-    stage.is_told(0).on_answer(&stage.answered(ReleaseReply::Held));
+    stage.begins_release();
+    stage.replies(stage.is_told(0), ReleaseReply::Held);
     stage.is_granted(raised);
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
@@ -243,7 +228,7 @@ async fn second_copy_may_bring_back_what_a_release_has_ended() {
 async fn release_that_is_not_answered_is_owed_once() {
     let stage = Stage::new();
     stage.is_granted(stage.sends(0));
-    stage.traces.begin_release(&stage.id);
+    stage.begins_release();
     stage.is_told(0).on_answer(&not_done());
     drop(stage.is_told(0));
     assert_eq!(stage.debts(), [1, 0, 0]);
@@ -254,7 +239,7 @@ async fn release_that_is_not_answered_is_owed_once() {
 async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
     let stage = Stage::new();
     let copy = stage.sends(0);
-    stage.traces.begin_release(&stage.id);
+    stage.begins_release();
     stage.is_told(0).on_answer(&not_done());
     let telling = stage.is_told(0);
     stage.is_granted(copy);
@@ -264,24 +249,19 @@ async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
-    let stage = Stage::new();
-    stage.is_granted(stage.sends(0));
-    stage.traces.note_granted(&stage.id, token(7));
-    stage.traces.begin_release(&stage.id);
     let absence = Absence { forced: None, last: Some(token(7)), first: Some(token(3)) };
-    assert_eq!(
-        stage.is_told(0).on_answer(&stage.answered(ReleaseReply::None(absence))),
-        Some(false),
-        "nobody was in doubt"
-    );
-    let stage = Stage::new();
-    stage.is_granted(stage.sends(0));
-    stage.traces.note_granted(&stage.id, token(7));
-    stage.traces.begin_release(&stage.id);
-    drop(stage.is_told(0));
-    assert_eq!(stage.is_told(0).on_answer(&stage.answered(ReleaseReply::None(absence))), Some(true));
-    let later = [ReleaseState::Released { was_held: true }, ReleaseState::Nothing, ReleaseState::Nothing];
-    assert_eq!(stage.traces.begin_release(&stage.id), Some(later.to_vec()));
+    for is_in_doubt in [false, true] {
+        let stage = Stage::new();
+        stage.is_granted(stage.sends(0));
+        stage.traces.note_granted(&stage.id, token(7));
+        stage.begins_release();
+        if is_in_doubt {
+            drop(stage.is_told(0));
+        }
+        assert_eq!(stage.replies(stage.is_told(0), ReleaseReply::None(absence)), Some(is_in_doubt));
+        let later = [ReleaseState::Released { was_held: true }, ReleaseState::Nothing, ReleaseState::Nothing];
+        assert!(!is_in_doubt || stage.begins_release() == Some(later.to_vec()));
+    }
 }
 
 /// A renewal asks a master that lacks a hold for a new grant, while that is of use.
@@ -303,17 +283,14 @@ async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
     let (copy, mode, above) = brings(until()).expect("of use");
     assert_eq!((mode, above), (Mode::Write, token(7)));
     stage.is_granted(copy);
-    stage.traces.begin_release(&stage.id);
+    stage.begins_release();
     assert!(brings(until()).is_none(), "it is released");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
-    let stage = Stage::new();
+    let stage = Stage::granted_by_two();
     let brings = || stage.traces.begin_heal(&stage.id, 2, LEASE, stage.traces.clock.now().after(LEASE));
-    stage.is_granted(stage.sends(0));
-    stage.is_granted(stage.sends(1));
-    stage.traces.note_granted(&stage.id, token(7));
     for earlier in [None, Some(token(6))] {
         stage.traces.note_lacking(&stage.id, 1, earlier);
         assert_eq!(stage.traces.forced_token(&stage.id), None);
@@ -331,15 +308,12 @@ async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_is_brought_to_a_master_behind_its_release_is_owed() {
-    let stage = Stage::new();
-    stage.is_granted(stage.sends(0));
-    stage.is_granted(stage.sends(1));
+    let stage = Stage::granted_by_two();
     stage.is_refused(stage.sends(2));
-    stage.traces.note_granted(&stage.id, token(7));
     let until = stage.traces.clock.now().after(LEASE);
     let (copy, ..) = stage.traces.begin_heal(&stage.id, 2, LEASE, until).expect("it lacks it");
-    assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[2], ReleaseState::MayHold);
-    stage.is_told(2).on_answer(&stage.answered(gone()));
+    assert_eq!(stage.begins_release().expect("known")[2], ReleaseState::MayHold);
+    stage.replies(stage.is_told(2), gone());
     stage.is_granted(copy);
     assert_eq!(stage.debts(), [0, 0, 1]);
 }
@@ -351,9 +325,9 @@ async fn trace_goes_when_its_release_is_known() {
         stage.is_granted(stage.sends(master));
     }
     stage.traces.note_granted(&stage.id, token(1));
-    stage.traces.begin_release(&stage.id);
+    stage.begins_release();
     for master in 0..3 {
-        stage.is_told(master).on_answer(&stage.answered(ReleaseReply::Held));
+        stage.replies(stage.is_told(master), ReleaseReply::Held);
     }
     assert_eq!(stage.known(), 1, "whoever asks again is to hear the same");
     stage.traces.note_released(&stage.id);

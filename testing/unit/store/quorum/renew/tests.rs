@@ -19,6 +19,11 @@ struct Stage {
     key: Arc<Key>,
 }
 
+/// Lets all tasks run that have something to do, and the clocks of the masters go on.
+async fn moment() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
 fn asks(id: u64, mode: Mode) -> AcquireRequest {
     let id = AcquisitionId::new("m", id, "test");
     AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
@@ -34,11 +39,18 @@ impl Stage {
         Self { masters, quorum, key: Arc::new(key) }
     }
 
+    /// Acquires, and waits until all masters have answered.
     async fn is_granted(&self, request: &AcquireRequest) -> FencingToken {
-        match self.quorum.acquire(&self.key, request).await.expect("answered").value {
-            Acquired::Granted(granted) => granted.token,
-            other => panic!("{other:?}"),
-        }
+        let acquired = self.quorum.acquire(&self.key, request).await.expect("answered").value;
+        let Acquired::Granted(granted) = acquired else { panic!("{acquired:?}") };
+        moment().await;
+        granted.token
+    }
+
+    /// Ends all holds at one master by force.
+    async fn forces(&self, master: usize) {
+        let seen = self.view(master).await;
+        self.masters[master].force(&self.key, &seen).await.expect("answered");
     }
 
     /// Takes a hold at one master alone.
@@ -63,7 +75,7 @@ impl Stage {
             rest_until: None,
         };
         let renewed = self.quorum.renew_all(&[renewal]).await.remove(0).expect("answered").value;
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        moment().await;
         renewed
     }
 
@@ -94,8 +106,6 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
         }
         stage.takes(2, &other).await;
         let token = stage.is_granted(&ours).await;
-        // By now the third has answered too.
-        tokio::time::sleep(Duration::from_millis(1)).await;
         stage.gives_back(2, &other).await;
         stage.renews(&ours).await;
         let view = stage.view(2).await;
@@ -109,8 +119,8 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
             stage.quorum.release_everywhere(&[leave]).await.remove(0).expect("answered").value,
             ReleaseReply::Held
         );
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        assert_eq!(stage.holders(2).await, Vec::<String>::new());
+        moment().await;
+        assert_eq!(stage.holders(2).await, [""; 0]);
     }
 }
 
@@ -133,15 +143,13 @@ async fn hold_that_was_ended_by_force_at_any_master_is_lost_and_brought_nowhere(
     for at in 0..3 {
         let (stage, ours) = (Stage::new(), asks(1, Mode::Write));
         let token = stage.is_granted(&ours).await;
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        let seen = stage.view(at).await;
-        stage.masters[at].force(&stage.key, &seen).await.expect("answered");
+        stage.forces(at).await;
         if at == 2 {
             stage.renews(&ours).await;
         }
         let renewed = stage.is_renewed(&ours).await;
         assert!(matches!(renewed, Renewed::Lost { forced } if forced >= Some(token)), "{at}: {renewed:?}");
-        assert_eq!(stage.holders(at).await, Vec::<String>::new(), "{at}");
+        assert_eq!(stage.holders(at).await, [""; 0], "{at}");
     }
 }
 
@@ -150,13 +158,11 @@ async fn hold_that_was_ended_by_force_at_any_master_is_lost_and_brought_nowhere(
 async fn hold_is_brought_to_a_master_where_another_was_ended_by_force() {
     let (stage, ours, other) = (Stage::new(), asks(1, Mode::Write), asks(2, Mode::Write));
     stage.takes(2, &other).await;
-    let seen = stage.view(2).await;
-    stage.masters[2].force(&stage.key, &seen).await.expect("answered");
+    stage.forces(2).await;
     // All masters have the same clock here, and one token for each microsecond.
-    tokio::time::sleep(Duration::from_millis(1)).await;
+    moment().await;
     stage.takes(2, &asks(3, Mode::Write)).await;
     stage.is_granted(&ours).await;
-    tokio::time::sleep(Duration::from_millis(1)).await;
     stage.gives_back(2, &asks(3, Mode::Write)).await;
     stage.renews(&ours).await;
     assert_eq!(stage.holders(2).await, [ours.id.as_str()]);
@@ -166,13 +172,12 @@ async fn hold_is_brought_to_a_master_where_another_was_ended_by_force() {
 async fn what_a_majority_has_lost_is_brought_nowhere() {
     let (stage, ours) = (Stage::new(), asks(1, Mode::Write));
     stage.is_granted(&ours).await;
-    tokio::time::sleep(Duration::from_millis(1)).await;
     for master in [1, 2] {
         stage.gives_back(master, &ours).await;
     }
     let renewed = stage.is_renewed(&ours).await;
     assert!(matches!(renewed, Renewed::Lost { .. }), "{renewed:?}");
     for master in [1, 2] {
-        assert_eq!(stage.holders(master).await, Vec::<String>::new());
+        assert_eq!(stage.holders(master).await, [""; 0]);
     }
 }
