@@ -9,6 +9,7 @@
 //! * `trouble` causes faults by chance, and `scenes` play one fault each.
 //! * The `history` records all events. `checkers` compare it with the promises. `mutants` are planted faults, and each
 //!   is `caught` by its checker.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 mod cached;
 mod caught;

@@ -1,4 +1,5 @@
 //! Memory scheme whose requests a test controls. The test can lose copies of a request, and can delay answers.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -27,11 +28,11 @@ use crate::store::{
 };
 
 /// Time within which a lost copy may still arrive.
-pub(crate) const STRAY: Duration = Duration::from_secs(1);
+pub const STRAY: Duration = Duration::from_secs(1);
 
 /// Fate of one request.
 #[derive(Debug)]
-pub(crate) enum Fate {
+pub enum Fate {
     /// The request is not carried out, and its connection is cut. The sender cannot know that it was not carried out.
     Cut,
     /// The request is carried out, and the answer waits for the signal.
@@ -53,8 +54,8 @@ pub(crate) enum Fate {
 
 /// Scheme that carries a request out at once if the test has set no fate for the request.
 #[derive(Debug)]
-pub(crate) struct Staged {
-    pub(crate) memory: MemoryScheme,
+pub struct Staged {
+    pub memory: MemoryScheme,
     acquires: Mutex<VecDeque<Fate>>,
     conversions: Mutex<VecDeque<Fate>>,
     leaves: Mutex<VecDeque<Fate>>,
@@ -82,7 +83,7 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    pub(crate) fn new(memory: MemoryScheme) -> Self {
+    pub fn new(memory: MemoryScheme) -> Self {
         Self {
             memory,
             acquires: Mutex::default(),
@@ -102,62 +103,62 @@ impl Staged {
         }
     }
 
-    pub(crate) fn next_acquire(&self, fate: Fate) {
+    pub fn next_acquire(&self, fate: Fate) {
         self.acquires.lock().push_back(fate);
     }
 
-    pub(crate) fn next_conversion(&self, fate: Fate) {
+    pub fn next_conversion(&self, fate: Fate) {
         self.conversions.lock().push_back(fate);
     }
 
-    pub(crate) fn next_leave(&self, fate: Fate) {
+    pub fn next_leave(&self, fate: Fate) {
         self.leaves.lock().push_back(fate);
     }
 
     /// Makes releases, and renewals that waiters need, inline from now on.
-    pub(crate) fn leaves_are_at_hand(&self) {
+    pub fn leaves_are_at_hand(&self) {
         self.leaves_at_hand.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn last_request(&self) -> AcquireRequest {
+    pub fn last_request(&self) -> AcquireRequest {
         self.asked.lock().last().expect("somebody has asked").clone()
     }
 
     /// Returns the number of acquisitions that were requested.
-    pub(crate) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         self.asked.lock().len()
     }
 
     /// Returns the number of scripts, which are acquisitions, releases, conversions and renewals.
-    pub(crate) fn scripts(&self) -> usize {
+    pub fn scripts(&self) -> usize {
         self.scripts.load(Ordering::SeqCst)
     }
 
     /// Carries the next renewals out, and delays their answers until the signal.
-    pub(crate) fn next_renewals(&self, signal: oneshot::Receiver<()>) {
+    pub fn next_renewals(&self, signal: oneshot::Receiver<()>) {
         self.renewal_signals.lock().push_back(signal);
     }
 
     /// Delays the next note until the signal.
-    pub(crate) fn next_note(&self, signal: oneshot::Receiver<()>) {
+    pub fn next_note(&self, signal: oneshot::Receiver<()>) {
         self.note_signals.lock().push_back(signal);
     }
 
     /// Carries the next renewals out and loses their answers, `times` times.
-    pub(crate) fn renewals_go_unheard(&self, times: usize) {
+    pub fn renewals_go_unheard(&self, times: usize) {
         self.unheard.store(times, Ordering::SeqCst);
     }
 
-    pub(crate) fn next_renewals_panic(&self) {
+    pub fn next_renewals_panic(&self) {
         self.panics.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
+    pub fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
         self.chunks.lock().clone()
     }
 
     /// Returns the times that renewals and releases carried until which a hold lasts or rests.
-    pub(crate) fn rest_times(&self) -> Vec<ServerTime> {
+    pub fn rest_times(&self) -> Vec<ServerTime> {
         self.rest_times.lock().clone()
     }
 
@@ -383,24 +384,24 @@ impl MasterScheme for Staged {
 }
 
 /// A process whose requests have fates, and another one on the same store.
-pub(crate) struct StagedPair {
-    pub(crate) scheme: Arc<Staged>,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) other: Arc<Engine>,
-    pub(crate) key: Arc<Key>,
+pub struct StagedPair {
+    pub scheme: Arc<Staged>,
+    pub engine: Arc<Engine>,
+    pub other: Arc<Engine>,
+    pub key: Arc<Key>,
 }
 
 impl StagedPair {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::with(Options::default())
     }
 
     /// A pair whose first process sends each request once.
-    pub(crate) fn impatient() -> Self {
+    pub fn impatient() -> Self {
         Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
     }
 
-    pub(crate) fn with(options: Options) -> Self {
+    pub fn with(options: Options) -> Self {
         let memory = MemoryScheme::new(Arc::new(Store::new()));
         let scheme = Arc::new(Staged::new(memory.clone()));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
@@ -409,24 +410,24 @@ impl StagedPair {
         Self { scheme, engine, other, key }
     }
 
-    pub(crate) fn terms(engine: &Engine) -> Terms {
+    pub fn terms(engine: &Engine) -> Terms {
         Terms::new(engine.options(), Overrides::default()).expect("valid")
     }
 
     /// Acquires the lock for one of the two processes.
-    pub(crate) async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
+    pub async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
         let taken = acquire(engine, Arc::clone(&self.key), mode, Self::terms(engine), Patience::Wait).await;
         taken.expect("answered").expect("granted")
     }
 
     /// Returns the ids of the holds that the server has.
-    pub(crate) async fn holders(&self) -> Vec<String> {
+    pub async fn holders(&self) -> Vec<String> {
         let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
         view.holders.into_iter().map(|holder| holder.id).collect()
     }
 
     /// Returns true if the other process gets the lock for writing. It releases the lock then.
-    pub(crate) async fn others_may_write(&self) -> bool {
+    pub async fn others_may_write(&self) -> bool {
         let (key, terms) = (Arc::clone(&self.key), Self::terms(&self.other));
         match acquire(&self.other, key, Mode::Write, terms, Patience::AskOnce).await.expect("answered") {
             Some(held) => held.release().await.map(|()| true).expect("ours to the end"),

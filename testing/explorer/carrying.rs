@@ -54,7 +54,7 @@ fn count_from_the_highest(outcome: &mut Outcome, Moved { top, .. }: Moved) {
 }
 
 impl Explorer<'_> {
-    pub(super) fn fates(faults: Faults) -> impl Iterator<Item = Fate> {
+    pub fn fates(faults: Faults) -> impl Iterator<Item = Fate> {
         FATES.into_iter().filter(move |fate| match fate {
             Fate::Lost | Fate::AnswerLost => faults.losses > 0,
             Fate::Late | Fate::AnswerLate | Fate::TooLate => faults.delays > 0,
@@ -63,7 +63,7 @@ impl Explorer<'_> {
     }
 
     /// Takes a step of a process, and carries out the requests that it sends.
-    pub(super) fn tell(&mut self, world: &mut World, process: u8, told: Told) -> Judged {
+    pub fn tell(&mut self, world: &mut World, process: u8, told: Told) -> Judged {
         let free = self.free(world, process);
         let at = usize::from(process);
         let (next, outputs) = self.processes.step(world.processes[at], told, free);
@@ -260,7 +260,7 @@ impl Explorer<'_> {
     }
 
     /// Changes the subscription of a process. The messages of a broken one are lost.
-    pub(super) fn turn(&mut self, world: &mut World, process: u8, to: RecallLine) -> Judged {
+    pub fn turn(&mut self, world: &mut World, process: u8, to: RecallLine) -> Judged {
         world.lines[usize::from(process)] = to;
         let told = match to {
             RecallLine::Stands => Told::Subscribed,
@@ -275,7 +275,7 @@ impl Explorer<'_> {
     }
 
     /// An operator ends the holds that it has seen.
-    pub(super) fn force(&mut self, world: &mut World) -> Judged {
+    pub fn force(&mut self, world: &mut World) -> Judged {
         let Some(OperatorView { ids, token }) = world.view.take() else { return Ok(()) };
         let what = What::Force { seen: ids, back: token.unsigned_abs() };
         let reply = self.carry_out(world, Request { id: OPERATOR, what, ..Request::default() })?;
@@ -308,7 +308,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    pub(super) fn deliver(&mut self, world: &mut World, Mail { process, letter, .. }: Mail) -> Judged {
+    pub fn deliver(&mut self, world: &mut World, Mail { process, letter, .. }: Mail) -> Judged {
         match letter {
             Letter::Request { slot, copy, what, limit, keeps } => {
                 let reply = self.carry_out(world, Request { id: self.scene.id(process, slot), what, limit, keeps })?;
@@ -326,7 +326,7 @@ impl Explorer<'_> {
         }
     }
 
-    pub(super) fn tick(&mut self, world: &mut World, order: u8, lapses: u8) -> Judged {
+    pub fn tick(&mut self, world: &mut World, order: u8, lapses: u8) -> Judged {
         for at in self.prompt(world) {
             world.faults.delays = world.faults.delays.saturating_sub(1);
             world.mail.as_mut_slice()[at].late = true;
@@ -355,7 +355,7 @@ impl Explorer<'_> {
     }
 
     /// Removes messages and marks that make no difference any more.
-    pub(super) fn tidy(&self, world: &mut World) {
+    pub fn tidy(&self, world: &mut World) {
         let all = *world;
         let number = |mail: &Mail| all.processes[usize::from(mail.process)];
         world.mail.retain(|mail| match mail.letter {

@@ -17,6 +17,7 @@
 //! Some runs have planted faults of the server or of a process. They show which invariant finds each fault.
 //!
 //! Unoptimised builds explore small scenes. Large scenes need an optimised build, which `.ci/all` makes.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 mod alone;
 mod carrying;

@@ -9,7 +9,7 @@ use super::{Caching, Scene};
 use crate::lock::process::{Blunder, Outputs, Process, Slot, Told};
 
 /// Fingerprint of a process: moments relative to its present moment, tokens relative to the highest one.
-pub(super) struct ProcessPrint {
+pub struct ProcessPrint {
     now: i128,
     top: i64,
     words: (u64, u64),
@@ -21,7 +21,7 @@ impl ProcessPrint {
     const NEAR: i128 = 9 * Self::TICK;
     const BEFORE: i128 = -5 * Self::TICK;
 
-    pub(super) fn of(process: &Process) -> u128 {
+    pub fn of(process: &Process) -> u128 {
         let now = i128::from(process.moment().as_nanos()) + 1;
         let mut print = Self { now, top: process.top(), words: (0, 1) };
         process.hash(&mut print);
@@ -96,7 +96,7 @@ struct InternedProcess {
 }
 
 /// All states of processes that were met, and the steps between them.
-pub(super) struct Processes {
+pub struct Processes {
     blunder: Option<Blunder>,
     all: Vec<InternedProcess>,
     numbers: HashMap<u128, u32, BuildHasherDefault<Own>>,
@@ -104,7 +104,7 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn new(scene: &Scene, blunder: Option<Blunder>) -> Self {
+    pub fn new(scene: &Scene, blunder: Option<Blunder>) -> Self {
         let mut processes = Self { blunder, all: Vec::new(), numbers: HashMap::default(), steps: HashMap::new() };
         let caching = scene.caching;
         let process = Process::new(caching != Caching::Nothing, blunder);
@@ -115,11 +115,11 @@ impl Processes {
     }
 
     /// Returns true if the processes take a grant from before their acquisition was queued again.
-    pub(super) fn takes_older_grants(&self) -> bool {
+    pub fn takes_older_grants(&self) -> bool {
         self.blunder == Some(Blunder::TakesGrantFromBefore)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.all.len()
     }
 
@@ -139,28 +139,28 @@ impl Processes {
         &self.all[usize::try_from(number).expect("an index")]
     }
 
-    pub(super) fn get(&self, number: u32) -> &Process {
+    pub fn get(&self, number: u32) -> &Process {
         &self.at(number).process
     }
 
-    pub(super) fn accounts_for(&self, number: u32, slot: Slot) -> bool {
+    pub fn accounts_for(&self, number: u32, slot: Slot) -> bool {
         self.at(number).slots & (1 << slot) != 0
     }
 
-    pub(super) fn may_be_notified(&self, number: u32, slot: Slot) -> bool {
+    pub fn may_be_notified(&self, number: u32, slot: Slot) -> bool {
         self.at(number).slots_in_state & (1 << slot) != 0
     }
 
-    pub(super) fn awaits_notification(&self, number: u32, slot: Slot) -> bool {
+    pub fn awaits_notification(&self, number: u32, slot: Slot) -> bool {
         self.at(number).slots_in_queue & (1 << slot) != 0
     }
 
-    pub(super) fn has_cached(&self, number: u32) -> bool {
+    pub fn has_cached(&self, number: u32) -> bool {
         self.at(number).has_cached
     }
 
     /// Takes a step of a process. `free` has the slots that neither the server nor a message knows.
-    pub(super) fn step(&mut self, number: u32, told: Told, free: u16) -> (u32, Rc<Outputs>) {
+    pub fn step(&mut self, number: u32, told: Told, free: u16) -> (u32, Rc<Outputs>) {
         let free = lowest(free & !self.at(number).slots);
         if let Some((next, outputs)) = self.steps.get(&(number, told, free)) {
             return (*next, Rc::clone(outputs));

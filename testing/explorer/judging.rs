@@ -10,7 +10,7 @@ use crate::lock::side::WaiterId;
 const UNCLAIMED_FOR: u8 = 6;
 
 impl Explorer<'_> {
-    pub(super) fn judge(&self, world: &World) -> Judged {
+    pub fn judge(&self, world: &World) -> Judged {
         if world.watch.has_disorder {
             return Err(Invariant::Tokens);
         }
@@ -137,7 +137,7 @@ impl Explorer<'_> {
 
     /// Judges a world in which nothing is under way but late messages: when all guards leave, some waiter enters by
     /// time and heartbeats alone.
-    pub(super) fn judge_progress(&mut self, world: &World) -> Judged {
+    pub fn judge_progress(&mut self, world: &World) -> Judged {
         self.judge_standing_aside(world)?;
         let waited = self.patient(world);
         if world.watch.was_wiped || waited.is_empty() || !self.prompt(world).is_empty() {

@@ -9,10 +9,10 @@ use super::watch::Invariant;
 use super::{Act, Explorer, Mail, PROCESSES, Step, World};
 
 /// Fingerprint of a state: two hashes side by side, 128 bits.
-pub(super) struct Print(u64, u64);
+pub struct Print(u64, u64);
 
 impl Print {
-    pub(super) fn of(state: &impl Hash) -> u128 {
+    pub fn of(state: &impl Hash) -> u128 {
         let mut print = Self(0, 1);
         state.hash(&mut print);
         (u128::from(mixed(print.0)) << 64) | u128::from(mixed(print.1))
@@ -25,7 +25,7 @@ impl Print {
     }
 }
 
-pub(super) fn mixed(mut word: u64) -> u64 {
+pub fn mixed(mut word: u64) -> u64 {
     for _ in 0..2 {
         word ^= word >> 32;
         word = word.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -65,7 +65,7 @@ impl Hasher for Print {
 
 /// Hasher for fingerprints. A fingerprint is its own hash.
 #[derive(Default)]
-pub(super) struct Own(u64);
+pub struct Own(u64);
 
 impl Hasher for Own {
     fn finish(&self) -> u64 {
@@ -80,9 +80,9 @@ impl Hasher for Own {
 }
 
 /// Broken invariant, and a shortest path to it.
-pub(super) struct Found {
-    pub(super) invariant: Invariant,
-    pub(super) way: Vec<String>,
+pub struct Found {
+    pub invariant: Invariant,
+    pub way: Vec<String>,
 }
 
 impl fmt::Debug for Found {
@@ -93,12 +93,12 @@ impl fmt::Debug for Found {
 }
 
 /// Result of an exploration.
-pub(super) struct Explored {
-    pub(super) states: usize,
-    pub(super) processes: usize,
-    pub(super) steps: u64,
-    pub(super) depth: usize,
-    pub(super) found: Option<Found>,
+pub struct Explored {
+    pub states: usize,
+    pub processes: usize,
+    pub steps: u64,
+    pub depth: usize,
+    pub found: Option<Found>,
 }
 
 /// First step to each world, with the number of the world before it.
@@ -106,7 +106,7 @@ type Ways = Vec<(u32, Step)>;
 
 /// Search.
 impl Explorer<'_> {
-    pub(super) fn explore(mut self) -> Explored {
+    pub fn explore(mut self) -> Explored {
         let mut seen: HashSet<u128, BuildHasherDefault<Own>> = HashSet::default();
         let start = World::new(self.scene);
         seen.insert(Print::of(&start));

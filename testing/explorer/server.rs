@@ -17,28 +17,28 @@ use crate::store::{
 };
 
 /// Number of an acquisition, across clients.
-pub(super) type Id = u8;
+pub type Id = u8;
 /// Greatest number of acquisitions at a time.
-pub(super) const IDS: usize = 12;
+pub const IDS: usize = 12;
 /// Sender of requests that belong to no acquisition.
-pub(super) const OPERATOR: Id = 12;
+pub const OPERATOR: Id = 12;
 
 /// Length of a tick. It is long compared with the margins of a lease, so that validity ends with a tick. Waiters recall
 /// once in each tick.
-pub(super) const TICK_MS: u64 = RECALL_INTERVAL_MS;
+pub const TICK_MS: u64 = RECALL_INTERVAL_MS;
 /// Time of every operation, since times are relative. It is divisible by every number of readers.
 const NOW_MS: u64 = 12_000_000;
 
 /// Ticks of a lease, of the stay of a waiter, and of a claim.
-pub(super) const LEASE: u8 = 3;
-pub(super) const PATIENCE: u8 = 2;
-pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
+pub const LEASE: u8 = 3;
+pub const PATIENCE: u8 = 2;
+pub const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
 /// Ticks after its sending within which a request with a limit may be carried out.
-pub(super) const LIMIT: i8 = 1;
+pub const LIMIT: i8 = 1;
 /// Tokens of a write grant.
-pub(super) const TOKENS: u64 = 2;
+pub const TOKENS: u64 = 2;
 /// Distance of the last token behind the clock from which larger distances make no difference.
-pub(super) const TOKEN_GAP: i8 = 1;
+pub const TOKEN_GAP: i8 = 1;
 
 fn span(ticks: u8) -> Duration {
     Duration::from_millis(u64::from(ticks) * TICK_MS)
@@ -46,9 +46,9 @@ fn span(ticks: u8) -> Duration {
 
 /// Acquisition with the ticks until its limit or deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Until {
-    pub(super) id: Id,
-    pub(super) ticks: u8,
+pub struct Until {
+    pub id: Id,
+    pub ticks: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,7 +60,7 @@ struct WriterShelf {
 
 /// Record with times relative to now. Details that cannot change later answers are left out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Shelf {
+pub struct Shelf {
     /// Last token, relative to now in microseconds.
     token: Option<i8>,
     writer: Option<WriterShelf>,
@@ -73,7 +73,7 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) fn tick(&mut self) {
+    pub fn tick(&mut self) {
         self.mark = self.mark.map(|_| false);
         self.token = self.token.map(|_| -TOKEN_GAP);
         let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
@@ -84,7 +84,7 @@ impl Shelf {
     }
 
     /// Gives the acquisitions other numbers.
-    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+    pub fn rename(&mut self, name: impl Fn(Id) -> Id) {
         let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
         let untils = lists.into_iter().flat_map(List::as_mut_slice);
         for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
@@ -93,33 +93,33 @@ impl Shelf {
     }
 
     /// Returns the live holds and waiters.
-    pub(super) fn live(&self) -> impl Iterator<Item = Id> {
+    pub fn live(&self) -> impl Iterator<Item = Id> {
         let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
     /// Returns true if the acquisition is recorded, live or dead.
-    pub(super) fn knows(&self, id: Id) -> bool {
+    pub fn knows(&self, id: Id) -> bool {
         let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.into_iter().any(|until| until.id == id)
     }
 
     /// Returns the live holds.
-    pub(super) fn holders(&self) -> impl Iterator<Item = Id> {
+    pub fn holders(&self) -> impl Iterator<Item = Id> {
         let all = self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold));
         all.filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
-    pub(super) fn readers(&self) -> usize {
+    pub fn readers(&self) -> usize {
         self.readers.len()
     }
 }
 
 /// Request to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) enum What {
+pub enum What {
     #[default]
     Leave,
     Renew,
@@ -144,7 +144,7 @@ pub(super) enum What {
 
 impl What {
     /// Gives the acquisitions other numbers.
-    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+    pub fn rename(&mut self, name: impl Fn(Id) -> Id) {
         if let Self::Convert { from, .. } = self {
             *from = name(*from);
         }
@@ -153,7 +153,7 @@ impl What {
 
 /// [`Mode`] with an order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) enum Side {
+pub enum Side {
     #[default]
     Read,
     Write,
@@ -169,42 +169,42 @@ impl Side {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Request {
-    pub(super) id: Id,
-    pub(super) what: What,
+pub struct Request {
+    pub id: Id,
+    pub what: What,
     /// Ticks until the limit. Below zero, the limit is over.
-    pub(super) limit: i8,
+    pub limit: i8,
     /// `Some` if the hold may be cached, with the number of further tokens that a renewal brings.
-    pub(super) keeps: Option<u8>,
+    pub keeps: Option<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(super) struct Grant {
-    pub(super) remaining: u8,
+pub struct Grant {
+    pub remaining: u8,
     /// First token, relative to now, and the number of tokens.
-    pub(super) first: i8,
-    pub(super) tokens: u8,
-    pub(super) is_waited_for: bool,
+    pub first: i8,
+    pub tokens: u8,
+    pub is_waited_for: bool,
 }
 
 /// Block of consecutive tokens: the first, and their number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Block {
-    pub(super) first: i8,
-    pub(super) count: u8,
+pub struct Block {
+    pub first: i8,
+    pub count: u8,
 }
 
 /// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ServerRecall {
+pub struct ServerRecall {
     /// Last token, relative to now.
-    pub(super) token: i8,
+    pub token: i8,
     /// Acquisition that recalls, if that acquisition only tries.
-    pub(super) tries: Option<Id>,
+    pub tries: Option<Id>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(super) enum Reply {
+pub enum Reply {
     Granted(Grant),
     /// True if the acquisition has recalled the hold that excludes it.
     Queued {
@@ -232,20 +232,20 @@ pub(super) enum Reply {
     },
 }
 
-pub(super) struct Outcome {
-    pub(super) reply: Reply,
+pub struct Outcome {
+    pub reply: Reply,
     /// Notifications. Each has a grant, or `None` as the order to ask again.
-    pub(super) news: Vec<(Id, Option<Grant>)>,
-    pub(super) call: Option<ServerRecall>,
+    pub news: Vec<(Id, Option<Grant>)>,
+    pub call: Option<ServerRecall>,
     /// True if the record is kept for long enough.
-    pub(super) remembered: bool,
+    pub remembered: bool,
     /// True if a waiter is in the queue, live or dead.
-    pub(super) anybody_recorded: bool,
+    pub anybody_recorded: bool,
 }
 
 /// Fault of a wrong server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
+pub enum Fault {
     /// A writer enters while there are readers.
     WriterBesideReaders,
     /// A reader enters while other readers hold the lock and a writer waits.
@@ -312,7 +312,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    pub(super) const ALL: [Self; 21] = [
+    pub const ALL: [Self; 21] = [
         Self::WriterBesideReaders,
         Self::ReaderPassesWaitingWriter,
         Self::WriterPhaseForgotten,
@@ -336,7 +336,7 @@ impl Fault {
         Self::KeyForgotten,
     ];
     /// Faults that concern cached holds.
-    pub(super) const CACHING: [Self; 14] = [
+    pub const CACHING: [Self; 14] = [
         Self::FlagOutlives,
         Self::FlagTooLate,
         Self::NobodyRecalls,
@@ -355,22 +355,22 @@ impl Fault {
 }
 
 /// Server that carries operations out.
-pub(super) struct Server {
+pub struct Server {
     ids: Vec<AcquisitionId>,
     limits: RecordLimits,
-    pub(super) fault: Option<Fault>,
+    pub fault: Option<Fault>,
     /// Treatment of an acquisition that does not wait.
     if_tried: IfTaken,
 }
 
 impl Server {
-    pub(super) fn new(limits: RecordLimits, fault: Option<Fault>) -> Self {
+    pub fn new(limits: RecordLimits, fault: Option<Fault>) -> Self {
         let ids = (0..=IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
         Self { ids, limits, fault, if_tried: IfTaken::Leave }
     }
 
     /// Lets a try take a place in the queue where it recalls.
-    pub(super) fn with_calling_tries(self) -> Self {
+    pub fn with_calling_tries(self) -> Self {
         Self { if_tried: IfTaken::Try { waiter_ttl: span(PATIENCE) }, ..self }
     }
 
@@ -495,7 +495,7 @@ impl Server {
 
     /// Carries one request out. `draw` is the number of microseconds, beyond one, that have passed since the last
     /// operation.
-    pub(super) fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
+    pub fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
         let mut record = self.unpack(shelf);
         let at_us = NOW_MS * 1000 + 1 + u64::from(draw);
         let now = ServerTime::from_micros(at_us);

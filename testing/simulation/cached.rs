@@ -7,7 +7,7 @@ use super::{first_failure, seeds_of_build, seeds_or};
 
 /// Returns the profile of one process alone with its cached holds, while the server is away for a while and is
 /// replaced.
-pub(super) fn alone(_: u64) -> Profile {
+pub fn alone(_: u64) -> Profile {
     Profile::caching_in(Scene::UsedAlone)
 }
 

@@ -8,12 +8,12 @@ use super::profile::{CUT_OFF, FORCED, FORGETFUL, LONG, Profile};
 use super::{checkers, run};
 
 /// Returns true if a run breaks the promise.
-pub(super) fn breaks(seed: u64, profile: Profile, mutant: Option<Mutant>, promise: &str) -> bool {
+pub fn breaks(seed: u64, profile: Profile, mutant: Option<Mutant>, promise: &str) -> bool {
     checkers::check(&run(seed, profile, mutant)).iter().any(|violation| violation.promise == promise)
 }
 
 /// Asserts that the checker of a promise catches the mutant.
-pub(super) fn caught(profile_of: impl Fn(u64) -> Profile, mutant: Mutant, promise: &str) {
+pub fn caught(profile_of: impl Fn(u64) -> Profile, mutant: Mutant, promise: &str) {
     caught_from(0, profile_of, mutant, promise);
 }
 

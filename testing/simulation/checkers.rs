@@ -31,10 +31,10 @@ use facts::Facts;
 
 /// Broken promise, with the index of the event that broke it.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Violation {
-    pub(super) promise: &'static str,
-    pub(super) at: usize,
-    pub(super) text: String,
+pub struct Violation {
+    pub promise: &'static str,
+    pub at: usize,
+    pub text: String,
 }
 
 impl fmt::Display for Violation {
@@ -125,7 +125,7 @@ const OF_ONE_SERVER: [Checker; 47] = [
 const OF_QUORUM: [Checker; 3] = [quorum::tokens, quorum::forced, quorum::unnoticed];
 
 /// Returns all violations, in the order of the history.
-pub(super) fn check(history: &History) -> Vec<Violation> {
+pub fn check(history: &History) -> Vec<Violation> {
     let facts = Facts::of(history);
     let others: &[Checker] = if facts.quorum.is_some() { &OF_QUORUM } else { &OF_ONE_SERVER };
     let mut found: Vec<_> = OF_USERS.iter().chain(others).flat_map(|checker| checker(&facts).found).collect();

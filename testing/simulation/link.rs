@@ -34,9 +34,9 @@ use master::Master;
 /// Greatest age of a clock sample, as in the transport.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
-pub(super) struct Link {
-    pub(super) world: Arc<World>,
-    pub(super) address: Address,
+pub struct Link {
+    pub world: Arc<World>,
+    pub address: Address,
     place: Place,
     response_timeout: Duration,
     max_clock_skew: Duration,
@@ -50,7 +50,7 @@ pub(super) struct Link {
     /// acquisitions.
     room_ahead: Semaphore,
     /// Last acquisition that was sent, for each lock.
-    pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
+    pub asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
     /// Inline releases. The runtime that drops the guard sends the release, if the runtime goes on.
     inline: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
     /// Acquisitions that the server was asked to release or to convert.
@@ -77,7 +77,7 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    pub(super) fn new(
+    pub fn new(
         world: &Arc<World>,
         address: Address,
         place: Place,

@@ -12,11 +12,11 @@ use crate::base::reentry::OwnerId;
 use crate::face::manager::RwLockManager as _;
 
 /// Machine with its process and tasks.
-pub(super) struct Machine {
+pub struct Machine {
     world: Arc<World>,
     leaked: Leaked,
-    pub(super) address: Address,
-    pub(super) manager: SimManager,
+    pub address: Address,
+    pub manager: SimManager,
     /// Runtimes that have not ended. `next_runtime` is the number of all runtimes so far.
     runtimes: Vec<Arc<Runtime>>,
     next_runtime: u32,
@@ -24,7 +24,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn start(world: &Arc<World>, leaked: &Leaked, process: Process, things: u32) -> Self {
+    pub fn start(world: &Arc<World>, leaked: &Leaked, process: Process, things: u32) -> Self {
         let address = Address::new(process);
         let manager = SimManager::start(world, &address);
         let mut machine = Self {
@@ -68,7 +68,7 @@ impl Machine {
         self.tasks.push(tokio::spawn(Pausable::new(&self.address.gate, driven)));
     }
 
-    pub(super) fn pause(&self, for_ms: u64) {
+    pub fn pause(&self, for_ms: u64) {
         if !self.address.gate.is_open() {
             return;
         }
@@ -85,7 +85,7 @@ impl Machine {
     }
 
     /// Stops driving one runtime of the process, for a time or for good.
-    pub(super) fn stop_runtime(&self, pick: usize, for_ms: Option<u64>) {
+    pub fn stop_runtime(&self, pick: usize, for_ms: Option<u64>) {
         let (world, process) = (Arc::clone(&self.world), self.address.process);
         let runtime = Arc::clone(&self.runtimes[pick % self.runtimes.len()]);
         if !runtime.is_driven() || self.address.gate.is_dead() {
@@ -105,7 +105,7 @@ impl Machine {
     }
 
     /// Ends one runtime of the process and starts another one.
-    pub(super) fn end_runtime(&mut self, pick: usize, leaks: bool, things: u32) {
+    pub fn end_runtime(&mut self, pick: usize, leaks: bool, things: u32) {
         if self.address.gate.is_dead() {
             return;
         }
@@ -122,7 +122,7 @@ impl Machine {
     }
 
     /// Ends the runtimes that are no longer driven.
-    pub(super) fn end_stopped_runtimes(&self) {
+    pub fn end_stopped_runtimes(&self) {
         let stopped = self.runtimes.iter().filter(|runtime| !runtime.is_driven());
         for runtime in stopped.filter(|_| !self.address.gate.is_dead()) {
             self.ends(runtime, false);
@@ -130,7 +130,7 @@ impl Machine {
     }
 
     /// Ends the process at once. None of its tasks runs any more.
-    pub(super) fn crash(&mut self) {
+    pub fn crash(&mut self) {
         self.world.record(What::Crashed { process: self.address.process });
         self.world.all_leave(self.address.process);
         self.address.gate.crash();
@@ -139,7 +139,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn close(&mut self) {
+    pub fn close(&mut self) {
         let (world, address, manager) = (Arc::clone(&self.world), self.address.clone(), self.manager.clone());
         let inner = async move {
             let process = address.process;
@@ -151,7 +151,7 @@ impl Machine {
     }
 
     /// Returns when all tasks of the process have ended.
-    pub(super) async fn join(&mut self) {
+    pub async fn join(&mut self) {
         for task in self.tasks.drain(..) {
             match task.await {
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

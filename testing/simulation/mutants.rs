@@ -13,11 +13,11 @@ use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, 
 macro_rules! mutants {
     ($($(#[$fault:meta])* $mutant:ident,)*) => {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(super) enum Mutant {
+        pub enum Mutant {
             $($(#[$fault])* $mutant,)*
         }
 
-        pub(super) const ALL: &[Mutant] = &[$(Mutant::$mutant),*];
+        pub const ALL: &[Mutant] = &[$(Mutant::$mutant),*];
     };
 }
 
@@ -206,31 +206,31 @@ mutants! {
 }
 
 /// Mutants of the level where a replica has to acknowledge grants.
-pub(super) const REPLICATED: [Mutant; 3] =
+pub const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
 
 /// Memory of the mutants.
 #[derive(Default)]
-pub(super) struct Wrong {
+pub struct Wrong {
     /// Last token of each lock, and the right token behind each wrong one.
     tokens: HashMap<String, (u64, HashMap<u64, u64>)>,
     asked: HashMap<AcquisitionId, AcquireRequest>,
     /// Last token for which a recall was sent.
     recalled: HashSet<u64>,
     /// Grants and conversions that single masters have answered, and the last answered renewal of each hold.
-    pub(super) granted: HashSet<(Place, AcquisitionId)>,
-    pub(super) converted: HashSet<(Place, AcquisitionId)>,
-    pub(super) renewed: HashMap<AcquisitionId, Moment>,
+    pub granted: HashSet<(Place, AcquisitionId)>,
+    pub converted: HashSet<(Place, AcquisitionId)>,
+    pub renewed: HashMap<AcquisitionId, Moment>,
 }
 
 impl Wrong {
     /// Forgets the tokens when the server loses its data.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.tokens.clear();
     }
 
     /// Answers a request as the wrong server does, and returns its notifications of grants.
-    pub(super) fn operate(
+    pub fn operate(
         &mut self,
         mutant: Mutant,
         key: &Key,
@@ -281,7 +281,7 @@ impl Wrong {
     }
 
     /// Returns the recall of the wrong server.
-    pub(super) fn recall(
+    pub fn recall(
         &mut self,
         mutant: Mutant,
         parcel: &Parcel,
@@ -521,7 +521,7 @@ fn unextended(
     answer
 }
 
-pub(super) fn parse(id: &str) -> AcquisitionId {
+pub fn parse(id: &str) -> AcquisitionId {
     other_id(id, 0)
 }
 

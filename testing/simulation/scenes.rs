@@ -16,7 +16,7 @@ use crate::base::reentry::OwnerId;
 use crate::store::{BoxFuture, Mode};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Scene {
+pub enum Scene {
     /// The first call was made on a runtime that is no longer driven.
     RuntimeNotDriven,
     /// The runtime of the first call ends while an attempt waits.
@@ -157,7 +157,7 @@ impl Asking<'_> {
     }
 }
 
-pub(super) async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
+pub async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
     world.heals();
     match scene {
         Scene::RuntimeNotDriven | Scene::RuntimeEnds => other_runtime(world, leaked, scene).await,

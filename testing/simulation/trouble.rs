@@ -16,13 +16,13 @@ use crate::store::quorum::Restarts;
 const TROUBLE: Duration = Duration::from_secs(12);
 
 /// Machines of a run.
-pub(super) struct Cast {
+pub struct Cast {
     /// Number of the next process.
-    pub(super) next: u32,
-    pub(super) machines: Vec<Machine>,
-    pub(super) gone: Vec<Machine>,
+    pub next: u32,
+    pub machines: Vec<Machine>,
+    pub gone: Vec<Machine>,
     /// Faults of masters and of links to them, several at a time.
-    pub(super) faults: Vec<tokio::task::JoinHandle<()>>,
+    pub faults: Vec<tokio::task::JoinHandle<()>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ enum Trouble {
 }
 
 /// Causes all faults except those of messages. The seed determines their order and their times.
-pub(super) async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
+pub async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
     let profile = world.profile;
     let mut plan = Vec::new();
     let kinds = [

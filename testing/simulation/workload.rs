@@ -26,8 +26,8 @@ use crate::store::{MasterScheme, Mode, Scheme};
 
 /// Manager whose servers are those of the world.
 #[derive(Clone, Debug)]
-pub(super) struct SimManager {
-    pub(super) engine: Arc<Engine>,
+pub struct SimManager {
+    pub engine: Arc<Engine>,
 }
 
 impl Sealed for SimManager {
@@ -40,7 +40,7 @@ impl Sealed for SimManager {
 impl RwLockManager for SimManager {}
 
 impl SimManager {
-    pub(super) fn start(world: &Arc<World>, address: &Address) -> Self {
+    pub fn start(world: &Arc<World>, address: &Address) -> Self {
         let options = world.draw(|rng| Options {
             response_timeout: Duration::from_millis([100, 200, 500][rng.usize(0..3)]),
             unreachable_after: Duration::from_millis([2_000, 5_000][rng.usize(0..2)]),
@@ -53,7 +53,7 @@ impl SimManager {
         Self::with(world, address, options)
     }
 
-    pub(super) fn with(world: &Arc<World>, address: &Address, options: Options) -> Self {
+    pub fn with(world: &Arc<World>, address: &Address, options: Options) -> Self {
         let options = Options { label: Some(address.process.to_string()), ..options };
         world.record(What::Started {
             process: address.process,
@@ -81,7 +81,7 @@ impl SimManager {
 }
 
 /// Returns the scheme of a process for several masters, with a link to each.
-pub(super) fn quorum(world: &Arc<World>, address: &Address, options: &Options) -> Quorum {
+pub fn quorum(world: &Arc<World>, address: &Address, options: &Options) -> Quorum {
     let link = |place| -> Arc<dyn MasterScheme> { Arc::new(Link::new(world, address.clone(), place, options)) };
     let links = (0..world.servers()).map(link).collect();
     let max_clock_skew = options.max_clock_skew;
@@ -107,7 +107,7 @@ fn cache_for(world: &World) -> Duration {
 
 /// Guard of either side.
 #[derive(Debug)]
-pub(super) enum AnyGuard {
+pub enum AnyGuard {
     Read(ReadGuard),
     Write(WriteGuard),
 }
@@ -122,11 +122,11 @@ macro_rules! either {
 }
 
 impl AnyGuard {
-    pub(super) fn token(&self) -> FencingToken {
+    pub fn token(&self) -> FencingToken {
         either!(self, guard => guard.fencing_token())
     }
 
-    pub(super) fn state(&self) -> HoldState {
+    pub fn state(&self) -> HoldState {
         either!(self, guard => guard.state())
     }
 
@@ -134,20 +134,20 @@ impl AnyGuard {
         either!(self, guard => guard.remaining())
     }
 
-    pub(super) fn watch(&self) -> HoldWatch {
+    pub fn watch(&self) -> HoldWatch {
         either!(self, guard => guard.watch())
     }
 
-    pub(super) async fn lost(&self) -> LossReason {
+    pub async fn lost(&self) -> LossReason {
         either!(self, guard => guard.lost().await)
     }
 
-    pub(super) async fn release(self) -> Result<()> {
+    pub async fn release(self) -> Result<()> {
         either!(self, guard => guard.release().await)
     }
 
     /// Converts the guard to the other side, or returns it with the reason of the failure.
-    pub(super) async fn turn(self) -> std::result::Result<Self, (Self, End)> {
+    pub async fn turn(self) -> std::result::Result<Self, (Self, End)> {
         match self {
             Self::Write(guard) => guard.downgrade().await.map(Self::Read).map_err(|refused| {
                 let end = End::of(refused.error());
@@ -161,7 +161,7 @@ impl AnyGuard {
     }
 
     /// Reads the id from the debug output.
-    pub(super) fn id(&self) -> Id {
+    pub fn id(&self) -> Id {
         let text = format!("{self:?}");
         let id = text.split("id: \"").nth(1).and_then(|rest| rest.split('"').next()).expect("guards show their ids");
         Id::of(id)
@@ -169,26 +169,26 @@ impl AnyGuard {
 }
 
 /// Task of a virtual process.
-pub(super) struct Actor {
-    pub(super) world: Arc<World>,
-    pub(super) address: Address,
-    pub(super) manager: SimManager,
-    pub(super) rng: fastrand::Rng,
-    pub(super) owner: OwnerId,
-    pub(super) leaked: Leaked,
+pub struct Actor {
+    pub world: Arc<World>,
+    pub address: Address,
+    pub manager: SimManager,
+    pub rng: fastrand::Rng,
+    pub owner: OwnerId,
+    pub leaked: Leaked,
     /// Runtime of the task.
-    pub(super) runtime: Arc<Runtime>,
+    pub runtime: Arc<Runtime>,
 }
 
 /// Store for forgotten guards until the run is over.
-pub(super) type Leaked = Arc<parking_lot::Mutex<Vec<AnyGuard>>>;
+pub type Leaked = Arc<parking_lot::Mutex<Vec<AnyGuard>>>;
 
 /// Error of a closed manager.
 struct Closed;
 
 impl Actor {
     /// Acts up to `things` times, or until the manager is closed.
-    pub(super) async fn work(mut self, things: u32) {
+    pub async fn work(mut self, things: u32) {
         for _ in 0..things {
             let think = self.rng.u64(0..400);
             tokio::time::sleep(Duration::from_millis(think)).await;
@@ -300,7 +300,7 @@ impl Actor {
         if end == End::Closed { Err(Closed) } else { Ok(None) }
     }
 
-    pub(super) fn asks(&self, wish: Wish) -> Attempt {
+    pub fn asks(&self, wish: Wish) -> Attempt {
         let attempt = self.world.next_attempt();
         let (process, runtime) = (self.address.process, self.runtime.number);
         self.world.record(What::Asked { attempt, process, runtime, wish });
@@ -328,7 +328,7 @@ impl Actor {
         }
     }
 
-    pub(super) fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> (GuardNo, AnyGuard) {
+    pub fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> (GuardNo, AnyGuard) {
         let world = &self.world;
         let (number, id) = (world.next_guard(), guard.id());
         let remaining_us = u64::try_from(guard.remaining().as_micros()).expect("leases are short");
@@ -367,7 +367,7 @@ impl Actor {
         self.world.record(What::Outside { guard: number, valid: is_valid(guard.state()) });
     }
 
-    pub(super) fn sample(&self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
+    pub fn sample(&self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
         let key = self.manager.engine.key(&name(lock)).expect("a valid name");
         let server_ms = self.world.server_ms(&key, guard.id());
         let remaining = guard.remaining();
@@ -495,7 +495,7 @@ fn may_leak(wish: Wish) -> bool {
     wish.max_hold_ms < 10_000 && wish.within.is_none()
 }
 
-pub(super) fn released(outcome: Option<Result<()>>) -> Released {
+pub fn released(outcome: Option<Result<()>>) -> Released {
     match outcome {
         Some(Ok(())) => Released::Ours,
         Some(Err(Error::Lost { reason, .. })) => Released::Lost(reason),
@@ -505,11 +505,11 @@ pub(super) fn released(outcome: Option<Result<()>>) -> Released {
     }
 }
 
-pub(super) fn name(lock: Lock) -> String {
+pub fn name(lock: Lock) -> String {
     char::from(lock).to_string()
 }
 
-pub(super) async fn taking(manager: SimManager, owner: OwnerId, wish: Wish) -> Result<Option<AnyGuard>> {
+pub async fn taking(manager: SimManager, owner: OwnerId, wish: Wish) -> Result<Option<AnyGuard>> {
     let name = name(wish.lock);
     match wish.mode {
         Mode::Read => Ok(asked(manager.read(&name), owner, wish).await?.map(AnyGuard::Read)),

@@ -5,7 +5,7 @@ use super::*;
 /// Answers and notifications.
 impl Driver<'_> {
     /// Applies the answer to a copy. `is_unreachable`: there is none, and the conversion ends with that.
-    pub(super) fn on_answer(&mut self, number: u8, reply: Option<HeardReply>, is_unreachable: bool) {
+    pub fn on_answer(&mut self, number: u8, reply: Option<HeardReply>, is_unreachable: bool) {
         let Some(at) = self.process.copies.iter().position(|copy| copy.number == number) else { return };
         let copy = self.process.copies.remove(at);
         self.out.closed.push(number);
@@ -21,25 +21,25 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn answered<T>(&self, sent: Moment, value: T) -> Answered<T> {
+    pub fn answered<T>(&self, sent: Moment, value: T) -> Answered<T> {
         Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }
     }
 
-    pub(super) fn unknown(&self, sent: Moment) -> Failure {
+    pub fn unknown(&self, sent: Moment) -> Failure {
         Failure::Unknown { arrives_until: sent.after(self.rules.max_delay), source: None }
     }
 
-    pub(super) fn token(&self, first: i8) -> FencingToken {
+    pub fn token(&self, first: i8) -> FencingToken {
         FencingToken::from_wire((self.process.top + i64::from(first)).cast_unsigned()).expect("small")
     }
 
-    pub(super) fn granted(&self, HeardGrant { remaining, first, tokens, is_waited_for }: HeardGrant) -> Granted {
+    pub fn granted(&self, HeardGrant { remaining, first, tokens, is_waited_for }: HeardGrant) -> Granted {
         let remaining = ticks(remaining.into());
         Granted { token: self.token(first), tokens: tokens.into(), remaining, is_waited_for }
     }
 
     /// Returns the time that an answer to a request from `sent` grants.
-    pub(super) fn grant(&self, sent: Moment, remaining: Duration, asked: Duration) -> Grant {
+    pub fn grant(&self, sent: Moment, remaining: Duration, asked: Duration) -> Grant {
         let counts = if self.process.blunder == Some(Blunder::CountsFromAnswer) { self.now() } else { sent };
         let outlives = matches!(self.process.blunder, Some(Blunder::OutlivesItsLease | Blunder::EntersWhatIsOver));
         let longer = if outlives { ticks(20) } else { Duration::ZERO };
@@ -47,7 +47,7 @@ impl Driver<'_> {
     }
 
     /// The answer to an acquisition as the store gives it.
-    pub(super) fn attempt(&self, sent: Moment, reply: Option<HeardReply>) -> Attempt<Acquired> {
+    pub fn attempt(&self, sent: Moment, reply: Option<HeardReply>) -> Attempt<Acquired> {
         let retry_in = TICK;
         let value = match reply {
             Some(HeardReply::Granted(grant)) => Acquired::Granted(self.granted(grant)),
@@ -60,7 +60,7 @@ impl Driver<'_> {
         Ok(self.answered(sent, value))
     }
 
-    pub(super) fn on_acquire_answer(&mut self, number: u8, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
+    pub fn on_acquire_answer(&mut self, number: u8, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
         let (now, sent) = (self.now(), copy.sent);
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         let attempt = self.attempt(sent, reply);
@@ -107,7 +107,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_grant(&mut self, number: u8, slot: Slot, new_hold: NewHold) {
+    pub fn on_grant(&mut self, number: u8, slot: Slot, new_hold: NewHold) {
         let now = self.now();
         let ExploredTask { waiter_id, mode, .. } = *self.task(number);
         let has_enough = new_hold.has_enough(now, Duration::ZERO);
@@ -133,14 +133,14 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn note_new_hold(&mut self, hold: u64, slot: Slot) {
+    pub fn note_new_hold(&mut self, hold: u64, slot: Slot) {
         if self.process.holds.iter().any(|(_, of)| *of == slot) {
             self.out.broken = Some(Broken::TwoHolds);
         }
         self.process.holds.push((hold, slot));
     }
 
-    pub(super) fn seat(&mut self, number: u8, hold: u64, share_id: ShareId, token: FencingToken) {
+    pub fn seat(&mut self, number: u8, hold: u64, share_id: ShareId, token: FencingToken) {
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         // A task that is not polled in time may be overtaken.
         let is_late = |task: &ExploredTask| self.has_threads() && (task.was_late || task.stage == Stage::Waits(true));
@@ -155,14 +155,14 @@ impl Driver<'_> {
     }
 
     /// Hands a guard of this hold to its task.
-    pub(super) fn enter_hold(&mut self, number: u8, mode: Mode, (hold, share_id): (u64, ShareId), token: FencingToken) {
+    pub fn enter_hold(&mut self, number: u8, mode: Mode, (hold, share_id): (u64, ShareId), token: FencingToken) {
         self.task(number).stage = Stage::Holds { hold, share_id };
         let relative = i64::try_from(token.as_u64()).expect("small") - self.process.top;
         let slot = self.process.slot_of_hold(hold);
         self.out.entered.push((mode, i8::try_from(relative).unwrap_or(i8::MIN), slot));
     }
 
-    pub(super) fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
+    pub fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
         let (now, rules, waiter_id) = (self.now(), self.rules, self.task(number).waiter_id);
         let share = (share_id, self.wants().from(now));
         let accepted = self.event(|state, _, effects| {
@@ -208,7 +208,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_renew_answer(&mut self, hold: u64, lease: Duration, copy: FlyingCopy, reply: Option<HeardReply>) {
+    pub fn on_renew_answer(&mut self, hold: u64, lease: Duration, copy: FlyingCopy, reply: Option<HeardReply>) {
         let now = self.now();
         let renewed = match reply {
             Some(HeardReply::Renewed { remaining, is_waited_for, tokens }) => {
@@ -235,7 +235,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_leave_answer(&mut self, slot: Slot, sent: Moment, reply: Option<HeardReply>) {
+    pub fn on_leave_answer(&mut self, slot: Slot, sent: Moment, reply: Option<HeardReply>) {
         let (now, retry) = (self.now(), self.now().after(TICK));
         let Some(at) = self.process.departing.iter().position(|departing| departing.slot == slot) else { return };
         let departing = &mut self.process.departing[at];
@@ -256,7 +256,7 @@ impl Driver<'_> {
         hold.into_iter().for_each(|hold| self.on_end(hold));
     }
 
-    pub(super) fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
+    pub fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
         let now = self.now();
         let takes_old = self.process.blunder == Some(Blunder::TakesGrantsThatAreOver);
         let grant = grant.map(|grant| match grant.remaining {

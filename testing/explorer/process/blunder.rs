@@ -2,7 +2,7 @@
 
 /// Faults of a wrong process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Blunder {
+pub enum Blunder {
     /// Counts the validity from the answer, not from the request.
     CountsFromAnswer,
     /// Takes a notified grant that is over.
@@ -76,7 +76,7 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Faults that concern cached holds.
-    pub(crate) const CACHING: [Self; 13] = [
+    pub const CACHING: [Self; 13] = [
         Self::StaysWhenRecalled,
         Self::ReliesUnconfirmed,
         Self::ReliesOnWhatItAskedBefore,
@@ -92,9 +92,9 @@ impl Blunder {
         Self::TryStays,
     ];
     /// Faults of effects, for a process with threads.
-    pub(crate) const THREADS: [Self; 2] = [Self::WakesOne, Self::SchedulesWhatItRead];
+    pub const THREADS: [Self; 2] = [Self::WakesOne, Self::SchedulesWhatItRead];
     /// Faults that concern neither.
-    pub(crate) const ALL: [Self; 19] = [
+    pub const ALL: [Self; 19] = [
         Self::CountsFromAnswer,
         Self::TakesGrantsThatAreOver,
         Self::OutlivesItsLease,

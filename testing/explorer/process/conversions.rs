@@ -4,7 +4,7 @@ use super::*;
 
 impl Driver<'_> {
     /// Does what `upgrade` and `downgrade` do.
-    pub(super) fn convert(&mut self, number: u8) {
+    pub fn convert(&mut self, number: u8) {
         let Stage::Holds { hold, share_id } = self.task(number).stage else { return };
         let now = self.now();
         let to = match self.process.state.record(hold).mode() {
@@ -25,7 +25,7 @@ impl Driver<'_> {
         self.send_conversion(number);
     }
 
-    pub(super) fn send_conversion(&mut self, number: u8) {
+    pub fn send_conversion(&mut self, number: u8) {
         let (now, from) = (self.now(), self.converted_slot(number));
         let Stage::Converts { hold, conversion, .. } = &mut self.task(number).stage else { return };
         conversion.copies.begin();
@@ -43,13 +43,7 @@ impl Driver<'_> {
     }
 
     /// Applies the answer to a copy of a conversion. If there is none and the conversion `is_unreachable`, it ends.
-    pub(super) fn on_convert_answer(
-        &mut self,
-        number: u8,
-        copy: FlyingCopy,
-        reply: Option<HeardReply>,
-        is_unreachable: bool,
-    ) {
+    pub fn on_convert_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>, is_unreachable: bool) {
         let (now, sent) = (self.now(), copy.sent);
         let Stage::Converts { hold, share_id, mut conversion } = self.task(number).stage else { return };
         match reply {
@@ -194,7 +188,7 @@ impl Driver<'_> {
     }
 
     /// Ends a hold as lost, because it is unknown whether it was converted, and releases both holds. The guard stays.
-    pub(super) fn drop_conversion(&mut self, number: u8) {
+    pub fn drop_conversion(&mut self, number: u8) {
         let now = self.now();
         let Stage::Converts { hold, mut conversion, .. } = self.task(number).stage else { return };
         self.event_of(hold, |record, _, signals| record.lose(LossReason::Gone, now, signals));
@@ -208,7 +202,7 @@ impl Driver<'_> {
     }
 
     /// Gives the new hold of a conversion back.
-    pub(super) fn depart_conversion(&mut self, open: &OpenConversion) {
+    pub fn depart_conversion(&mut self, open: &OpenConversion) {
         self.depart(slot_of(&open.id), Some(open.arrives_until), None);
     }
 }

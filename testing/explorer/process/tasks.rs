@@ -4,7 +4,7 @@ use super::*;
 
 /// Steps of the tasks, until nothing is left to do at once.
 impl Driver<'_> {
-    pub(super) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         while self.polls() {}
         self.look_at_cached();
         while self.polls() {}
@@ -13,7 +13,7 @@ impl Driver<'_> {
         self.forget_tasks();
     }
 
-    pub(super) fn polls(&mut self) -> bool {
+    pub fn polls(&mut self) -> bool {
         let mut goes_on = false;
         for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
             // In a process with threads, that is a step of its own.
@@ -24,7 +24,7 @@ impl Driver<'_> {
     }
 
     /// Polls the future of a task. Returns true if it has done something.
-    pub(super) fn poll(&mut self, number: u8) -> bool {
+    pub fn poll(&mut self, number: u8) -> bool {
         let ExploredTask { waiter_id, mode, waits, stage, .. } = self.task(number).clone();
         match stage {
             Stage::Waits(was_woken) => {
@@ -78,7 +78,7 @@ impl Driver<'_> {
     }
 
     /// Asks the server, as the leader of a side.
-    pub(super) fn ask(&mut self, number: u8, mode: Mode, waiter_id: WaiterId, waits: bool) {
+    pub fn ask(&mut self, number: u8, mode: Mode, waiter_id: WaiterId, waits: bool) {
         let now = self.now();
         let slot = self.new_slot();
         let begin = || Pending::new(id_of(slot));
@@ -100,7 +100,7 @@ impl Driver<'_> {
     }
 
     /// Joins a read hold of this process, by asking the server whether a writer waits.
-    pub(super) fn recheck(&mut self, number: u8, waiter_id: WaiterId) -> bool {
+    pub fn recheck(&mut self, number: u8, waiter_id: WaiterId) -> bool {
         let (now, rules, wants) = (self.now(), self.rules, self.wants());
         if let Some((hold, share_id)) = self.process.state.join(wants, &self.process.reception, now) {
             self.join(number, hold.number(), share_id);
@@ -123,14 +123,14 @@ impl Driver<'_> {
         true
     }
 
-    pub(super) fn join(&mut self, number: u8, hold: u64, share_id: ShareId) {
+    pub fn join(&mut self, number: u8, hold: u64, share_id: ShareId) {
         let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let pending = self.event(|state, _, effects| state.on_seated(Mode::Read, waiter_id, hold, now, effects));
         pending.iter().for_each(|pending| self.take_back(pending));
         self.accept(number, hold, share_id, now);
     }
 
-    pub(super) fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {
+    pub fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {
         let (now, rules, sent) = (self.now(), self.rules, copy.sent);
         let Stage::Asks(Ask::Rechecks { hold, share_id }) = self.task(number).stage else { return };
         let attempt = self.attempt(sent, reply);
@@ -169,7 +169,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn send_releases(&mut self) {
+    pub fn send_releases(&mut self) {
         let now = self.now();
         for at in 0..self.process.departing.len() {
             let departing = &mut self.process.departing[at];
@@ -200,7 +200,7 @@ impl Driver<'_> {
     }
 
     /// Drops the handles that neither the state nor a task has.
-    pub(super) fn forget_holds(&mut self) {
+    pub fn forget_holds(&mut self) {
         let listed: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         let holds = std::mem::take(&mut self.process.holds);
         for (hold, slot) in holds {

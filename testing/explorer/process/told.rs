@@ -4,7 +4,7 @@ use super::*;
 
 /// Inputs of the process.
 impl Driver<'_> {
-    pub(super) fn hear(&mut self, told: Told) {
+    pub fn hear(&mut self, told: Told) {
         match told {
             Told::Acquire { mode, waits } => self.enter(mode, waits),
             Told::Cancel { task } => self.cancel(task),
@@ -40,7 +40,7 @@ impl Driver<'_> {
     }
 
     /// Does what `acquire` does before its loop.
-    pub(super) fn enter(&mut self, mode: Mode, waits: bool) {
+    pub fn enter(&mut self, mode: Mode, waits: bool) {
         let now = self.now();
         self.process.begun += 1;
         let (wants, reception) = (self.wants(), self.process.reception);
@@ -83,7 +83,7 @@ impl Driver<'_> {
     }
 
     /// Ends the acquisition of a task whose future is dropped or has got its answer.
-    pub(super) fn cancel(&mut self, number: u8) {
+    pub fn cancel(&mut self, number: u8) {
         let ExploredTask { waiter_id, mode, stage, .. } = self.task(number).clone();
         if let Stage::Converts { hold, share_id, .. } = stage {
             self.drop_conversion(number);
@@ -108,7 +108,7 @@ impl Driver<'_> {
         self.leave(number, mode, waiter_id);
     }
 
-    pub(super) fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
+    pub fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
         let now = self.now();
         let left =
             self.event(|state, inputs, effects| state.leave(mode, waiter_id, Backoff::new(), now, inputs, effects));
@@ -129,14 +129,14 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn take_back(&mut self, pending: &Pending) {
+    pub fn take_back(&mut self, pending: &Pending) {
         if !pending.is_unknown_to_server() {
             let arrives_until = pending.copies.until(self.now().after(self.rules.max_delay));
             self.depart(slot_of(&pending.id), arrives_until, None);
         }
     }
 
-    pub(super) fn depart(&mut self, slot: Slot, arrives_until: Option<Moment>, hold: Option<u64>) {
+    pub fn depart(&mut self, slot: Slot, arrives_until: Option<Moment>, hold: Option<u64>) {
         let arrives_until = arrives_until.and_then(|until| match self.process.blunder {
             Some(Blunder::LeavesOnce) => None,
             Some(Blunder::ConfirmsTooSoon) => Some(Moment::from_nanos(until.as_nanos() - TICK_NANOS)),
@@ -154,7 +154,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn release(&mut self, number: u8) {
+    pub fn release(&mut self, number: u8) {
         if let Stage::Holds { hold, share_id } = self.task(number).stage {
             self.task(number).stage = Stage::Over;
             self.remove_share(hold, share_id);
@@ -162,7 +162,7 @@ impl Driver<'_> {
     }
 
     /// Does what the drop of a guard does.
-    pub(super) fn remove_share(&mut self, hold: u64, share_id: ShareId) {
+    pub fn remove_share(&mut self, hold: u64, share_id: ShareId) {
         let now = self.now();
         let reception = self.process.reception;
         let others_stay = self.process.state.leave_others(hold, share_id);
@@ -182,7 +182,7 @@ impl Driver<'_> {
     }
 
     /// Releases a hold that is over. Local waiters wait for the release of `waited_for`.
-    pub(super) fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
+    pub fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
         let now = self.now();
         self.retire(hold);
         let arrives_until = self.process.state.record(hold).arrives_until(now, self.rules);
@@ -236,14 +236,14 @@ impl Driver<'_> {
     }
 
     /// Lets the background look at a hold. In a process with threads, its queue of deadlines says when.
-    pub(super) fn look_soon(&mut self, hold: u64) {
+    pub fn look_soon(&mut self, hold: u64) {
         if !self.has_threads() {
             self.look_at(hold);
         }
     }
 
     /// Does what the background does with a hold whose deadline may have come.
-    pub(super) fn look_at(&mut self, hold: u64) {
+    pub fn look_at(&mut self, hold: u64) {
         let (now, rules) = (self.now(), self.rules);
         let slot = self.process.slot_of_hold(hold);
         if self.process.departing.iter().any(|departing| departing.slot == slot) {
@@ -270,7 +270,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_end(&mut self, hold: u64) {
+    pub fn on_end(&mut self, hold: u64) {
         self.event(|state, _, effects| state.on_end(hold, effects));
     }
 }

@@ -3,7 +3,7 @@
 use super::{Block, Fault, RecallableFlag, Record, Reply, Request, Server, ServerRecall, Shelf, What};
 
 impl Server {
-    pub(super) fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
+    pub fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
         let was_recallable = before.recallable.is_some_and(|mark| mark.token == before.token);
         let marked_at = |token| move |mark: RecallableFlag| RecallableFlag { token, ..mark };
         match (self.fault, &mut *reply) {
@@ -37,12 +37,7 @@ impl Server {
         }
     }
 
-    pub(super) fn call_wrongly(
-        &self,
-        call: Option<ServerRecall>,
-        request: &Request,
-        before: &Shelf,
-    ) -> Option<ServerRecall> {
+    pub fn call_wrongly(&self, call: Option<ServerRecall>, request: &Request, before: &Shelf) -> Option<ServerRecall> {
         let waited = before.knows(request.id);
         let asks = matches!(request.what, What::Acquire { .. });
         call.and_then(|call| match self.fault {

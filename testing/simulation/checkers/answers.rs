@@ -17,7 +17,7 @@ fn leaves(op: Op, id: Id) -> bool {
 
 /// Checks `is_waited_for`. Readers share a hold without a request while the last answer said that no writer waits. A
 /// writer keeps its hold while there is no waiter.
-pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
+pub fn waited_for(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 waited for");
     // Waiters that were seen in the queue and have neither entered nor left since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
@@ -65,7 +65,7 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that an inspection shows the state of the lock.
-pub(super) fn looks(facts: &Facts<'_>) -> Findings {
+pub fn looks(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("inspect");
     for (at, _, what) in facts.each() {
         let What::Applied { reply: Reply::View(shown), server_us, before, .. } = what else {

@@ -31,7 +31,7 @@ struct KnownFlag {
 
 /// Checks that a waiter recalls a cached hold that keeps it out. All waiters together recall at most twice a second. An
 /// attempt that only tries always recalls.
-pub(super) fn recalls(facts: &Facts<'_>) -> Findings {
+pub fn recalls(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("cached: recalls");
     // `None`: the flag that a replica has when it takes over is not known.
     let mut flags: BTreeMap<(u32, Lock), Option<KnownFlag>> = BTreeMap::new();
@@ -94,7 +94,7 @@ fn set_flag(flag: &mut Option<KnownFlag>, op: Op, reply: &Reply, (before, after)
 }
 
 /// Checks that a force ends the writer that was seen, whatever tokens it has by now.
-pub(super) fn forced(facts: &Facts<'_>) -> Findings {
+pub fn forced(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("cached: force");
     for (at, _, what) in facts.each() {
         let What::Applied { op: Op::Force { writer: Some(writer), .. }, after, .. } = what else { continue };
@@ -106,7 +106,7 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
 
 /// Checks the tokens that renewals bring. They are the last that the server has given. Each writer's token is above
 /// those of all earlier guards, whatever hold of whatever process they had.
-pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
+pub fn tokens(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("cached: tokens");
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
@@ -141,7 +141,7 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that no guard enters after the local end of the last answer.
-pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
+pub fn in_time(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("cached: validity");
     for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
         if facts.process(guard.process).cache_for == 0 {
@@ -164,7 +164,7 @@ struct Wait {
 
 /// Checks that a process gives up a cached hold when there is a waiter. It does so within one message, or within a
 /// heartbeat if a recall is lost. The next renewal is the last time.
-pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
+pub fn given_up(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("cached: given up");
     let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
     for (at, now, what) in facts.each() {

@@ -87,7 +87,7 @@ impl LostConversion<'_> {
 
 /// Checks the reason of each lost conversion. `Gone` needs the server's answer, `Expired` needs a lease that ended
 /// although the process tried everything, and so on.
-pub(super) fn lost(facts: &Facts<'_>) -> Findings {
+pub fn lost(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 lost conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
         let LostConversion { old, ended, index, .. } = conversion;
@@ -128,7 +128,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that a refusal comes from the server, or from a guard or waiter of the same process.
-pub(super) fn refused(facts: &Facts<'_>) -> Findings {
+pub fn refused(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("denial of conversions");
     for (number, attempt) in &facts.attempts {
         let (Some(guard), Some(End::Conflict), Some((ended, index))) =
@@ -157,7 +157,7 @@ pub(super) fn refused(facts: &Facts<'_>) -> Findings {
 
 /// Checks that errors claim no more than the answers said. An unknown outcome of a conversion is no answer of the
 /// server. The guard reports the same reason as the error.
-pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
+pub fn reasons(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 reasons of conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
         let told = conversion.asked.is_empty() || conversion.was_told(facts) || conversion.is_gone_by_answer(facts);
@@ -180,7 +180,7 @@ pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
 
 /// Checks guards whose conversion was not answered. Such a guard reports the doubt until the server's answer resolves
 /// it. A guard that writes is over.
-pub(super) fn in_doubt(facts: &Facts<'_>) -> Findings {
+pub fn in_doubt(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 conversions in doubt");
     for (number, attempt) in facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts.is_some()) {
         let (Some(End::Unreachable), Some((ended, index))) = (attempt.end, attempt.ended) else { continue };

@@ -10,7 +10,7 @@ use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
 const ANSWER_COUNTS_FOR: Micros = 1_010 * MS;
 
 /// Checks that the server has answered each denial, as far as other waiters matter.
-pub(super) fn answered(facts: &Facts<'_>) -> Findings {
+pub fn answered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("denial");
     for (number, attempt, ended, index) in denied(facts) {
         let wanted = facts.attempts.iter().any(|(other, of)| {
@@ -36,7 +36,7 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
 
 /// Checks that a denial names a holder. A mere waiter is no reason, except for an attempt that does not wait. There a
 /// waiter of the other side counts for a moment.
-pub(super) fn by_holders(facts: &Facts<'_>) -> Findings {
+pub fn by_holders(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("denial by nobody");
     for (number, attempt, ended, index) in denied(facts) {
         // An attempt that asks once never enters before the waiters of its process, whatever the server answers.

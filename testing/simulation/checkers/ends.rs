@@ -13,7 +13,7 @@ const LONGEST_MARGINS: Micros = 102 * MS;
 
 /// Checks the ends of holds on the server.
 #[allow(clippy::single_match)] // as in the other checkers
-pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
+pub fn of_holds(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 ends of holds");
     let mut last: BTreeMap<(u32, Lock), Vec<Held>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -129,7 +129,7 @@ fn mode_of(op: Op) -> Option<crate::store::Mode> {
 }
 
 /// Checks the ends of guards in the hands of users.
-pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
+pub fn of_guards(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 ends of guards");
     for (at, now, what) in facts.each() {
         match what {
@@ -153,7 +153,7 @@ pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
 }
 
 /// Returns true if an event explains this loss reason of a guard.
-pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros, releasing: bool) -> bool {
+pub fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros, releasing: bool) -> bool {
     let held = &facts.guards[&guard];
     let id = held.id;
     let process = facts.process(held.process);

@@ -25,7 +25,7 @@ fn writes(guard: &GuardFacts, now: Micros) -> bool {
 /// Checks that no two conflicting guards are valid at once. Validity begins with a grant and has one end. So two guards
 /// overlap only if the older one is valid when the younger one is granted. The unfenced resource shows the same by what
 /// users do.
-pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
+pub fn overlaps(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("1 exclusion");
     let mut newest = None;
     let mut inside: BTreeMap<Guard, bool> = BTreeMap::new();
@@ -68,7 +68,7 @@ pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that the server keeps a hold for longer than its guard is valid: the local end comes first.
-pub(super) fn covered(facts: &Facts<'_>) -> Findings {
+pub fn covered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("1 validity");
     let mut trusts: BTreeMap<_, Trust> = BTreeMap::new();
     for (at, now, what) in facts.each() {

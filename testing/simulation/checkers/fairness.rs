@@ -26,7 +26,7 @@ fn gives_up(attempt: &AttemptFacts, now: Micros) -> bool {
     attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= now)
 }
 
-pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
+pub fn local_order(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 local order");
     for (at, now, what) in facts.each() {
         let What::Granted { attempt: number, .. } = what else {
@@ -99,7 +99,7 @@ fn was_served(facts: &Facts<'_>, waiter: &AttemptFacts, after: Micros, before: u
 }
 
 /// Checks that a reader joins no earlier hold while an older writer of its process waits.
-pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
+pub fn local_phases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 local phases");
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
         let reader = &facts.attempts[&guard.attempt];
@@ -125,7 +125,7 @@ fn joins(facts: &Facts<'_>, guard: &GuardFacts) -> bool {
 
 /// Checks that a reader joins without a request only within the `join_window` of the last answer. That answer must say
 /// that no writer waits.
-pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
+pub fn sharing(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 sharing");
     let by_id = facts.by_id();
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
@@ -154,7 +154,7 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks the limits of hand-offs between writers: number and time.
-pub(super) fn budget(facts: &Facts<'_>) -> Findings {
+pub fn budget(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 budget");
     let mut began: BTreeMap<Id, (Micros, u64)> = BTreeMap::new();
     let mut guards: Vec<_> = facts.guards.values().collect();
@@ -188,7 +188,7 @@ fn handed_over(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
 }
 
 /// Checks that each renewal asks for the longest lease that a guard of the hold wants.
-pub(super) fn leases(facts: &Facts<'_>) -> Findings {
+pub fn leases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 leases of guards");
     let guards = facts.guards_by_id();
     for request in facts.requests.values() {

@@ -12,7 +12,7 @@ const AT_ONCE: Micros = 2 * MS;
 const SUBSCRIBED: Micros = 2_600 * MS;
 
 /// Checks that a notification makes a guard in the same moment, unless less than half of the claim is left by then.
-pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
+pub fn at_once(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 hand-over");
     let mut handed: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -78,7 +78,7 @@ fn served_by(facts: &Facts<'_>, request: &RequestFacts, by: Micros) -> bool {
 }
 
 /// Checks that a process with a long-waiting attempt has subscribed.
-pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
+pub fn subscribed(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 subscription");
     // Start of the time that each process waits in the queue of a connected server.
     let mut since: BTreeMap<(Process, Lock), (Id, Micros)> = BTreeMap::new();

@@ -19,7 +19,7 @@ fn release_of(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<(Id, Micro
     is_over.then(|| (id, now + facts.process(held.process).max_delay() + 20 * MS))
 }
 
-pub(super) fn copies(facts: &Facts<'_>) -> Findings {
+pub fn copies(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 idempotence");
     let mut known: BTreeSet<Id> = BTreeSet::new();
     let mut released: BTreeMap<Id, Micros> = BTreeMap::new();

@@ -15,7 +15,7 @@ const OFFER: Micros = 3_100 * MS;
 /// Time after the end of all faults within which a hold without an owner is gone.
 const SOON: Micros = 3 * SECOND;
 
-pub(super) fn none(facts: &Facts<'_>) -> Findings {
+pub fn none(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("5 leftovers");
     let guards = facts.guards_by_id();
     let mut last_asked: BTreeMap<Id, Micros> = BTreeMap::new();

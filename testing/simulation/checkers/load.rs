@@ -12,7 +12,7 @@ const MAX_ASKS: usize = 16;
 /// Attempts that may fail in a second, with growing pauses between them.
 const MAX_FAILURES: usize = 12;
 
-pub(super) fn asks(facts: &Facts<'_>) -> Findings {
+pub fn asks(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("10 asks");
     let notifications = notifications(facts);
     for (id, requests) in facts.by_id() {
@@ -29,7 +29,7 @@ pub(super) fn asks(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that no hold is lost while the server works and is reachable. A full workload alone is no reason.
-pub(super) fn losses(facts: &Facts<'_>) -> Findings {
+pub fn losses(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("10 losses");
     let mut hindered: Vec<Micros> = Vec::new();
     // A hold may last longer than its last guard asked for, and the server may have been gone for longer than that.
@@ -75,7 +75,7 @@ pub(super) fn losses(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-pub(super) fn failures(facts: &Facts<'_>) -> Findings {
+pub fn failures(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("10 failed asks");
     for (id, requests) in facts.by_id() {
         let failed = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.failed.is_some();

@@ -10,7 +10,7 @@ use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Process, 
 
 /// Checks that no guard is valid after an answer to its process that the server does not know the hold. The same is
 /// true for an answer that another hold began under its id.
-pub(super) fn answered(facts: &Facts<'_>) -> Findings {
+pub fn answered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 answered losses");
     let mut lost: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -59,7 +59,7 @@ fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: M
 }
 
 /// Checks that a guard reports its renewals as confirmed only if the last one was answered.
-pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
+pub fn unconfirmed(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("8 unconfirmed");
     let mut failed: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -101,7 +101,7 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that a newer, conflicting grant to the same process ends a hold: the server had lost it.
-pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
+pub fn own_newer_grant(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 own newer grant");
     let mut newest: Option<Guard> = None;
     for (at, _, what) in facts.each() {
@@ -127,7 +127,7 @@ pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
 }
 
 /// Checks that a guard reports the loss as forced if the answer said so, and only then.
-pub(super) fn forced(facts: &Facts<'_>) -> Findings {
+pub fn forced(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 forced");
     let mut marks: BTreeMap<Id, u64> = BTreeMap::new();
     let mut last: BTreeMap<Id, u64> = BTreeMap::new();

@@ -9,7 +9,7 @@ use crate::store::{Floor, Mode};
 use crate::testing::simulation::history::{End, Guard, Held, Id, Lock, Micros, Op, Place, Released, Reply, What};
 
 /// Checks that the token of each guard is above the tokens of all conflicting guards before it.
-pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
+pub fn tokens(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("2 tokens");
     let mut highest: BTreeMap<Lock, (u64, u64)> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -67,7 +67,7 @@ impl Masters {
 }
 
 /// Checks that no majority has a hold after the servers have reported its end to an operator.
-pub(super) fn forced(facts: &Facts<'_>) -> Findings {
+pub fn forced(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 forced");
     let Some(QuorumFacts { masters, .. }) = facts.quorum else { return findings };
     let mut states = Masters::default();
@@ -92,7 +92,7 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
 /// Checks that users notice no fault of a minority. Before a release has reached all masters, the next hold may have
 /// only a bare majority with faulty masters in it. Such a hold may be lost with one of them, until its renewal has
 /// brought it to the other masters. The loss is reported within two leases, or by a release that began before.
-pub(super) fn unnoticed(facts: &Facts<'_>) -> Findings {
+pub fn unnoticed(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("quorum");
     let Some(QuorumFacts { faultless, lease, .. }) = facts.quorum.as_ref().filter(|of| !of.faultless.is_empty()) else {
         return findings;

@@ -8,7 +8,7 @@ use super::facts::{Facts, RequestFacts, id_of};
 use crate::testing::simulation::history::{Guard, Id, Op, Released, Reply, What};
 
 /// Checks releases that end the hold.
-pub(super) fn by_the_servers_answer(facts: &Facts<'_>) -> Findings {
+pub fn by_the_servers_answer(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release");
     let mut of_waiters = Findings::of("4 release of a waiter");
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| !in_doubt(told)) {
@@ -26,7 +26,7 @@ pub(super) fn by_the_servers_answer(facts: &Facts<'_>) -> Findings {
 
 /// Checks releases that end the hold where an answer was lost. The server has found the hold all the same, if not with
 /// the copy that it answered.
-pub(super) fn by_the_servers_answer_in_doubt(facts: &Facts<'_>) -> Findings {
+pub fn by_the_servers_answer_in_doubt(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release in doubt");
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| in_doubt(told)) {
         let id = facts.guards[&guard].id;
@@ -59,7 +59,7 @@ fn in_doubt(told: &[&RequestFacts]) -> bool {
 }
 
 /// Checks releases after which other guards of the process go on with the hold.
-pub(super) fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
+pub fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release of a share");
     for (at, number, told) in released(facts) {
         let guard = &facts.guards[&number];

@@ -19,7 +19,7 @@ const FIRST_RETRY: Micros = 20 * MS;
 const RECALL_TIMEOUT: Micros = 50 * MS;
 
 /// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
-pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
+pub fn heartbeat(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 heartbeat");
     for requests in facts.by_id().values() {
         let acquires = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. }));
@@ -98,7 +98,7 @@ fn cost(request: &RequestFacts, before: &RequestFacts) -> Micros {
 }
 
 /// Promise 8: waiting ends with `Unreachable` when the server was silent for `unreachable_after`, and not before.
-pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
+pub fn unreachable(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("8 unreachable");
     let mut own: BTreeMap<Attempt, Vec<&RequestFacts>> = BTreeMap::new();
     // Each side has its own leader. A waiter for a hold of its own process does not learn of silence to the other side.
@@ -205,7 +205,7 @@ fn outages(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<ServerOu
 
 /// Promise 8: renewal is repeated until the local deadline. A guard is lost neither before that nor before one renewal
 /// could be repeated.
-pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
+pub fn renewals(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("8 renewal");
     let by_id = facts.by_id();
     for requests in by_id.values() {
@@ -269,7 +269,7 @@ fn first_due(lease: Micros) -> Micros {
 
 /// Checks that a guard had to end by the local clock, though its process did what it could. Returns until when the
 /// guard was valid.
-pub(super) fn expired_rightly(
+pub fn expired_rightly(
     facts: &Facts<'_>,
     findings: &mut Findings,
     at: usize,

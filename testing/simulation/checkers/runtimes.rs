@@ -21,7 +21,7 @@ const TOLD: Micros = 100 * MS;
 const MOST_RELEASES: usize = 2;
 
 /// Checks that no hold is lost because a runtime stands still or has ended: its renewals go on.
-pub(super) fn holds(facts: &Facts<'_>) -> Findings {
+pub fn holds(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 holds");
     for (at, now, what) in facts.each() {
         let (What::LossSeen { guard, reason: LossReason::Expired }
@@ -42,7 +42,7 @@ pub(super) fn holds(facts: &Facts<'_>) -> Findings {
 
 /// Checks that the server receives the release of a hold at once when its last guard is gone, in whatever way. It comes
 /// a little later if the runtime of that guard had an inline release and stopped.
-pub(super) fn releases(facts: &Facts<'_>) -> Findings {
+pub fn releases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 releases");
     for (id, guards) in facts.guards_by_id() {
         let Some(last) = guards.iter().max_by_key(|guard| guard.over) else { continue };
@@ -93,7 +93,7 @@ fn waits_for(facts: &Facts<'_>, held: &GuardFacts, over: Micros) -> bool {
 }
 
 /// Checks that a process asks the server for each waiter on a runtime that goes on, or has the lock itself.
-pub(super) fn waiters(facts: &Facts<'_>) -> Findings {
+pub fn waiters(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 waiters");
     let asked = asked(facts);
     for (number, attempt) in &facts.attempts {

@@ -9,7 +9,7 @@ use crate::testing::simulation::history::{Guard, Id, Op, Reply, What};
 /// Checks the validity with which a guard starts. It has at least half of its lease if that is a second or more, else a
 /// third of what the margins leave. A waiter that is granted the lock by a notification starts at once, with as much of
 /// its claim. No guard has more than the answer with which it starts leaves, to a request for all that it wants.
-pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
+pub fn fresh(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 fresh guards");
     let mut first: BTreeMap<Id, Guard> = BTreeMap::new();
     for (number, guard) in &facts.guards {
@@ -31,7 +31,7 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
 }
 
 /// Returns the lease that was requested for a hold, if a guard of it starts with the answer.
-pub(super) fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<u64> {
+pub fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<u64> {
     let asked = facts.about(guard.id).filter_map(|request| match (request.op, &request.answered) {
         (
             Op::Acquire { lease_ms, .. } | Op::Renew { lease_ms, .. },
@@ -52,7 +52,7 @@ fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
 }
 
 /// Checks that a nested guard has an end of its own.
-pub(super) fn nested(facts: &Facts<'_>) -> Findings {
+pub fn nested(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 nested guards");
     for (at, now, what) in facts.each() {
         let What::Sample { guard, valid: true, .. } = what else { continue };

@@ -7,7 +7,7 @@ use crate::testing::simulation::history::{Micros, Process, What};
 /// Longest lease of the simulation, and more than any margin.
 const LONGEST: Micros = 10_200 * MS;
 
-pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
+pub fn ttl_and_end(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("9 tidiness");
     for (at, _, what) in facts.each() {
         match what {
@@ -29,7 +29,7 @@ pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-pub(super) fn everybody_served(facts: &Facts<'_>) -> Findings {
+pub fn everybody_served(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("service");
     for (number, attempt) in &facts.attempts {
         findings.add_unless(attempt.ended.is_some(), attempt.index, || format!("attempt {number} never ends"));

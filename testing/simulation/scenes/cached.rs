@@ -17,7 +17,7 @@ struct Plan {
     rerouted: Instant,
 }
 
-pub(super) async fn used_alone(world: &Arc<World>, leaked: &Leaked) {
+pub async fn used_alone(world: &Arc<World>, leaked: &Leaked) {
     let (user, other) = (Player::enters(world, leaked, 0), Player::enters(world, leaked, 1));
     let writes = user.uses(wish(b'b', Mode::Write), 30, 150);
     // Either before or after a ping.

@@ -17,9 +17,9 @@ const MIN_SLOW: Duration = Duration::from_millis(50);
 /// Way of a process to a server. `node` is the address that the process has for the primary, or the one of the master
 /// to which it is connected.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Wire {
-    pub(in super::super) process: Process,
-    pub(in super::super) place: Place,
+pub struct Wire {
+    pub process: Process,
+    pub place: Place,
     node: u32,
 }
 
@@ -34,7 +34,7 @@ enum Reached {
 
 impl World {
     /// Sends a request. Its copies travel on even if the sender is gone.
-    pub(in super::super) fn post(
+    pub fn post(
         self: &Arc<Self>,
         wire: Wire,
         key: &Arc<Key>,
@@ -62,7 +62,7 @@ impl World {
     }
 
     /// Draws the fate of a request, or of several that travel together.
-    pub(in super::super) fn fates(&self, place: Place, parcel: &Parcel) -> Fates {
+    pub fn fates(&self, place: Place, parcel: &Parcel) -> Fates {
         let mut state = self.state.lock();
         let (healed, profile) = (state.healed, &self.profile);
         let (is_slow, answers_after) = (state.servers[place].is_slow, state.servers[place].answers_after);
@@ -162,7 +162,7 @@ impl World {
     }
 
     /// Returns the way of a new request to a server.
-    pub(in super::super) fn wire(&self, process: Process, place: Place) -> Wire {
+    pub fn wire(&self, process: Process, place: Place) -> Wire {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
         Wire { process, place, node: old.map_or(state.servers[place].node, |old| old.node) }

@@ -18,7 +18,7 @@ use crate::testing::simulation::mutants::{Mutant, parse};
 const PING: Duration = Duration::from_millis(500);
 
 /// Subscriber of a process to the recalls of one lock.
-pub(super) struct ListeningProcess {
+pub struct ListeningProcess {
     process: Process,
     lock: Lock,
     recalls: Weak<Recalls>,
@@ -40,7 +40,7 @@ impl World {
         self.record(What::RecallEvent { process, lock, input });
     }
 
-    pub(in super::super) fn listen_for_recalls(self: &Arc<Self>, process: Process, key: &Key, recalls: &Arc<Recalls>) {
+    pub fn listen_for_recalls(self: &Arc<Self>, process: Process, key: &Key, recalls: &Arc<Recalls>) {
         let (number, lock) = (self.number(3), lock_of(key));
         let listener =
             ListeningProcess { process, lock, recalls: Arc::downgrade(recalls), live: None, learned: Vec::new() };
@@ -62,11 +62,11 @@ impl World {
     }
 
     /// Returns the node that answers a process.
-    pub(in super::super) fn answering(&self, process: Process) -> NodeId {
+    pub fn answering(&self, process: Process) -> NodeId {
         self.name_of(self.server_of(process))
     }
 
-    pub(super) fn server_of(&self, process: Process) -> u32 {
+    pub fn server_of(&self, process: Process) -> u32 {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
         old.map_or(state.servers[ONLY].number, |old| old.number)
@@ -206,12 +206,7 @@ impl World {
     }
 
     /// Passes a recall on to all listeners that are subscribed at that server.
-    pub(super) fn publish_recall(
-        self: &Arc<Self>,
-        lock: Lock,
-        PendingRecall { token, id }: PendingRecall,
-        server: u32,
-    ) {
+    pub fn publish_recall(self: &Arc<Self>, lock: Lock, PendingRecall { token, id }: PendingRecall, server: u32) {
         let recall = Recall { token, tries: id.map(|id| id.to_shared()) };
         let listeners: Vec<_> = {
             let state = self.state.lock();
@@ -285,12 +280,12 @@ impl World {
     }
 
     /// Returns true if a guard of the process is inside.
-    pub(in super::super) fn is_inside(&self, process: Process, lock: Lock) -> bool {
+    pub fn is_inside(&self, process: Process, lock: Lock) -> bool {
         self.state.lock().live.iter().any(|live| (live.process, live.lock) == (process, lock))
     }
 
     /// Notifies a try that a guard is inside.
-    pub(in super::super) fn reply_in_use(&self, lock: Lock, id: &str) {
+    pub fn reply_in_use(&self, lock: Lock, id: &str) {
         self.tell(Id::of(id).process, lock, &Notification::Used { id: id.into() });
     }
 }
