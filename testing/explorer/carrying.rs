@@ -1,39 +1,16 @@
 //! Requests, answers and notifications between the processes and the server.
 
-use super::server::{Block, Id, LIMIT, OPERATOR, Outcome, Reply, Request, ServerRecall, What};
+use super::server::{Id, LIMIT, OPERATOR, Outcome, Reply, Request, ServerRecall, What};
 use super::watch::Moved;
 use super::{
     Explorer, FATES, Fate, Faults, Invariant, Judged, Letter, Mail, OperatorView, RecallLine, Side, World, side,
 };
-use crate::lock::process::{Asked, Broken, HeardGrant, HeardReply, SentCopy, Slot, Told};
+use crate::lock::process::{Asked, Broken, SentCopy, Slot, Told};
 
 /// Late messages that can do nothing any more are forgotten.
 const FORGET: i8 = -2;
 /// Tokens that are farther back than this are alike.
 const FAR: i8 = -8;
-
-fn heard_grant((remaining, first, tokens, is_waited_for): (u8, i8, u8, bool)) -> HeardGrant {
-    HeardGrant { remaining, first, tokens, is_waited_for }
-}
-
-fn heard(reply: Reply) -> HeardReply {
-    match reply {
-        Reply::Granted(grant) => {
-            HeardReply::Granted(heard_grant((grant.remaining, grant.first, grant.tokens, grant.is_waited_for)))
-        }
-        Reply::Queued { is_cached } => HeardReply::Queued { is_cached },
-        Reply::Contended => HeardReply::Contended,
-        Reply::Late => HeardReply::Late,
-        Reply::Renewed { remaining, is_waited_for, tokens } => HeardReply::Renewed {
-            remaining,
-            is_waited_for,
-            tokens: tokens.map(|Block { first, count }| (first, count)),
-        },
-        Reply::Left { held } => HeardReply::Left { held },
-        Reply::Refused { is_cached } => HeardReply::Refused { is_cached },
-        Reply::Lost | Reply::Forced { .. } => HeardReply::Lost,
-    }
-}
 
 /// Returns true if the request may begin a hold. Each such request has a limit.
 fn may_begin_hold(what: What) -> bool {
@@ -44,7 +21,7 @@ fn may_begin_hold(what: What) -> bool {
 fn count_from_the_highest(outcome: &mut Outcome, Moved { top, .. }: Moved) {
     match &mut outcome.reply {
         Reply::Granted(grant) => grant.first -= top,
-        Reply::Renewed { tokens: Some(tokens), .. } => tokens.first -= top,
+        Reply::Renewed { tokens: Some((first, _)), .. } => *first -= top,
         _ => {}
     }
     outcome.call.iter_mut().for_each(|recall| recall.token -= top);
@@ -195,7 +172,7 @@ impl Explorer<'_> {
                 mail.process != process || !is_outdated
             });
         }
-        self.tell(world, process, Told::Answer { copy, reply: Some(heard(reply)) })
+        self.tell(world, process, Told::Answer { copy, reply: Some(reply) })
     }
 
     fn carry_out(&mut self, world: &mut World, request: Request) -> Result<Reply, Invariant> {
@@ -219,7 +196,6 @@ impl Explorer<'_> {
             // The answer tells the sender of the request.
             if id != request.id {
                 let (process, slot) = self.scene.owner(id);
-                let grant = grant.map(|grant| (grant.remaining, grant.first, grant.tokens, grant.is_waited_for));
                 world.mail.push(Mail {
                     process,
                     letter: Letter::Notice { slot, grant, is_outdated: false },
@@ -293,9 +269,9 @@ impl Explorer<'_> {
         let moved = |token: &mut i8| *token = token.saturating_sub(grown).max(FAR);
         for mail in world.mail.as_mut_slice() {
             match &mut mail.letter {
-                Letter::Notice { grant: Some((_, first, _, _)), .. } => moved(first),
+                Letter::Notice { grant: Some(grant), .. } => moved(&mut grant.first),
                 Letter::Answer { reply: Reply::Granted(grant), .. } => moved(&mut grant.first),
-                Letter::Answer { reply: Reply::Renewed { tokens: Some(tokens), .. }, .. } => moved(&mut tokens.first),
+                Letter::Answer { reply: Reply::Renewed { tokens: Some((first, _)), .. }, .. } => moved(first),
                 Letter::Recall { token, .. } => moved(token),
                 _ => {}
             }
@@ -318,9 +294,7 @@ impl Explorer<'_> {
                 }
             }
             Letter::Answer { copy, slot, reply } => self.hear(world, process, (copy, slot), reply),
-            Letter::Notice { slot, grant, .. } => {
-                self.tell(world, process, Told::Notice { slot, grant: grant.map(heard_grant) })
-            }
+            Letter::Notice { slot, grant, .. } => self.tell(world, process, Told::Notice { slot, grant }),
             Letter::Recall { token, tries } => self.tell(world, process, Told::Recall { token, tries }),
             Letter::InUse { slot } => self.tell(world, process, Told::InUse { slot }),
         }
@@ -337,7 +311,7 @@ impl Explorer<'_> {
         for mail in world.mail.as_mut_slice() {
             match &mut mail.letter {
                 Letter::Request { limit, .. } => *limit = (*limit - 1).max(FORGET),
-                Letter::Notice { grant: Some((remaining, ..)), .. } => *remaining = remaining.saturating_sub(1),
+                Letter::Notice { grant: Some(grant), .. } => grant.remaining = grant.remaining.saturating_sub(1),
                 _ => {}
             }
         }

@@ -34,7 +34,7 @@ use crate::base::mode::Mode;
 use crate::lock::process::{Blunder, Process, Slot, Told};
 use interned::Processes;
 use search::Explored;
-use server::{Fault, IDS, Id, OPERATOR, Reply, Server, Shelf, Side, What};
+use server::{Fault, Grant, IDS, Id, OPERATOR, Reply, Server, Shelf, Side, What};
 use small::List;
 use watch::{Invariant, Watch};
 
@@ -133,7 +133,7 @@ enum Letter {
     },
     Notice {
         slot: Slot,
-        grant: Option<(u8, i8, u8, bool)>,
+        grant: Option<Grant>,
         /// True if the server has answered since that the acquisition is in the queue.
         is_outdated: bool,
     },
@@ -423,7 +423,7 @@ impl Explorer<'_> {
                 tell(Told::Unreachable { copy });
             }
         }
-        if state.is_behind() {
+        if state.is_behind {
             tell(Told::CatchUp);
         }
         if self.processes.has_cached(world.processes[usize::from(process)]) {
@@ -437,7 +437,7 @@ impl Explorer<'_> {
             };
             acts.extend(to.map(|to| Act::Turn { process, to }));
         }
-        if world.faults.deaths > 0 && state.has_begun() && !state.is_idle() {
+        if world.faults.deaths > 0 && state.begun > 0 && !state.is_idle() {
             acts.push(Act::Die { process });
         }
     }

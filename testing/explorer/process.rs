@@ -156,8 +156,8 @@ pub enum Told {
     Drive,
 }
 
-/// A grant, with its first token relative to the highest token of the lock.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// Grant, with its first token relative to the highest token of the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct HeardGrant {
     pub remaining: u8,
     pub first: i8,
@@ -165,26 +165,34 @@ pub struct HeardGrant {
     pub is_waited_for: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// Answer of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum HeardReply {
     Granted(HeardGrant),
+    /// True if the acquisition has recalled the hold that excludes it.
     Queued {
         is_cached: bool,
     },
     Contended,
     Late,
+    /// Answer to a release. True if the acquisition held the lock until now.
+    Left {
+        held: bool,
+    },
     /// The tokens are the first one, relative to the highest token, and their number.
     Renewed {
         remaining: u8,
         is_waited_for: bool,
         tokens: Option<(i8, u8)>,
     },
+    Lost,
+    /// Refusal of a conversion. True if it has recalled other holds.
     Refused {
         is_cached: bool,
     },
-    Lost,
-    Left {
-        held: bool,
+    /// Answer to an operator: holds that the force has ended, with one bit for each hold.
+    Forced {
+        ended: u16,
     },
 }
 
@@ -356,19 +364,19 @@ struct Departing {
 #[derive(Clone)]
 pub struct Process {
     state: State<ExploredHold>,
-    now: Moment,
+    pub now: Moment,
     /// Highest token of the lock.
-    top: i64,
+    pub top: i64,
     /// Tasks whose acquisitions are not over.
     tasks: Vec<ExploredTask>,
     /// Number of acquisitions that have begun so far.
-    begun: u8,
+    pub begun: u8,
     copies: Vec<FlyingCopy>,
     departing: Vec<Departing>,
     /// Holds that the state has, with their slots.
     holds: Vec<(u64, Slot)>,
     /// True if the last tick has passed and the process was not scheduled.
-    is_behind: bool,
+    pub is_behind: bool,
     /// True if holds may be cached.
     caches: bool,
     /// Longest time between two polls of a leader that is not asleep.
@@ -466,14 +474,6 @@ impl Process {
         (driver.process, driver.out)
     }
 
-    pub fn moment(&self) -> Moment {
-        self.now
-    }
-
-    pub fn top(&self) -> i64 {
-        self.top
-    }
-
     /// Returns true if one more acquisition may begin: at most `tasks` at the same time, and `each` of a task in all.
     pub fn may_begin(&self, tasks: usize, each: usize) -> bool {
         self.tasks.len() < tasks && usize::from(self.begun) < tasks * each
@@ -482,14 +482,6 @@ impl Process {
     /// Returns true if an acquisition is under way or to come.
     pub fn may_go_on(&self, tasks: usize, each: usize) -> bool {
         !self.is_idle() || usize::from(self.begun) < tasks * each
-    }
-
-    pub fn has_begun(&self) -> bool {
-        self.begun > 0
-    }
-
-    pub fn is_behind(&self) -> bool {
-        self.is_behind
     }
 
     /// Returns true if nothing is left to do but to begin.
@@ -641,7 +633,7 @@ impl Driver<'_> {
         let outcome = event(&mut self.process.state, &inputs, &mut effects);
         self.process.state.advance(self.process.now, self.rules, &mut effects);
         effects.due_holds().for_each(|hold| self.schedule_later(hold.number()));
-        let wakes_one = self.process.blunder == Some(Blunder::WakesOne);
+        let wakes_one = self.has(Blunder::WakesOne);
         for wakes in effects.wakes().take(if wakes_one { 1 } else { usize::MAX }) {
             match wakes {
                 Wakes::Waiter(waiter_id) => {
@@ -661,6 +653,19 @@ impl Driver<'_> {
 
     fn now(&self) -> Moment {
         self.process.now
+    }
+
+    fn has(&self, blunder: Blunder) -> bool {
+        self.process.blunder == Some(blunder)
+    }
+
+    fn record(&mut self, hold: u64) -> &mut HoldRecord {
+        self.process.state.record(hold)
+    }
+
+    /// Returns the numbers of the tasks.
+    fn numbers(&self) -> std::ops::Range<u8> {
+        0..u8::try_from(self.process.tasks.len()).expect("few")
     }
 
     fn task(&mut self, task: u8) -> &mut ExploredTask {

@@ -11,21 +11,31 @@ use super::{Act, Explorer, Mail, PROCESSES, Step, World};
 /// Fingerprint of a state: two hashes side by side, 128 bits.
 pub struct Print(u64, u64);
 
+impl Default for Print {
+    fn default() -> Self {
+        Self(0, 1)
+    }
+}
+
 impl Print {
     pub fn of(state: &impl Hash) -> u128 {
-        let mut print = Self(0, 1);
+        let mut print = Self::default();
         state.hash(&mut print);
-        (u128::from(mixed(print.0)) << 64) | u128::from(mixed(print.1))
+        print.mixed()
     }
 
-    fn add(&mut self, word: u64) {
+    pub fn mixed(&self) -> u128 {
+        (u128::from(mixed(self.0)) << 64) | u128::from(mixed(self.1))
+    }
+
+    pub fn add(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
         self.1 =
             (self.1.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x632b_e59b_d9b4_e019);
     }
 }
 
-pub fn mixed(mut word: u64) -> u64 {
+fn mixed(mut word: u64) -> u64 {
     for _ in 0..2 {
         word ^= word >> 32;
         word = word.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -50,16 +60,8 @@ impl Hasher for Print {
         self.add(u64::from(byte));
     }
 
-    fn write_i8(&mut self, byte: i8) {
-        self.add(u64::from(byte.cast_unsigned()));
-    }
-
     fn write_usize(&mut self, word: usize) {
         self.add(u64::try_from(word).expect("64 bits at most"));
-    }
-
-    fn write_isize(&mut self, word: isize) {
-        self.write_usize(word.cast_unsigned());
     }
 }
 

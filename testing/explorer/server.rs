@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::small::List;
 use crate::base::lease::{FencingToken, ServerTime};
+pub use crate::lock::process::{HeardGrant as Grant, HeardReply as Reply};
 use crate::store::memory::record::{
     GrantedRecord, RECALL_INTERVAL_MS, RETENTION_MS, ReaderRecord, RecallableFlag, Record, RecordLimits, WaiterRecord,
     WriterRecord,
@@ -76,40 +77,45 @@ impl Shelf {
     pub fn tick(&mut self) {
         self.mark = self.mark.map(|_| false);
         self.token = self.token.map(|_| -TOKEN_GAP);
+        self.all_mut().for_each(|until| until.ticks = until.ticks.saturating_sub(1));
+    }
+
+    /// Returns all holds and waiters, live or dead.
+    fn all(&self) -> impl Iterator<Item = &Until> {
+        self.queues().into_iter().flat_map(List::iter).chain(self.held())
+    }
+
+    fn held(&self) -> impl Iterator<Item = &Until> {
+        self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold))
+    }
+
+    fn queues(&self) -> [&List<Until, IDS>; 3] {
+        [&self.waiting_writers, &self.batch_readers, &self.waiting_readers]
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Until> {
         let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
-        let untils = lists.into_iter().flat_map(List::as_mut_slice);
-        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
-            until.ticks = until.ticks.saturating_sub(1);
-        }
+        lists.into_iter().flat_map(List::as_mut_slice).chain(self.writer.as_mut().map(|writer| &mut writer.hold))
     }
 
     /// Gives the acquisitions other numbers.
     pub fn rename(&mut self, name: impl Fn(Id) -> Id) {
-        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
-        let untils = lists.into_iter().flat_map(List::as_mut_slice);
-        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
-            until.id = name(until.id);
-        }
+        self.all_mut().for_each(|until| until.id = name(until.id));
     }
 
     /// Returns the live holds and waiters.
     pub fn live(&self) -> impl Iterator<Item = Id> {
-        let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
-        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
-        all.filter(|until| until.ticks > 0).map(|until| until.id)
+        self.all().filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
     /// Returns true if the acquisition is recorded, live or dead.
     pub fn knows(&self, id: Id) -> bool {
-        let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
-        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
-        all.into_iter().any(|until| until.id == id)
+        self.all().any(|until| until.id == id)
     }
 
     /// Returns the live holds.
     pub fn holders(&self) -> impl Iterator<Item = Id> {
-        let all = self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold));
-        all.filter(|until| until.ticks > 0).map(|until| until.id)
+        self.held().filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
     pub fn readers(&self) -> usize {
@@ -178,22 +184,6 @@ pub struct Request {
     pub keeps: Option<u8>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Grant {
-    pub remaining: u8,
-    /// First token, relative to now, and the number of tokens.
-    pub first: i8,
-    pub tokens: u8,
-    pub is_waited_for: bool,
-}
-
-/// Block of consecutive tokens: the first, and their number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub struct Block {
-    pub first: i8,
-    pub count: u8,
-}
-
 /// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerRecall {
@@ -201,35 +191,6 @@ pub struct ServerRecall {
     pub token: i8,
     /// Acquisition that recalls, if that acquisition only tries.
     pub tries: Option<Id>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Reply {
-    Granted(Grant),
-    /// True if the acquisition has recalled the hold that excludes it.
-    Queued {
-        is_cached: bool,
-    },
-    Contended,
-    Late,
-    /// Answer to a release. True if the acquisition held the lock until now.
-    Left {
-        held: bool,
-    },
-    Renewed {
-        remaining: u8,
-        is_waited_for: bool,
-        tokens: Option<Block>,
-    },
-    Lost,
-    /// Refusal of a conversion. True if it has recalled other holds.
-    Refused {
-        is_cached: bool,
-    },
-    /// Holds that the force has ended, with one bit for each hold.
-    Forced {
-        ended: u16,
-    },
 }
 
 pub struct Outcome {
@@ -311,49 +272,6 @@ pub enum Fault {
     ConversionRecallsNobody,
 }
 
-impl Fault {
-    pub const ALL: [Self; 21] = [
-        Self::WriterBesideReaders,
-        Self::ReaderPassesWaitingWriter,
-        Self::WriterPhaseForgotten,
-        Self::LastWriterForgotten,
-        Self::BatchForgotten,
-        Self::NewestWriterFirst,
-        Self::HeartbeatLosesPlace,
-        Self::LateIsCarriedOut,
-        Self::ReleaseByLock,
-        Self::CancelLeavesPlace,
-        Self::NotificationForAnother,
-        Self::WritersWaitingUntold,
-        Self::TokensAhead,
-        Self::TokensReused,
-        Self::RepeatBeginsAnew,
-        Self::WaiterGetsWholeLease,
-        Self::RenewalRecreates,
-        Self::RenewalShortens,
-        Self::UpgradeBesideReaders,
-        Self::DeadReaderStays,
-        Self::KeyForgotten,
-    ];
-    /// Faults that concern cached holds.
-    pub const CACHING: [Self; 14] = [
-        Self::FlagOutlives,
-        Self::FlagTooLate,
-        Self::NobodyRecalls,
-        Self::RecallsOnce,
-        Self::RecallsByOlderToken,
-        Self::TriesRecallUnnamed,
-        Self::TriesAreRefused,
-        Self::RenewalTellsNothing,
-        Self::RenewalBringsOldTokens,
-        Self::RenewedTokensAhead,
-        Self::ForceMissesNewBlock,
-        Self::ForceRecallsNobody,
-        Self::ConversionClearsFlag,
-        Self::ConversionRecallsNobody,
-    ];
-}
-
 /// Server that carries operations out.
 pub struct Server {
     ids: Vec<AcquisitionId>,
@@ -409,11 +327,9 @@ impl Server {
                 until_ms: deadline_ms(until),
             }
         };
-        let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
-        let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
-        let waiters = lists[1..].iter().copied().flat_map(List::iter);
+        let waiters = shelf.queues().into_iter().flat_map(List::iter);
         // The key lives no longer than necessary, so that the exploration finds a key that expires too early.
-        let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
+        let forget_ms = shelf.all().map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
         let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
         Record {
             limits: self.limits,
@@ -521,11 +437,9 @@ impl Server {
         let call = self.call_wrongly(call, &request, shelf);
         let news = self.distort(told.map(|(id, grant)| (Self::number(&id), grant)).collect(), &record);
         *shelf = Self::pack(&record, at_us);
-        let longest = shelf_longest(shelf);
-        let remembered =
-            longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
-        let queues = [&shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
-        let anybody_recorded = queues.iter().any(|queue| !queue.is_empty());
+        let lasts = |until: &Until| NOW_MS + u64::from(until.ticks) * TICK_MS + RETENTION_MS;
+        let remembered = shelf.all().filter(|until| until.ticks > 0).all(|until| record.forget_ms >= lasts(until));
+        let anybody_recorded = shelf.queues().iter().any(|queue| !queue.is_empty());
         Outcome { reply, news, call, remembered, anybody_recorded }
     }
 
@@ -588,9 +502,8 @@ impl Server {
 
     fn renewed(renewed: Renewed, at_us: u64) -> Reply {
         let Renewed::Renewed { remaining, is_waited_for, tokens } = renewed else { return Reply::Lost };
-        let block = |(first, count): (FencingToken, u64)| Block {
-            first: relative(first.as_u64(), at_us),
-            count: u8::try_from(count).unwrap_or(u8::MAX),
+        let block = |(first, count): (FencingToken, u64)| {
+            (relative(first.as_u64(), at_us), u8::try_from(count).unwrap_or(u8::MAX))
         };
         Reply::Renewed { remaining: ticks_of(remaining), is_waited_for, tokens: tokens.map(block) }
     }
@@ -613,10 +526,4 @@ fn ticks_until(deadline_ms: u64) -> u8 {
 fn relative(token: u64, at_us: u64) -> i8 {
     let signed = |us| i64::try_from(us).expect("small");
     i8::try_from(signed(token) - signed(at_us)).unwrap_or(if token > at_us { i8::MAX } else { i8::MIN })
-}
-
-fn shelf_longest(shelf: &Shelf) -> Option<u8> {
-    let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
-    let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
-    all.map(|until| until.ticks).filter(|ticks| *ticks > 0).max()
 }

@@ -3,6 +3,7 @@
 
 mod cached;
 
+use super::renamed;
 use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
 use super::small::List;
 
@@ -142,8 +143,7 @@ impl Watch {
             place.until.id = name(place.until.id);
         }
         for set in [&mut self.batch, &mut self.earlier] {
-            let before = std::mem::take(set);
-            *set = (0..16).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
+            *set = renamed(*set, &name);
         }
         // The order of the records makes no difference here.
         self.readers.as_mut_slice().sort_unstable_by_key(|until| until.id);

@@ -40,7 +40,7 @@ impl Driver<'_> {
 
     /// Returns the time that an answer to a request from `sent` grants.
     pub fn grant(&self, sent: Moment, remaining: Duration, asked: Duration) -> Grant {
-        let counts = if self.process.blunder == Some(Blunder::CountsFromAnswer) { self.now() } else { sent };
+        let counts = if self.has(Blunder::CountsFromAnswer) { self.now() } else { sent };
         let outlives = matches!(self.process.blunder, Some(Blunder::OutlivesItsLease | Blunder::EntersWhatIsOver));
         let longer = if outlives { ticks(20) } else { Duration::ZERO };
         Grant { sent: counts, remaining: remaining + longer, asked: asked + longer, server: ServerTime::default() }
@@ -65,27 +65,19 @@ impl Driver<'_> {
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         let attempt = self.attempt(sent, reply);
         if let Ok(Answered { value: Acquired::Granted(granted), .. }) = &attempt {
-            let new_hold = NewHold {
-                granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
-                grant: self.grant(sent, granted.remaining, HOLD_LEASE),
-                share: self.wants().from(sent),
-                in_doubt_requests: InDoubt::default(),
-                // There is no join window: each reader that comes later asks the server.
-                share_until: (!granted.is_waited_for).then_some(sent),
-                is_claim: false,
-                cache: self.cache_state(Some(self.cache_answer(&copy, granted.is_waited_for))),
-                jitter: Jitter::of(0),
-            };
+            let cache = self.cache_answer(&copy, granted.is_waited_for);
+            let new_hold = self.new_hold((slot, mode), granted, (sent, HOLD_LEASE), Some(cache));
             return self.on_grant(number, slot, new_hold);
         }
         self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
+        let blunder = self.process.blunder;
         let is_mine =
             self.process.state.end_attempt(mode, waiter_id, now.after(self.rules.poll_within)).map(|pending| {
                 pending.note_attempt(&attempt);
-                if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
+                if blunder == Some(Blunder::ForgetsAbandoned) {
                     pending.copies = InDoubt::default();
                 }
-                if reply == Some(HeardReply::Late) && self.process.blunder == Some(Blunder::LateForgetsRecord) {
+                if reply == Some(HeardReply::Late) && blunder == Some(Blunder::LateForgetsRecord) {
                     pending.is_recorded = false;
                 }
             });
@@ -104,6 +96,27 @@ impl Driver<'_> {
             NextStep::AwaitTurn { .. } if !waits => self.await_replies(number),
             NextStep::AwaitTurn { .. } => self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: true }),
             NextStep::Take(_) | NextStep::Pause { .. } | NextStep::AskSoon => {}
+        }
+    }
+
+    /// Returns the hold that a grant at `sent` gives. `answer` is absent for a grant by a notification.
+    pub fn new_hold(
+        &self,
+        (slot, mode): (Slot, Mode),
+        granted: &Granted,
+        (sent, asked): (Moment, Duration),
+        answer: Option<CacheAnswer>,
+    ) -> NewHold {
+        NewHold {
+            granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
+            grant: self.grant(sent, granted.remaining, asked),
+            share: self.wants().from(sent),
+            in_doubt_requests: InDoubt::default(),
+            // There is no join window: each reader that comes later asks the server.
+            share_until: (!granted.is_waited_for).then_some(sent),
+            is_claim: answer.is_none(),
+            cache: self.cache_state(answer),
+            jitter: Jitter::of(0),
         }
     }
 
@@ -163,13 +176,10 @@ impl Driver<'_> {
     }
 
     pub fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
-        let (now, rules, waiter_id) = (self.now(), self.rules, self.task(number).waiter_id);
+        let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let share = (share_id, self.wants().from(now));
-        let accepted = self.event(|state, _, effects| {
-            state.change(hold, effects, |record, effects| {
-                record.accept(waiter_id, share, since, now, rules, &mut effects.signals)
-            })
-        });
+        let accepted =
+            self.event_of(hold, |record, rules, signals| record.accept(waiter_id, share, since, now, rules, signals));
         match accepted {
             Accepted::Taken(token) => self.seat(number, hold, share_id, token),
             Accepted::Short { .. } => {
@@ -229,7 +239,7 @@ impl Driver<'_> {
             }
         });
         not_converted.iter().for_each(|open| self.depart_conversion(open));
-        let next = self.process.state.record(hold).due();
+        let next = self.record(hold).due();
         if matches!(next, Next::Lost(_)) {
             self.look_soon(hold);
         }
@@ -258,12 +268,12 @@ impl Driver<'_> {
 
     pub fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
         let now = self.now();
-        let takes_old = self.process.blunder == Some(Blunder::TakesGrantsThatAreOver);
+        let takes_old = self.has(Blunder::TakesGrantsThatAreOver);
         let grant = grant.map(|grant| match grant.remaining {
             0 if takes_old => HeardGrant { remaining: 2, ..grant },
             _ => grant,
         });
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+        for number in self.numbers() {
             let ExploredTask { waiter_id, mode, is_asleep, ref stage, .. } = *self.task(number);
             let awaits = matches!(stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
             if is_asleep || !awaits {
@@ -274,18 +284,9 @@ impl Driver<'_> {
                 _ if !is_own => {}
                 None => self.task(number).stage = Stage::Asks(Ask::Again),
                 Some(heard) => {
+                    // The answer to the claim says whether the hold may be cached.
                     let granted = self.granted(heard);
-                    let new_hold = NewHold {
-                        granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
-                        grant: self.grant(now, granted.remaining, ticks(MAX_DELAY)),
-                        share: self.wants().from(now),
-                        in_doubt_requests: InDoubt::default(),
-                        share_until: (!granted.is_waited_for).then_some(now),
-                        is_claim: true,
-                        // The answer to the claim says whether the hold may be cached.
-                        cache: self.cache_state(None),
-                        jitter: Jitter::of(0),
-                    };
+                    let new_hold = self.new_hold((slot, mode), &granted, (now, ticks(MAX_DELAY)), None);
                     self.on_grant(number, slot, new_hold);
                 }
             }

@@ -82,7 +82,7 @@ impl Driver<'_> {
     /// Returns the number of tokens that a request asks for.
     pub fn missing_tokens(&mut self, purpose: Purpose) -> u8 {
         let missing = match purpose {
-            Purpose::Renew { hold, .. } => self.process.state.record(hold).missing_tokens(),
+            Purpose::Renew { hold, .. } => self.record(hold).missing_tokens(),
             _ => 0,
         };
         u8::try_from(missing).unwrap_or(MAX_BLOCK).min(MAX_BLOCK)
@@ -145,7 +145,7 @@ impl Driver<'_> {
 
     /// A guard is inside, so a try ends.
     pub fn on_in_use(&mut self, slot: Slot) {
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+        for number in self.numbers() {
             let ExploredTask { waiter_id, mode, ref stage, .. } = *self.task(number);
             if matches!(stage, Stage::Asks(Ask::AwaitsReplies { .. })) && self.has_asked_as(mode, waiter_id, slot) {
                 self.end_try(number);
@@ -186,7 +186,7 @@ impl Driver<'_> {
     }
 
     pub fn on_subscribed(&mut self) {
-        if self.process.blunder != Some(Blunder::ReliesAcrossBreak) {
+        if !self.has(Blunder::ReliesAcrossBreak) {
             self.process.last_epoch += 1;
         }
         let epoch = self.process.last_epoch;
@@ -195,13 +195,13 @@ impl Driver<'_> {
     }
 
     pub fn on_subscription_broken(&mut self) {
-        if self.process.blunder != Some(Blunder::KeepsUnheard) {
+        if !self.has(Blunder::KeepsUnheard) {
             self.process.reception.live_until = self.now().after(TICK);
         }
     }
 
     pub fn on_subscription_lost(&mut self) {
-        if self.process.blunder == Some(Blunder::KeepsUnheard) {
+        if self.has(Blunder::KeepsUnheard) {
             return;
         }
         (self.process.reception.subscription, self.process.reception.live_until) = (None, Moment::from_nanos(0));
@@ -212,7 +212,7 @@ impl Driver<'_> {
     pub fn give_up_cached(&mut self) {
         let now = self.now();
         for (hold, _) in self.process.holds.clone() {
-            if self.process.state.record(hold).is_cached() {
+            if self.record(hold).is_cached() {
                 self.event_of(hold, |record, _, _| record.note_wanted(now));
             }
         }
@@ -223,7 +223,7 @@ impl Driver<'_> {
         let now = self.now();
         let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         for hold in holds {
-            if self.process.state.record(hold).cached_until().is_some_and(|until| until <= now) {
+            if self.record(hold).cached_until().is_some_and(|until| until <= now) {
                 self.look_at(hold);
             }
         }

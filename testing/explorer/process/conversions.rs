@@ -7,7 +7,7 @@ impl Driver<'_> {
     pub fn convert(&mut self, number: u8) {
         let Stage::Holds { hold, share_id } = self.task(number).stage else { return };
         let now = self.now();
-        let to = match self.process.state.record(hold).mode() {
+        let to = match self.record(hold).mode() {
             Mode::Read => Mode::Write,
             Mode::Write => Mode::Read,
         };
@@ -16,7 +16,7 @@ impl Driver<'_> {
             return;
         }
         // A later copy of the same conversion finds what an earlier one did.
-        let earlier = self.process.state.record(hold).take_open_conversion();
+        let earlier = self.record(hold).take_open_conversion();
         let slot = earlier.as_ref().map_or_else(|| self.new_slot(), |open| slot_of(&open.id));
         let copies = earlier.map(|open| InDoubt::of_earlier(open.arrives_until, open.lease)).unwrap_or_default();
         let conversion =
@@ -51,9 +51,7 @@ impl Driver<'_> {
             Some(_) => conversion.copies.on_answer(sent),
             None => conversion.copies.abandon(sent.after(self.rules.max_delay)),
         }
-        if matches!(reply, Some(HeardReply::Refused { .. }))
-            && self.process.blunder == Some(Blunder::BelievesRefusalBeforeStrays)
-        {
+        if matches!(reply, Some(HeardReply::Refused { .. })) && self.has(Blunder::BelievesRefusalBeforeStrays) {
             conversion.copies = InDoubt::default();
         }
         self.task(number).stage = Stage::Converts { hold, share_id, conversion };
@@ -102,7 +100,7 @@ impl Driver<'_> {
             true => record.renew_now(now),
             false => record.conversion_was_not_done(),
         });
-        let is_over = now >= self.process.state.record(hold).deadline();
+        let is_over = now >= self.record(hold).deadline();
         match (is_unreachable, is_in_doubt) {
             (true, true) => self.leave_open(number),
             (true, false) => {
@@ -138,16 +136,9 @@ impl Driver<'_> {
         let Stage::Converts { hold, share_id, conversion } = self.task(number).stage else { return };
         let ExploredConversion { slot, to, copies, .. } = conversion;
         let granted = self.granted(heard);
-        let new_hold = NewHold {
-            granting: GrantIdentity { id: id_of(slot), mode: to, token: granted.token, tokens: granted.tokens },
-            grant: self.grant(sent, granted.remaining, HOLD_LEASE),
-            share: self.process.state.record(hold).share(share_id),
-            in_doubt_requests: copies,
-            share_until: (!granted.is_waited_for).then_some(sent),
-            is_claim: false,
-            cache: self.cache_state(Some(self.cache_answer(copy, granted.is_waited_for))),
-            jitter: Jitter::of(0),
-        };
+        let (share, cache) = (self.record(hold).share(share_id), self.cache_answer(copy, granted.is_waited_for));
+        let new_hold = self.new_hold((slot, to), &granted, (sent, HOLD_LEASE), Some(cache));
+        let new_hold = NewHold { share, in_doubt_requests: copies, ..new_hold };
         let make = |number, _| Arc::new(ExploredHold(number));
         let converted =
             self.event(|state, inputs, effects| state.on_converted(make, hold, new_hold, now, inputs, effects));
@@ -159,7 +150,7 @@ impl Driver<'_> {
             return self.drop_conversion(number);
         };
         self.note_new_hold(new.number(), slot);
-        if self.process.blunder == Some(Blunder::KeepsConverted) {
+        if self.has(Blunder::KeepsConverted) {
             let stage = Stage::Holds { hold, share_id };
             let task = ExploredTask { stage, ..self.task(number).clone() };
             self.process.tasks.push(task);
@@ -196,7 +187,7 @@ impl Driver<'_> {
         self.close(|copy| matches!(copy.purpose, Purpose::Convert { task, .. } if task == number));
         self.end_conversion(number);
         self.give_back(hold, Some(hold));
-        if self.process.blunder != Some(Blunder::ForgetsNewHold) {
+        if !self.has(Blunder::ForgetsNewHold) {
             self.depart_conversion(&open_of(&conversion, now));
         }
     }

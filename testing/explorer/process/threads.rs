@@ -49,11 +49,6 @@ impl Process {
         Self { pending: Some(PendingEffects::default()), ..Self::new(false, blunder) }
     }
 
-    /// Returns the number of acquisitions that have begun so far.
-    pub fn begun(&self) -> usize {
-        self.begun.into()
-    }
-
     /// Returns the tasks that were woken and are not polled yet.
     pub fn woken(&self) -> impl Iterator<Item = u8> {
         self.numbered(|stage| *stage == Stage::Waits(true)).filter(|_| self.pending.is_some())
@@ -133,7 +128,7 @@ impl Driver<'_> {
 
     /// Notes that a thread is about to put this hold into the queue.
     pub fn schedule_later(&mut self, hold: u64) {
-        let reads_early = self.process.blunder == Some(Blunder::SchedulesWhatItRead);
+        let reads_early = self.has(Blunder::SchedulesWhatItRead);
         let read = reads_early.then(|| self.due(hold)).flatten();
         let Some(pending) = &mut self.process.pending else { return };
         let effect = (hold, read);
@@ -144,7 +139,7 @@ impl Driver<'_> {
 
     /// Returns the moment of the next deadline of a hold, if there is one.
     fn due(&mut self, hold: u64) -> Option<Moment> {
-        match self.process.state.record(hold).due() {
+        match self.record(hold).due() {
             Next::At(at) => Some(at),
             // The background looks at it at once.
             Next::Lost(_) => Some(self.now()),

@@ -63,7 +63,7 @@ impl Driver<'_> {
             let number = u8::try_from(self.process.tasks.len()).expect("few");
             self.process.tasks.push(task);
             let first = self.process.state.record(hold.number()).token();
-            let token = if self.process.blunder == Some(Blunder::ReusesToken) { first } else { share_id.token };
+            let token = if self.has(Blunder::ReusesToken) { first } else { share_id.token };
             return self.enter_hold(number, mode, (hold.number(), share_id), token);
         }
         let entered = self.event(|state, inputs, effects| match waits {
@@ -94,11 +94,8 @@ impl Driver<'_> {
         match stage {
             Stage::Asks(Ask::Rechecks { hold, share_id }) => {
                 let until = self.now().after(self.rules.max_delay);
-                if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
-                    self.process.state.record(hold).copies_mut().abandon(Moment::from_nanos(0));
-                } else {
-                    self.process.state.record(hold).copies_mut().abandon(until);
-                }
+                let until = if self.has(Blunder::ForgetsAbandoned) { Moment::from_nanos(0) } else { until };
+                self.record(hold).copies_mut().abandon(until);
                 self.close(|copy| matches!(copy.purpose, Purpose::Recheck { task, .. } if task == number));
                 self.remove_share(hold, share_id);
             }
@@ -174,7 +171,7 @@ impl Driver<'_> {
         let removed = self.event(|state, inputs, effects| state.remove_share(hold, share_id, now, inputs, effects));
         match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
-            ShareRemoved::Last | ShareRemoved::LastLate(_) if self.process.blunder == Some(Blunder::LeavesUntold) => {
+            ShareRemoved::Last | ShareRemoved::LastLate(_) if self.has(Blunder::LeavesUntold) => {
                 self.on_end(hold);
             }
             ShareRemoved::Last | ShareRemoved::LastLate(_) => self.give_back(hold, Some(hold)),
@@ -186,7 +183,7 @@ impl Driver<'_> {
         let now = self.now();
         self.retire(hold);
         let arrives_until = self.process.state.record(hold).arrives_until(now, self.rules);
-        let open = self.process.state.record(hold).take_open_conversion();
+        let open = self.record(hold).take_open_conversion();
         let slot = self.process.slot_of_hold(hold);
         self.close(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
         self.depart(slot, arrives_until, waited_for);
@@ -210,13 +207,13 @@ impl Driver<'_> {
             self.process.copies.iter().filter(|copy| now.since(copy.sent) >= overdue).map(|copy| copy.number).collect();
         late.into_iter().for_each(|copy| self.on_answer(copy, None, false));
         self.replace_stalled();
+        let sends_no_heartbeat = self.has(Blunder::NeverAsksAgain);
         for task in self.process.tasks.iter_mut().filter(|task| !task.is_asleep) {
-            let sends_no_heartbeat = self.process.blunder == Some(Blunder::NeverAsksAgain);
             if !(sends_no_heartbeat && task.stage == Stage::Asks(Ask::Pauses { is_queued: true })) {
                 task.stage = after_pause(std::mem::replace(&mut task.stage, Stage::Over));
             }
         }
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+        for number in self.numbers() {
             let ExploredTask { is_asleep, ref stage, .. } = *self.task(number);
             if !is_asleep && matches!(stage, Stage::Asks(Ask::AwaitsReplies { until }) if *until <= now) {
                 self.on_no_reply(number);
@@ -228,7 +225,7 @@ impl Driver<'_> {
 
     /// Does what the background does with leaders that are not polled.
     fn replace_stalled(&mut self) {
-        let looks = self.process.blunder != Some(Blunder::NeverLooksForStalled);
+        let looks = !self.has(Blunder::NeverLooksForStalled);
         if looks && self.process.tasks.iter().any(|task| task.is_asleep) {
             let now = self.now();
             self.event(|state, inputs, _| state.on_stalled_leader(now, inputs));
@@ -244,7 +241,7 @@ impl Driver<'_> {
 
     /// Does what the background does with a hold whose deadline may have come.
     pub fn look_at(&mut self, hold: u64) {
-        let (now, rules) = (self.now(), self.rules);
+        let now = self.now();
         let slot = self.process.slot_of_hold(hold);
         if self.process.departing.iter().any(|departing| departing.slot == slot) {
             return;
@@ -252,11 +249,8 @@ impl Driver<'_> {
         let next = self.event(|state, _, effects| state.record(hold).next(now, &mut effects.signals));
         match next {
             Next::At(_) => {
-                let lease = self.event(|state, _, effects| {
-                    state.change(hold, effects, |record, effects| {
-                        record.begin_renewal(now, now, rules, &mut effects.signals)
-                    })
-                });
+                let lease =
+                    self.event_of(hold, |record, rules, signals| record.begin_renewal(now, now, rules, signals));
                 if let Some(lease) = lease {
                     self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
                 }

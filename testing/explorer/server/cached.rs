@@ -1,6 +1,6 @@
 //! Faults of a wrong server with cached holds, after the operation of a right one.
 
-use super::{Block, Fault, RecallableFlag, Record, Reply, Request, Server, ServerRecall, Shelf, What};
+use super::{Fault, RecallableFlag, Record, Reply, Request, Server, ServerRecall, Shelf, What};
 
 impl Server {
     pub fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
@@ -25,10 +25,10 @@ impl Server {
                 *reply = Reply::Contended;
             }
             (Some(Fault::RenewalTellsNothing), Reply::Renewed { is_waited_for, .. }) => *is_waited_for = false,
-            (Some(Fault::RenewalBringsOldTokens), Reply::Renewed { tokens: Some(Block { first, .. }), .. }) => {
+            (Some(Fault::RenewalBringsOldTokens), Reply::Renewed { tokens: Some((first, _)), .. }) => {
                 *first -= 1;
             }
-            (Some(Fault::RenewedTokensAhead), Reply::Renewed { tokens: Some(Block { count, .. }), .. }) => {
+            (Some(Fault::RenewedTokensAhead), Reply::Renewed { tokens: Some((_, count)), .. }) => {
                 *count += 1;
                 record.token += 1;
                 record.recallable = record.recallable.map(marked_at(record.token));

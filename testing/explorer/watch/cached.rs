@@ -1,6 +1,6 @@
 //! Second model, for holds that may be cached.
 
-use super::super::server::{Block, Id, Outcome, Reply, Request, ServerRecall, Side, What};
+use super::super::server::{Id, Outcome, Reply, Request, ServerRecall, Side, What};
 use super::{Invariant, Judged, List, Watch, hold};
 
 impl Watch {
@@ -80,7 +80,7 @@ impl Watch {
         let (top, side) = self.top.unwrap_or_default();
         let asked = request.keeps.filter(|count| *count > 0 && self.writer.is_some());
         match (asked, tokens, &mut self.writer) {
-            (Some(most), Some(Block { first, count }), Some(writer)) => {
+            (Some(most), Some((first, count)), Some(writer)) => {
                 let last = first + i8::try_from(count).unwrap_or(i8::MAX) - 1;
                 hold(first > top && (1..=most).contains(&count) && last <= 0, Invariant::Tokens)?;
                 writer.back = last - first;
