@@ -44,7 +44,6 @@ use mutants::Mutant;
 use profile::{BURST, HOT, Profile, RUNTIMES, Story, UNHEARD, WILD_CLOCKS};
 use scenes::Scene;
 use trouble::{Cast, trouble};
-use workload::Leaked;
 use world::World;
 
 /// Time after which a computation that blocks a runtime is over.
@@ -54,8 +53,7 @@ const BLOCKED: Duration = Duration::from_secs(21);
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    let leaked = Leaked::default();
-    let history = runtime.block_on(async {
+    let (world, history) = runtime.block_on(async {
         let world = World::new(seed, profile, mutant);
         if profile.records.is_some() {
             world.record(What::SmallBatches);
@@ -64,23 +62,24 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
             world.record(What::Replicated);
         }
         match profile.story {
-            Story::Chance => story(&world, &leaked).await,
+            Story::Chance => story(&world).await,
             Story::Scene(scene) => {
-                scenes::play(&world, &leaked, scene).await;
+                scenes::play(&world, scene).await;
                 tokio::time::sleep(profile.aftermath).await;
             }
         }
         world.record_left();
         world.record(What::Over);
-        world.take_history()
+        let history = world.take_history();
+        (world, history)
     });
     drop(runtime);
-    leaked.lock().clear();
+    world.leaked.lock().clear();
     history
 }
 
 /// Runs the faults, the recovery, and the time until nothing is left.
-async fn story(world: &Arc<World>, leaked: &Leaked) {
+async fn story(world: &Arc<World>) {
     if !world.is_quorum() {
         drop(tokio::spawn(Arc::clone(world).replicate()));
     }
@@ -88,9 +87,9 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
     let many = world.draw(|rng| rng.u32(2..=most));
     let mut cast = Cast { next: many, machines: Vec::new(), gone: Vec::new(), faults: Vec::new() };
     for process in 0..many {
-        cast.machines.push(Machine::start(world, leaked, process, things));
+        cast.machines.push(Machine::start(world, process, things));
     }
-    trouble(world, leaked, &mut cast).await;
+    trouble(world, &mut cast).await;
     world.heals();
     let all = async {
         // Longer than a runtime is blocked by a computation.

@@ -58,9 +58,9 @@ impl Findings {
         self.found.push(Violation { promise: self.promise, at, text: text.into() });
     }
 
-    fn add_unless(&mut self, holds: bool, at: usize, text: impl FnOnce() -> String) {
+    fn add_unless(&mut self, holds: bool, at: usize, text: impl fmt::Display) {
         if !holds {
-            self.add(at, text());
+            self.add(at, text.to_string());
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::gate::Pausable;
 use super::history::{Process, What};
 use super::runtime::Runtime;
-use super::workload::{Actor, Leaked, SimManager};
+use super::workload::{Actor, SimManager};
 use super::world::{Address, World};
 use crate::base::reentry::OwnerId;
 use crate::face::manager::RwLockManager as _;
@@ -14,7 +14,6 @@ use crate::face::manager::RwLockManager as _;
 /// Machine with its process and tasks.
 pub struct Machine {
     world: Arc<World>,
-    leaked: Leaked,
     pub address: Address,
     pub manager: SimManager,
     /// Runtimes that have not ended. `next_runtime` is the number of all runtimes so far.
@@ -24,12 +23,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn start(world: &Arc<World>, leaked: &Leaked, process: Process, things: u32) -> Self {
+    pub fn start(world: &Arc<World>, process: Process, things: u32) -> Self {
         let address = Address::new(process);
         let manager = SimManager::start(world, &address);
         let mut machine = Self {
             world: Arc::clone(world),
-            leaked: Arc::clone(leaked),
             address,
             manager,
             runtimes: Vec::new(),
@@ -61,7 +59,6 @@ impl Machine {
             manager: self.manager.clone(),
             rng: self.world.draw(fastrand::Rng::fork),
             owner: OwnerId::new(),
-            leaked: Arc::clone(&self.leaked),
             runtime: Arc::clone(runtime),
         };
         let driven = runtime.drives(actor.work(things));
@@ -132,7 +129,6 @@ impl Machine {
     /// Ends the process at once. None of its tasks runs any more.
     pub fn crash(&mut self) {
         self.world.record(What::Crashed { process: self.address.process });
-        self.world.all_leave(self.address.process);
         self.address.gate.crash();
         for task in &self.tasks {
             task.abort();

@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 
 use super::gate::{Gate, Pausable};
-use super::history::{Guard as GuardNo, Letting, What};
-use super::workload::{AnyGuard, Leaked};
+use super::history::{Guard as GuardNo, Letting, What, Wish};
+use super::workload::AnyGuard;
 use super::world::World;
 use crate::store::BoxFuture;
 
@@ -129,11 +129,9 @@ impl Runtime {
 pub struct Hand {
     pub world: Arc<World>,
     pub runtime: Arc<Runtime>,
-    pub leaked: Leaked,
     pub number: GuardNo,
+    pub wish: Wish,
     pub guard: Option<AnyGuard>,
-    /// True if the guard may be forgotten. A forgotten guard keeps others out for as long as its hold may last.
-    pub may_leak: bool,
 }
 
 impl Hand {
@@ -155,12 +153,11 @@ impl Drop for Hand {
         let Some(guard) = self.guard.take().filter(|_| self.runtime.has_ended()) else {
             return;
         };
-        let leaks = self.may_leak && self.runtime.leaks.load(Ordering::SeqCst);
+        let leaks = self.wish.may_leak() && self.runtime.leaks.load(Ordering::SeqCst);
         let how = if leaks { Letting::Leak } else { Letting::Drop };
         self.world.record(What::LetGo { guard: self.number, how });
-        self.world.leaves(self.number);
         if leaks {
-            self.leaked.lock().push(guard);
+            self.world.leaked.lock().push(guard);
         }
     }
 }
@@ -184,14 +181,8 @@ impl Otherwise {
 
 impl Drop for Otherwise {
     fn drop(&mut self) {
-        if !self.runtime.has_ended() {
-            return;
-        }
-        for what in self.events.drain(..) {
-            if let What::LetGo { guard, .. } = what {
-                self.world.leaves(guard);
-            }
-            self.world.record(what);
+        if self.runtime.has_ended() {
+            self.events.drain(..).for_each(|what| self.world.record(what));
         }
     }
 }

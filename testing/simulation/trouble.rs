@@ -8,7 +8,6 @@ use super::history::Process;
 use super::machine::Machine;
 use super::mutants::Mutant;
 use super::profile::MasterFault;
-use super::workload::Leaked;
 use super::world::{Down, World, millis};
 use crate::store::quorum::Restarts;
 
@@ -42,7 +41,7 @@ enum Trouble {
 }
 
 /// Causes all faults except those of messages. The seed determines their order and their times.
-pub async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
+pub async fn trouble(world: &Arc<World>, cast: &mut Cast) {
     let profile = world.profile;
     let mut plan = Vec::new();
     let kinds = [
@@ -72,14 +71,14 @@ pub async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
     for (at, kind) in plan {
         let now = world.now() / 1000;
         tokio::time::sleep(Duration::from_millis((began + at).saturating_sub(now))).await;
-        happens(world, leaked, cast, kind).await;
+        happens(world, cast, kind).await;
     }
     let now = world.now() / 1000;
     tokio::time::sleep(TROUBLE.saturating_sub(Duration::from_millis(now - began))).await;
     cast.faults.drain(..).for_each(|fault| fault.abort());
 }
 
-async fn happens(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast, kind: Trouble) {
+async fn happens(world: &Arc<World>, cast: &mut Cast, kind: Trouble) {
     let victim = world.draw(|rng| rng.usize(0..cast.machines.len()));
     match kind {
         Trouble::Pause => {
@@ -88,7 +87,7 @@ async fn happens(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast, kind: Tro
             cast.machines[victim].pause(for_ms);
         }
         Trouble::Crash | Trouble::Close => {
-            let heir = Machine::start(world, leaked, cast.next, world.profile.cast.2 / 2);
+            let heir = Machine::start(world, cast.next, world.profile.cast.2 / 2);
             cast.next += 1;
             let mut old = std::mem::replace(&mut cast.machines[victim], heir);
             if matches!(kind, Trouble::Crash) {

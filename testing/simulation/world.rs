@@ -31,6 +31,7 @@ use super::history::{
 use super::mutants::{Mutant, Wrong};
 use super::profile::Profile;
 use super::runtime::Runtime;
+use super::workload::AnyGuard;
 use crate::base::clock::Clock;
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
@@ -57,6 +58,8 @@ pub struct World {
     /// Minority of the masters that may lose data, and that alone has faults if a majority is spared.
     pub fragile: Vec<Place>,
     state: Mutex<State>,
+    /// Guards that users have forgotten. The end of the run drops them.
+    pub leaked: Mutex<Vec<AnyGuard>>,
     /// Wakes requests that wait for a frozen server, when it goes on or is replaced.
     thawed: Notify,
 }
@@ -233,6 +236,7 @@ impl World {
                 old: None,
                 behind: BTreeSet::new(),
             }),
+            leaked: Mutex::default(),
             thawed: Notify::new(),
         });
         if many > 1 {
@@ -262,9 +266,16 @@ impl World {
         self.state.lock().pipelines
     }
 
+    /// Records an event. A guard that a user lets go, or whose process dies, is not live any more.
     pub fn record(&self, what: What) {
-        let event = Event { at: self.now(), what };
-        self.state.lock().history.events.push(event);
+        let at = self.now();
+        let mut state = self.state.lock();
+        match what {
+            What::LetGo { guard, .. } => state.live.retain(|live| live.guard != guard),
+            What::Crashed { process } => state.live.retain(|live| live.process != process),
+            _ => {}
+        }
+        state.history.events.push(Event { at, what });
     }
 
     pub fn take_history(&self) -> History {
@@ -426,14 +437,6 @@ impl World {
             let (valid, confirmed) = (is_valid(state), state == HoldState::Held);
             self.record(What::Sample { guard, valid, confirmed, remaining_us: None, server_ms });
         }
-    }
-
-    pub fn leaves(&self, guard: Guard) {
-        self.state.lock().live.retain(|live| live.guard != guard);
-    }
-
-    pub fn all_leave(&self, process: Process) {
-        self.state.lock().live.retain(|live| live.process != process);
     }
 
     /// Uses the resource that checks tokens. Returns true if the resource accepts the token.

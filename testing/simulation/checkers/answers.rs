@@ -41,16 +41,18 @@ pub fn waited_for(facts: &Facts<'_>) -> Findings {
         let waiting = |mode| after.queue.iter().filter(move |waiting| concerns(mode, waiting.mode));
         if let (Reply::Granted { is_waited_for, .. }, Some(id)) = (reply, id_of(*op)) {
             let (mode, waits) = (mode_of(id), waiting(mode_of(id)).count() > 0);
-            findings.add_unless(*is_waited_for == waits || (*is_waited_for && unreached(mode)), at, || {
-                format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue)
-            });
+            findings.add_unless(
+                *is_waited_for == waits || (*is_waited_for && unreached(mode)),
+                at,
+                format_args!("{op:?} is answered {reply:?}, and {:?} wait", after.queue),
+            );
         }
         // A renewal does not examine the waiters, so those that it reports may be dead by then.
         if let (Op::Renew { caches: true, .. }, Reply::Renewed { is_waited_for: false, .. }, Some(id)) =
             (op, reply, id_of(*op))
         {
             let waits = waiting(mode_of(id)).count() > 0;
-            findings.add_unless(!waits, at, || format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue));
+            findings.add_unless(!waits, at, format_args!("{op:?} is answered {reply:?}, and {:?} wait", after.queue));
         }
         for notification in notifications {
             let mode = mode_of(notification.id);
@@ -58,7 +60,7 @@ pub fn waited_for(facts: &Facts<'_>) -> Findings {
             let is_before = |id: Id| Some(id) != id_of(*op) || before.queue.iter().any(|other| other.id == id);
             let others = waiting(mode).any(|waiting| is_before(waiting.id));
             let right = notification.is_waited_for == others || (notification.is_waited_for && unreached(mode));
-            findings.add_unless(right, at, || format!("{notification:?}, and {:?} wait", after.queue));
+            findings.add_unless(right, at, format_args!("{notification:?}, and {:?} wait", after.queue));
         }
     }
     findings
@@ -85,7 +87,11 @@ pub fn looks(facts: &Facts<'_>) -> Findings {
         let part = *token == before.token
             && listed.iter().all(|held| holders.contains(held))
             && waiters.iter().all(|(id, _)| before.queue.iter().any(|held| held.id == *id));
-        findings.add_unless(same || (facts.small_batches && part), at, || format!("{shown:?} is shown of {before:?}"));
+        findings.add_unless(
+            same || (facts.small_batches && part),
+            at,
+            format_args!("{shown:?} is shown of {before:?}"),
+        );
     }
     findings
 }

@@ -50,18 +50,22 @@ pub fn recalls(facts: &Facts<'_>) -> Findings {
                 let inside = after.held.iter().any(|held| *mode == Mode::Write || held.mode == Mode::Write);
                 let named = recalled.is_some_and(|recalled| recalled.tries == tries.then_some(*id));
                 let right = if *tries || !is_early { named || !inside } else { recalled.is_none() };
-                findings.add_unless(right, at, || {
-                    format!("{op:?} is refused and recalls {recalled:?}, {since:?} ms later")
-                });
+                findings.add_unless(
+                    right,
+                    at,
+                    format_args!("{op:?} is refused and recalls {recalled:?}, {since:?} ms later"),
+                );
             }
             (Op::Acquire { .. }, _) => {
-                findings.add_unless(recalled.is_none() || flag.is_none(), at, || {
-                    format!("{op:?} is answered {reply:?} and recalls {recalled:?}")
-                });
+                findings.add_unless(
+                    recalled.is_none() || flag.is_none(),
+                    at,
+                    format_args!("{op:?} is answered {reply:?} and recalls {recalled:?}"),
+                );
             }
             (Op::Force { .. }, Reply::Forced(ended)) if is_recallable(before) => {
                 let right = ended.is_empty() || recalled.is_some_and(|recalled| recalled.tries.is_none());
-                findings.add_unless(right, at, || format!("{ended:?} end by force, and no holder is recalled"));
+                findings.add_unless(right, at, format_args!("{ended:?} end by force, and no holder is recalled"));
             }
             _ => {}
         }
@@ -99,7 +103,7 @@ pub fn forced(facts: &Facts<'_>) -> Findings {
     for (at, _, what) in facts.each() {
         let What::Applied { op: Op::Force { writer: Some(writer), .. }, after, .. } = what else { continue };
         let is_there = after.held.iter().any(|held| held.id == *writer);
-        findings.add_unless(!is_there, at, || format!("{writer:?} was seen, and stays"));
+        findings.add_unless(!is_there, at, format_args!("{writer:?} was seen, and stays"));
     }
     findings
 }
@@ -117,7 +121,7 @@ pub fn tokens(facts: &Facts<'_>) -> Findings {
         match what {
             What::Applied { reply: Reply::Renewed { tokens: Some((first, count)), .. }, after, .. } => {
                 let last = first + count - 1;
-                findings.add_unless(after.token == last, at, || format!("{last} is given, and {after:?} known"));
+                findings.add_unless(after.token == last, at, format_args!("{last} is given, and {after:?} known"));
             }
             What::Granted { guard, id, token, .. } => {
                 let held = &facts.guards[guard];
@@ -130,8 +134,11 @@ pub fn tokens(facts: &Facts<'_>) -> Findings {
                 let is_lost = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
                 let passed = facts.deposed.get(&held.wish.lock).is_some_and(|deposed| *highest <= *deposed);
                 let excused = held.wish.within.is_some() || is_lost || passed || facts.excused(*id, now);
-                findings
-                    .add_unless(rises || excused, at, || format!("guard {guard} has token {token} after {highest}"));
+                findings.add_unless(
+                    rises || excused,
+                    at,
+                    format_args!("guard {guard} has token {token} after {highest}"),
+                );
                 *highest = (*highest).max(*token);
             }
             _ => {}
@@ -148,9 +155,11 @@ pub fn in_time(facts: &Facts<'_>) -> Findings {
             continue;
         }
         let until = facts.vouched(guard.id, &facts.about(guard.id).collect::<Vec<_>>(), guard.granted);
-        findings.add_unless(guard.granted <= until, guard.index, || {
-            format!("guard {number} enters, and its hold is over at {until} us")
-        });
+        findings.add_unless(
+            guard.granted <= until,
+            guard.index,
+            format_args!("guard {number} enters, and its hold is over at {until} us"),
+        );
     }
     findings
 }
@@ -177,9 +186,11 @@ pub fn given_up(facts: &Facts<'_>) -> Findings {
             // release arrives.
             let has_left = |by: &Micros| leaves(facts, *waiting).any(|left| left <= *by);
             let by = by.filter(|by| !has_left(by));
-            findings.add_unless(by.is_none_or(|by| now <= by), at, || {
-                format!("{waiting:?} waits for {:?} since {} us, and nobody uses that", wait.held, wait.from)
-            });
+            findings.add_unless(
+                by.is_none_or(|by| now <= by),
+                at,
+                format_args!("{waiting:?} waits for {:?} since {} us, and nobody uses that", wait.held, wait.from),
+            );
         }
         waits.retain(|(held, waiting), wait| {
             let is_there = after.held.iter().any(|other| other.id == *held);

@@ -120,9 +120,11 @@ pub fn lost(facts: &Facts<'_>) -> Findings {
             // The simulation never forks a process.
             LossReason::Forked => false,
         };
-        findings.add_unless(right, index, || {
-            format!("attempt {number} to convert guard {guard} ends as {:?} for no reason", conversion.reason)
-        });
+        findings.add_unless(
+            right,
+            index,
+            format_args!("attempt {number} to convert guard {guard} ends as {:?} for no reason", conversion.reason),
+        );
     }
     findings
 }
@@ -148,9 +150,11 @@ pub fn refused(facts: &Facts<'_>) -> Findings {
             other != number && same && of.asked <= ended && gone.is_none_or(|gone| gone >= attempt.asked)
         });
         let right = if asked.is_empty() { others } else { by_server };
-        findings.add_unless(right, index, || {
-            format!("attempt {number} to convert guard {guard} is told of others, and nobody has said so")
-        });
+        findings.add_unless(
+            right,
+            index,
+            format_args!("attempt {number} to convert guard {guard} is told of others, and nobody has said so"),
+        );
     }
     findings
 }
@@ -161,19 +165,25 @@ pub fn reasons(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 reasons of conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
         let told = conversion.asked.is_empty() || conversion.was_told(facts) || conversion.is_gone_by_answer(facts);
-        findings.add_unless(conversion.reason != LossReason::Gone || told, conversion.index, || {
-            format!("attempt {number} says that the server does not know guard {guard}, and the server has not said so")
-        });
+        findings.add_unless(
+            conversion.reason != LossReason::Gone || told,
+            conversion.index,
+            format_args!(
+                "attempt {number} says that the server does not know guard {guard}, and the server has not said so"
+            ),
+        );
         let released = facts.each().skip(conversion.index).find_map(|(_, _, what)| match what {
             What::Released { guard: of, how: Released::Lost(reason) } if *of == guard => Some(*reason),
             _ => None,
         });
-        findings.add_unless(released.is_none_or(|reason| reason == conversion.reason), conversion.index, || {
-            format!(
+        findings.add_unless(
+            released.is_none_or(|reason| reason == conversion.reason),
+            conversion.index,
+            format_args!(
                 "attempt {number} says that guard {guard} ended as {:?}, and that as {released:?}",
                 conversion.reason
-            )
-        });
+            ),
+        );
     }
     findings
 }
@@ -185,9 +195,11 @@ pub fn in_doubt(facts: &Facts<'_>) -> Findings {
     for (number, attempt) in facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts.is_some()) {
         let (Some(End::Unreachable), Some((ended, index))) = (attempt.end, attempt.ended) else { continue };
         let retry_for = facts.process(attempt.process).unreachable_after;
-        findings.add_unless(ended >= attempt.asked + retry_for, index, || {
-            format!("attempt {number} to convert a guard gives up before its patience is over")
-        });
+        findings.add_unless(
+            ended >= attempt.asked + retry_for,
+            index,
+            format_args!("attempt {number} to convert a guard gives up before its patience is over"),
+        );
     }
     for (at, now, what) in facts.each() {
         let What::Sample { guard, valid: true, confirmed, .. } = *what else { continue };
@@ -195,9 +207,11 @@ pub fn in_doubt(facts: &Facts<'_>) -> Findings {
         if facts.open_since(held, now).is_none_or(|since| now <= since) {
             continue;
         }
-        findings.add_unless(!confirmed && held.mode == Mode::Read, at, || {
-            format!("guard {guard} stands as ever, and nobody knows whether its hold was converted")
-        });
+        findings.add_unless(
+            !confirmed && held.mode == Mode::Read,
+            at,
+            format_args!("guard {guard} stands as ever, and nobody knows whether its hold was converted"),
+        );
     }
     findings
 }

@@ -27,9 +27,11 @@ pub fn answered(facts: &Facts<'_>) -> Findings {
             let writers = matches!(reply, Reply::Granted { is_waited_for: true, .. });
             writers || matches!(reply, Reply::Contended { .. } | Reply::Queued { .. })
         });
-        findings.add_unless(denies && (wanted || is_told(facts, (*number, attempt), ended)), index, || {
-            format!("nobody told attempt {number} that others are inside")
-        });
+        findings.add_unless(
+            denies && (wanted || is_told(facts, (*number, attempt), ended)),
+            index,
+            format_args!("nobody told attempt {number} that others are inside"),
+        );
     }
     findings
 }
@@ -46,9 +48,11 @@ pub fn by_holders(facts: &Facts<'_>) -> Findings {
             let same = of.process == attempt.process && of.wish.lock == attempt.wish.lock;
             other != number && same && there && conflict && attempt.wish.once
         });
-        findings.add_unless(first || is_told(facts, (*number, attempt), ended), index, || {
-            format!("attempt {number} is told that others are inside, and nobody is known to be")
-        });
+        findings.add_unless(
+            first || is_told(facts, (*number, attempt), ended),
+            index,
+            format_args!("attempt {number} is told that others are inside, and nobody is known to be"),
+        );
     }
     findings
 }

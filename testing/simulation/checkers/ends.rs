@@ -24,7 +24,7 @@ pub fn of_holds(facts: &Facts<'_>) -> Findings {
                     let live: Vec<_> = last.iter().filter(|held| held.deadline_ms > now_ms).copied().collect();
                     // After a step back of the clock, holds are live again that the server has seen expire.
                     let remain = live.iter().all(|held| before.held.contains(held));
-                    findings.add_unless(remain, at, || format!("{live:?} became {before:?} between two requests"));
+                    findings.add_unless(remain, at, format_args!("{live:?} became {before:?} between two requests"));
                 }
                 of_request(
                     &mut findings,
@@ -64,12 +64,12 @@ fn of_request(
         }
         _ => all_others_remain,
     };
-    findings.add_unless(others_remain, at, || format!("others had {before:?} and have {after:?}"));
+    findings.add_unless(others_remain, at, format_args!("others had {before:?} and have {after:?}"));
     let told =
         |held: &Held| notifications.iter().any(|sent| sent.id == held.id && sent.deadline_ms <= held.deadline_ms);
     let known = |held: &Held| before.held.iter().any(|before| before.id == held.id) || told(held);
     let all_known = after.held.iter().all(|held| Some(held.id) == own || known(held));
-    findings.add_unless(all_known, at, || format!("{before:?} became {after:?} and nobody is told"));
+    findings.add_unless(all_known, at, format_args!("{before:?} became {after:?} and nobody is told"));
     let was_told = notifications.iter().any(|notification| Some(notification.id) == own);
     let right = match (op, reply) {
         (Op::Renew { .. }, Reply::Lost { .. }) => was.is_none() && is.is_none(),
@@ -110,7 +110,7 @@ fn of_request(
         }
         _ => false,
     };
-    findings.add_unless(right, at, || format!("{op:?} is answered {reply:?}: {before:?} became {after:?}"));
+    findings.add_unless(right, at, format_args!("{op:?} is answered {reply:?}: {before:?} became {after:?}"));
 }
 
 /// Returns the remaining lease that an answer reports.
@@ -135,16 +135,18 @@ pub fn of_guards(facts: &Facts<'_>) -> Findings {
         match what {
             What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
                 let right = is_right(facts, *guard, *reason, now, matches!(what, What::Released { .. }));
-                findings.add_unless(right, at, || format!("nothing makes guard {guard} end as {reason:?}"));
+                findings.add_unless(right, at, format_args!("nothing makes guard {guard} end as {reason:?}"));
             }
             What::Sample { guard, valid: true, .. } => {
                 let held = &facts.guards[guard];
                 let closing = facts.process(held.process).closing;
-                findings.add_unless(closing.is_none_or(|closing| now <= closing), at, || {
-                    format!("guard {guard} is valid though its manager is closed")
-                });
+                findings.add_unless(
+                    closing.is_none_or(|closing| now <= closing),
+                    at,
+                    format_args!("guard {guard} is valid though its manager is closed"),
+                );
                 let ends = held.root_granted + held.wish.max_hold_ms * MS;
-                findings.add_unless(now <= ends, at, || format!("guard {guard} is valid beyond its longest time"));
+                findings.add_unless(now <= ends, at, format_args!("guard {guard} is valid beyond its longest time"));
             }
             _ => {}
         }

@@ -60,8 +60,11 @@ pub fn overlaps(facts: &Facts<'_>) -> Findings {
         }
         if let What::Applied { after, lock, .. } = what {
             let writer = after.held.iter().any(|held| held.mode == Mode::Write);
-            findings
-                .add_unless(!writer || after.held.len() == 1, at, || format!("the server lets {after:?} in at {lock}"));
+            findings.add_unless(
+                !writer || after.held.len() == 1,
+                at,
+                format_args!("the server lets {after:?} in at {lock}"),
+            );
         }
     }
     findings
@@ -89,7 +92,7 @@ pub fn covered(facts: &Facts<'_>) -> Findings {
             What::Sample { guard, valid: true, remaining_us, server_ms, .. } => {
                 let (number, guard) = (guard, &facts.guards[guard]);
                 let until = trusts.get(&guard.id).map_or(0, Trust::until);
-                findings.add_unless(now <= until, at, || format!("guard {number} is valid beyond {until} us"));
+                findings.add_unless(now <= until, at, format_args!("guard {number} is valid beyond {until} us"));
                 if facts.excused(guard.id, now) {
                     continue;
                 }
@@ -102,9 +105,11 @@ pub fn covered(facts: &Facts<'_>) -> Findings {
                     Some(server_ms) => {
                         // The clock of the process may run 1 % faster.
                         let truly_us = server_ms * MS * 100 / 101;
-                        findings.add_unless(remaining_us.is_none_or(|left| left <= truly_us), at, || {
-                            format!("guard {number} counts on {remaining_us:?} us, the server on {server_ms} ms")
-                        });
+                        findings.add_unless(
+                            remaining_us.is_none_or(|left| left <= truly_us),
+                            at,
+                            format_args!("guard {number} counts on {remaining_us:?} us, the server on {server_ms} ms"),
+                        );
                     }
                 }
             }

@@ -146,9 +146,11 @@ pub fn sharing(facts: &Facts<'_>) -> Findings {
             asked <= at || (!is_waited_for && guard.granted < sent + window && recalled_at <= sent)
         });
         let may_join_cached = || facts.is_door_open(guard.id, guard.wish.lock, guard.granted);
-        findings.add_unless(right || may_join_cached(), guard.index, || {
-            format!("attempt {} joins, and the last answer was {last:?}", guard.attempt)
-        });
+        findings.add_unless(
+            right || may_join_cached(),
+            guard.index,
+            format_args!("attempt {} joins, and the last answer was {last:?}", guard.attempt),
+        );
     }
     findings
 }
@@ -169,14 +171,16 @@ pub fn budget(facts: &Facts<'_>) -> Findings {
         if *writers > 1 && (is_open(guard.granted) || is_open(handed_over)) {
             continue;
         }
-        findings.add_unless(*writers <= process.max_handoffs, guard.index, || {
-            format!("{:?} serves {writers} writers", guard.id)
-        });
+        findings.add_unless(
+            *writers <= process.max_handoffs,
+            guard.index,
+            format_args!("{:?} serves {writers} writers", guard.id),
+        );
         let most = *began + HANDOFF_SPAN + facts.asleep_with(guard, *began, guard.granted);
         // The writer owned the hold when the one before let go, and then waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();
         let passed_on = if has_waited { handed_over } else { guard.granted };
-        findings.add_unless(passed_on <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
+        findings.add_unless(passed_on <= most, guard.index, format_args!("{:?} is passed on too late", guard.id));
     }
     findings
 }
@@ -200,9 +204,11 @@ pub fn leases(facts: &Facts<'_>) -> Findings {
         for guard in guards.get(&id).into_iter().flatten().filter(live) {
             let ends = guard.root_asked + guard.wish.max_hold_ms * MS;
             let wants = (guard.wish.lease_ms * MS).min(ends.saturating_sub(request.sent));
-            findings.add_unless(lease_ms * MS + MS >= wants, request.index, || {
-                format!("{id:?} is renewed for {lease_ms} ms, and a guard wants {wants} us")
-            });
+            findings.add_unless(
+                lease_ms * MS + MS >= wants,
+                request.index,
+                format_args!("{id:?} is renewed for {lease_ms} ms, and a guard wants {wants} us"),
+            );
         }
     }
     findings

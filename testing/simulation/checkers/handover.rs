@@ -27,7 +27,7 @@ pub fn at_once(facts: &Facts<'_>) -> Findings {
                     continue;
                 };
                 let taken = served_by(facts, request, now + AT_ONCE);
-                findings.add_unless(taken, at, || format!("{id:?} is told that it has {lock}, and does not take it"));
+                findings.add_unless(taken, at, format_args!("{id:?} is told that it has {lock}, and does not take it"));
             }
             _ => {}
         }
@@ -97,9 +97,11 @@ pub fn subscribed(facts: &Facts<'_>) -> Findings {
             What::Granted { id, .. } => since.retain(|_, (waiting, _)| waiting != id),
             What::NotificationLost { process, lock, unsubscribed: true } => {
                 let long = since.get(&(*process, *lock)).filter(|(_, since)| since + SUBSCRIBED < now);
-                findings.add_unless(long.is_none(), at, || {
-                    format!("{long:?} waits for more than {} s and has not subscribed", SUBSCRIBED / SECOND)
-                });
+                findings.add_unless(
+                    long.is_none(),
+                    at,
+                    format_args!("{long:?} waits for more than {} s and has not subscribed", SUBSCRIBED / SECOND),
+                );
             }
             _ => {}
         }

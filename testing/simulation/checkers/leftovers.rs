@@ -23,9 +23,11 @@ pub fn none(facts: &Facts<'_>) -> Findings {
         match what {
             What::Sent { process, lock, op, .. } => {
                 let crashed = facts.process(*process).crashed;
-                findings.add_unless(crashed.is_none_or(|crashed| now <= crashed), at, || {
-                    format!("{process} sends {op:?} after its death")
-                });
+                findings.add_unless(
+                    crashed.is_none_or(|crashed| now <= crashed),
+                    at,
+                    format_args!("{process} sends {op:?} after its death"),
+                );
                 if let Op::Acquire { id, .. } | Op::Renew { id, .. } = op {
                     let until = guards.get(id).and_then(|guards| over(guards));
                     let with_cache = |until| {
@@ -33,9 +35,11 @@ pub fn none(facts: &Facts<'_>) -> Findings {
                         until + facts.process(id.process).paused_within(until, now)
                     };
                     let until = until.map(with_cache);
-                    findings.add_unless(until.is_none_or(|until| now <= until + OFFER), at, || {
-                        format!("{op:?} though its guard is gone")
-                    });
+                    findings.add_unless(
+                        until.is_none_or(|until| now <= until + OFFER),
+                        at,
+                        format_args!("{op:?} though its guard is gone"),
+                    );
                 }
                 if let Op::Acquire { id, .. } | Op::Conversion { id, .. } = op {
                     last_asked.insert(*id, now);
@@ -55,14 +59,14 @@ pub fn none(facts: &Facts<'_>) -> Findings {
                     if let Some(ends) =
                         guards.iter().map(ends).max().map(|ends| ends.max(asked_without_guard(facts, guards)))
                     {
-                        findings.add_unless(now <= ends, at, || format!("{held:?} lasts longer than it may"));
+                        findings.add_unless(now <= ends, at, format_args!("{held:?} lasts longer than it may"));
                     }
                     if let Some(crashed) = facts.process(held.id.process).crashed {
                         let until = lease_of_the_dead(facts, held.id, crashed);
-                        findings.add_unless(now <= until, at, || format!("{held:?} outlives its dead process"));
+                        findings.add_unless(now <= until, at, format_args!("{held:?} outlives its dead process"));
                     }
                     let wanted = is_wanted(facts, guards, held.id, asked, now);
-                    findings.add_unless(wanted, at, || format!("nobody has {held:?}, and it is not given back"));
+                    findings.add_unless(wanted, at, format_args!("nobody has {held:?}, and it is not given back"));
                 }
             }
             _ => {}
@@ -156,7 +160,7 @@ fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
                 let same = attempt.process == request.process && attempt.wish.lock == request.lock;
                 same && attempt.index < request.index && attempt.ended.is_none_or(|(_, ended)| ended > request.index)
             });
-            findings.add_unless(has || waits, request.index, || format!("{id:?} is renewed and nobody ever had it"));
+            findings.add_unless(has || waits, request.index, format_args!("{id:?} is renewed and nobody ever had it"));
         }
     }
 }

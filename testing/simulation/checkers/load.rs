@@ -65,9 +65,11 @@ pub fn losses(facts: &Facts<'_>) -> Findings {
                     is_away || hindered.iter().any(|at| *at >= longest) || process.paused_within(longest, now) > 0;
                 // A guard that joined a hold with little time left had no renewal due yet.
                 let is_new = many == 0 && held.granted + held.wish.lease_ms * MS / 2 > now;
-                findings.add_unless(excused || is_new || !reached, at, || {
-                    format!("guard {guard} is lost, and {many} renewals had only to wait for others")
-                });
+                findings.add_unless(
+                    excused || is_new || !reached,
+                    at,
+                    format_args!("guard {guard} is lost, and {many} renewals had only to wait for others"),
+                );
             }
             _ => {}
         }

@@ -25,9 +25,11 @@ pub fn answered(facts: &Facts<'_>) -> Findings {
                 let id = facts.guards[guard].id;
                 // A guard sees an answer of this moment only in the next one.
                 let told = lost.get(&id).filter(|told| **told + MS < now);
-                findings.add_unless(told.is_none(), at, || {
-                    format!("guard {guard} is valid, and its process was told at {told:?} us that it is lost")
-                });
+                findings.add_unless(
+                    told.is_none(),
+                    at,
+                    format_args!("guard {guard} is valid, and its process was told at {told:?} us that it is lost"),
+                );
             }
             _ => {}
         }
@@ -90,9 +92,11 @@ pub fn unconfirmed(facts: &Facts<'_>) -> Findings {
                 };
                 let failed_at = failed.get(&held.id).filter(|failed| **failed + MS < now);
                 let failed_at = failed_at.filter(|_| !facts.attempts.values().any(converting));
-                findings.add_unless(failed_at.is_none(), at, || {
-                    format!("guard {guard} is held as ever, and nobody answers since {failed_at:?} us")
-                });
+                findings.add_unless(
+                    failed_at.is_none(),
+                    at,
+                    format_args!("guard {guard} is held as ever, and nobody answers since {failed_at:?} us"),
+                );
             }
             _ => {}
         }
@@ -116,9 +120,14 @@ pub fn own_newer_grant(facts: &Facts<'_>) -> Findings {
                 // A new primary may not know the last tokens. Its grants with an earlier token are lost from the start.
                 let is_overtaken = new.token < old.token && new.began_with == 0;
                 let is_newer = same && conflict && older && !is_overtaken;
-                findings.add_unless(!(is_newer && old.converting.is_empty()), at, || {
-                    format!("guard {guard} is still valid beside {:?}, which its process was granted later", new.id)
-                });
+                findings.add_unless(
+                    !(is_newer && old.converting.is_empty()),
+                    at,
+                    format_args!(
+                        "guard {guard} is still valid beside {:?}, which its process was granted later",
+                        new.id
+                    ),
+                );
             }
             _ => {}
         }
@@ -138,12 +147,15 @@ pub fn forced(facts: &Facts<'_>) -> Findings {
             What::Applied { op: Op::Force { seen, .. }, primary, lock, before, after, .. } if before.token <= *seen => {
                 // A force covers all tokens up to the last one before it. The waiter that it lets in gets a later one.
                 ended.insert((*primary, *lock), before.token);
-                findings.add_unless(after.forced == before.token, at, || format!("{after:?} after a force"));
+                findings.add_unless(after.forced == before.token, at, format_args!("{after:?} after a force"));
             }
             What::Applied { reply: Reply::None { forced } | Reply::Lost { forced }, primary, lock, after, .. } => {
                 let remembers = ended.get(&(*primary, *lock)).is_none_or(|ended| *forced >= *ended);
-                findings
-                    .add_unless(*forced == after.forced && remembers, at, || format!("{forced} is told of {after:?}"));
+                findings.add_unless(
+                    *forced == after.forced && remembers,
+                    at,
+                    format_args!("{forced} is told of {after:?}"),
+                );
             }
             What::Answered { request, reply } => {
                 let request = &facts.requests[request];
@@ -179,9 +191,15 @@ pub fn forced(facts: &Facts<'_>) -> Findings {
                     }
                     _ => true,
                 };
-                findings.add_unless(right, at, || {
-                    format!("guard {guard} of {:?} ends as {reason:?}, and was told {:?}", held.id, last.get(&held.id))
-                });
+                findings.add_unless(
+                    right,
+                    at,
+                    format_args!(
+                        "guard {guard} of {:?} ends as {reason:?}, and was told {:?}",
+                        held.id,
+                        last.get(&held.id)
+                    ),
+                );
             }
             _ => {}
         }

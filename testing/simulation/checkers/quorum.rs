@@ -24,9 +24,11 @@ pub fn tokens(facts: &Facts<'_>) -> Findings {
         if held.mode == Mode::Write {
             *of_writers = (*of_writers).max(*token);
         }
-        findings.add_unless(*token > before || facts.excused(*id, now), at, || {
-            format!("guard {guard} has token {token} after {before}")
-        });
+        findings.add_unless(
+            *token > before || facts.excused(*id, now),
+            at,
+            format_args!("guard {guard} has token {token} after {before}"),
+        );
     }
     findings
 }
@@ -82,7 +84,7 @@ pub fn forced(facts: &Facts<'_>) -> Findings {
         over.retain(|id| {
             let has = |place: &Place| states.has(*place, *id, now) && !states.late.contains(&(*place, *id));
             let is_back = (0..masters).filter(has).count() > masters / 2;
-            findings.add_unless(!is_back, at, || format!("{id:?} is there again after a force"));
+            findings.add_unless(!is_back, at, format_args!("{id:?} is there again after a force"));
             !is_back
         });
     }
@@ -131,7 +133,7 @@ pub fn unnoticed(facts: &Facts<'_>) -> Findings {
             }
             _ => continue,
         };
-        findings.add_unless(is_right, at, || format!("{how}, while a majority has no fault"));
+        findings.add_unless(is_right, at, format_args!("{how}, while a majority has no fault"));
     }
     findings
 }

@@ -16,9 +16,11 @@ pub fn by_the_servers_answer(facts: &Facts<'_>) -> Findings {
         // An acquisition in the queue of a replica that was behind has no hold there.
         let waited = matches!(last.answered, Some((_, Reply::Waited)));
         let findings = if waited { &mut of_waiters } else { &mut findings };
-        findings.add_unless(answered_held(&told), at, || {
-            format!("the release of guard {guard} is fine, and was answered {:?}", last.answered)
-        });
+        findings.add_unless(
+            answered_held(&told),
+            at,
+            format_args!("the release of guard {guard} is fine, and was answered {:?}", last.answered),
+        );
     }
     findings.found.append(&mut of_waiters.found);
     findings
@@ -36,9 +38,11 @@ pub fn by_the_servers_answer_in_doubt(facts: &Facts<'_>) -> Findings {
         });
         // A promotion that loses the grant is beyond the durability level. The new primary may have granted tokens on
         // both sides of it.
-        findings.add_unless(found || facts.loss_since(id, facts.events[at].at), at, || {
-            format!("the release of guard {guard} is fine, and none of {} tries has found its hold", told.len())
-        });
+        findings.add_unless(
+            found || facts.loss_since(id, facts.events[at].at),
+            at,
+            format_args!("the release of guard {guard} is fine, and none of {} tries has found its hold", told.len()),
+        );
     }
     findings
 }
@@ -69,9 +73,13 @@ pub fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
         let now = facts.events[at].at;
         let requests: Vec<_> = facts.about(guard.id).collect();
         let until = facts.vouched(guard.id, &requests, now);
-        findings.add_unless(now <= until, at, || {
-            format!("the release of guard {number} is fine at once, and its hold could be trusted until {until} us")
-        });
+        findings.add_unless(
+            now <= until,
+            at,
+            format_args!(
+                "the release of guard {number} is fine at once, and its hold could be trusted until {until} us"
+            ),
+        );
     }
     findings
 }

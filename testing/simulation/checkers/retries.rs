@@ -49,9 +49,11 @@ pub fn heartbeat(facts: &Facts<'_>) -> Findings {
             let asleep = asleep.max(process.paused_within(from, later.sent));
             let others = clock_readings(facts, later, from) + joins(facts, later, from);
             let excuse = asleep + process.handing_on(from, later.sent) + others;
-            findings.add_unless(waited <= most + GRAIN + excuse, later.index, || {
-                format!("asked again after {waited} us, {most} us would have been in time")
-            });
+            findings.add_unless(
+                waited <= most + GRAIN + excuse,
+                later.index,
+                format_args!("asked again after {waited} us, {most} us would have been in time"),
+            );
         }
     }
     findings
@@ -146,9 +148,11 @@ fn too_early(
     let enough = outage_us >= process.unreachable_after
         // An attempt that wants one answer gives up after two response timeouts.
         || attempt.wish.once && at - attempt.asked >= 2 * process.response_timeout;
-    findings.add_unless(enough || limited, index, || {
-        format!("attempt {number} gives up though the server was silent for {outage_us} us only")
-    });
+    findings.add_unless(
+        enough || limited,
+        index,
+        format_args!("attempt {number} gives up though the server was silent for {outage_us} us only"),
+    );
 }
 
 fn too_late(
@@ -166,9 +170,11 @@ fn too_late(
         let from = outage.from.max(attempt.asked);
         let until = outage.last.min(ended);
         let waited = until.saturating_sub(from);
-        findings.add_unless(waited <= most + facts.asleep(attempt, from, until), index, || {
-            format!("attempt {number} bears a silent server for {waited} us: {outage:?}")
-        });
+        findings.add_unless(
+            waited <= most + facts.asleep(attempt, from, until),
+            index,
+            format_args!("attempt {number} bears a silent server for {waited} us: {outage:?}"),
+        );
     }
 }
 
@@ -220,7 +226,7 @@ pub fn renewals(facts: &Facts<'_>) -> Findings {
             // A task that waits for the answer to a conversion does not look either.
             let until = converted_until(facts, *guard, until).unwrap_or(until);
             let noticed = until + busy + facts.asleep_with(held, until, now);
-            findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
+            findings.add_unless(now <= noticed, at, format_args!("the end at {until} us is noticed late"));
         }
     }
     findings
@@ -255,9 +261,11 @@ fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFact
         let confirmed = confirmed.max();
         let due = confirmed.unwrap_or_default().max(failed + pause);
         let excuse = facts.process(later.process).paused_within(failed, later.sent);
-        findings.add_unless(later.sent <= due + GRAIN + excuse, later.index, || {
-            format!("a renewal that failed at {failed} us was to be repeated by {due} us")
-        });
+        findings.add_unless(
+            later.sent <= due + GRAIN + excuse,
+            later.index,
+            format_args!("a renewal that failed at {failed} us was to be repeated by {due} us"),
+        );
         pause = if confirmed.is_some() { FIRST_RETRY } else { RETRY.min(2 * pause) };
     }
 }
@@ -291,19 +299,20 @@ pub fn expired_rightly(
     // Only a notification has confirmed it so far: its claim counts.
     let (confirmed, left_ms) = confirmed.max().unwrap_or_default();
     // A notification and an answer of the same moment count from different clock samples.
-    findings.add_unless(now + GRAIN >= until, at, || format!("lost before its local deadline at {until} us"));
+    findings.add_unless(now + GRAIN >= until, at, format_args!("lost before its local deadline at {until} us"));
     let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS).min(left_ms * MS);
     let paused = process.paused_within(confirmed, now) > 0;
     let time_for_two = first_due(lease) + process.response_timeout + RETRY < process.usable(lease);
     let capped = held.wish.max_hold_ms <= held.wish.lease_ms * 2;
     let tries = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. }) && request.sent > confirmed);
-    findings.add_unless(paused || capped || left_open || !time_for_two || tries.count() >= 2, at, || {
-        format!("lost without a second try to renew since {confirmed} us")
-    });
+    findings.add_unless(
+        paused || capped || left_open || !time_for_two || tries.count() >= 2,
+        at,
+        format_args!("lost without a second try to renew since {confirmed} us"),
+    );
     // A claim is to be renewed, too.
     let lived = until.saturating_sub(held.granted) >= SECOND;
     let never = !requests.iter().any(|request| matches!(request.op, Op::Renew { .. }));
-    findings
-        .add_unless(!never || !lived || paused || capped, at, || "lost, and nobody has tried to renew it".to_owned());
+    findings.add_unless(!never || !lived || paused || capped, at, "lost, and nobody has tried to renew it");
     until
 }

@@ -67,9 +67,11 @@ pub fn releases(facts: &Facts<'_>) -> Findings {
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
         // The hold ends by itself in the meantime.
         let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;
-        findings.add_unless(told || expires, last.index, || {
-            format!("{id:?} is over at {over} us, and the server is not told by {by} us")
-        });
+        findings.add_unless(
+            told || expires,
+            last.index,
+            format_args!("{id:?} is over at {over} us, and the server is not told by {by} us"),
+        );
     }
     findings
 }
@@ -109,9 +111,11 @@ pub fn waiters(facts: &Facts<'_>) -> Findings {
         for at in asks.chain([ended]) {
             let most = ASKED + facts.asleep(attempt, from, at);
             let span = (from, at);
-            findings.add_unless(at - from <= most || has_it(facts, attempt, span), attempt.index, || {
-                format!("attempt {number} waits, and nobody asks for it from {from} us to {at} us")
-            });
+            findings.add_unless(
+                at - from <= most || has_it(facts, attempt, span),
+                attempt.index,
+                format_args!("attempt {number} waits, and nobody asks for it from {from} us to {at} us"),
+            );
             from = at;
         }
     }

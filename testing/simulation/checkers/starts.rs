@@ -23,9 +23,11 @@ pub fn fresh(facts: &Facts<'_>) -> Findings {
         let least = if wants >= SECOND { wants / 2 } else { facts.process(guard.process).usable(wants) / 3 };
         let granted_all = || answered_when_it_starts(facts, guard).is_some_and(|asked_ms| asked_ms + 1 >= lease);
         let right = guard.began_with + 2 * MS >= least || granted_all();
-        findings.add_unless(right, guard.index, || {
-            format!("guard {number} wants {wants} us and begins with {} us", guard.began_with)
-        });
+        findings.add_unless(
+            right,
+            guard.index,
+            format_args!("guard {number} wants {wants} us and begins with {} us", guard.began_with),
+        );
     }
     findings
 }
@@ -58,9 +60,11 @@ pub fn nested(facts: &Facts<'_>) -> Findings {
         let What::Sample { guard, valid: true, .. } = what else { continue };
         let held = &facts.guards[guard];
         let ends = held.granted + held.wish.max_hold_ms * MS;
-        findings.add_unless(held.wish.within.is_none() || now <= ends, at, || {
-            format!("guard {guard} is valid after its longest time")
-        });
+        findings.add_unless(
+            held.wish.within.is_none() || now <= ends,
+            at,
+            format_args!("guard {guard} is valid after its longest time"),
+        );
     }
     findings
 }

@@ -13,7 +13,7 @@ pub fn ttl_and_end(facts: &Facts<'_>) -> Findings {
         match what {
             What::Applied { forget_ms, after, .. } => {
                 let covered = after.held.iter().chain(&after.queue).all(|held| held.deadline_ms < *forget_ms);
-                findings.add_unless(covered, at, || format!("the key is forgotten at {forget_ms} under {after:?}"));
+                findings.add_unless(covered, at, format_args!("the key is forgotten at {forget_ms} under {after:?}"));
             }
             What::NotIdle { process } => findings.add(at, format!("process {process} never comes to rest")),
             What::Left { holds, .. } if !holds.is_empty() => {
@@ -32,7 +32,7 @@ pub fn ttl_and_end(facts: &Facts<'_>) -> Findings {
 pub fn everybody_served(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("service");
     for (number, attempt) in &facts.attempts {
-        findings.add_unless(attempt.ended.is_some(), attempt.index, || format!("attempt {number} never ends"));
+        findings.add_unless(attempt.ended.is_some(), attempt.index, format_args!("attempt {number} never ends"));
     }
     let mut unreachable = Findings::of("8 close");
     let mut closing = std::collections::BTreeMap::new();
@@ -47,15 +47,17 @@ pub fn everybody_served(facts: &Facts<'_>) -> Findings {
                     unreachable.add(at, format!("process {process} is told that nobody answers"));
                 }
                 let paused = facts.process(*process).paused_within(began, now);
-                findings.add_unless(now - began <= LONGEST + paused, at, || {
-                    format!("close takes until {} s after its begin", (now - began) / SECOND)
-                });
+                findings.add_unless(
+                    now - began <= LONGEST + paused,
+                    at,
+                    format_args!("close takes until {} s after its begin", (now - began) / SECOND),
+                );
             }
             _ => {}
         }
     }
     for (process, (at, _)) in closing {
-        findings.add_unless(facts.process(*process).crashed.is_some(), at, || format!("{process} is never closed"));
+        findings.add_unless(facts.process(*process).crashed.is_some(), at, format_args!("{process} is never closed"));
     }
     findings.found.append(&mut unreachable.found);
     findings

@@ -10,12 +10,16 @@ use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Reply, Se
 /// Compares the token of a grant with that of its phase, or with the highest so far.
 fn judge_grant(grant: &Given, expected: Option<u64>, highest: u64, at: usize, findings: &mut Findings) {
     match expected {
-        Some(expected) => findings.add_unless(grant.token == expected, at, || {
-            format!("{:?} has token {} in the phase of {expected}", grant.id, grant.token)
-        }),
-        None => findings.add_unless(grant.token > highest, at, || {
-            format!("a phase begins with token {} after {highest}", grant.token)
-        }),
+        Some(expected) => findings.add_unless(
+            grant.token == expected,
+            at,
+            format_args!("{:?} has token {} in the phase of {expected}", grant.id, grant.token),
+        ),
+        None => findings.add_unless(
+            grant.token > highest,
+            at,
+            format_args!("a phase begins with token {} after {highest}", grant.token),
+        ),
     }
 }
 
@@ -61,24 +65,30 @@ pub fn grow(facts: &Facts<'_>) -> Findings {
                 let blocks = [given.get(id), given_by_deposed.get(id)];
                 let within = |(first, tokens): &(u64, u64)| (*first..first + tokens).contains(token);
                 let is_earlier = earlier.get(id).is_some_and(|blocks| blocks.iter().any(within));
-                findings.add_unless(is_earlier || blocks.into_iter().flatten().any(within), at, || {
-                    format!("guard {guard} has token {token}, the servers gave {blocks:?}")
-                });
+                findings.add_unless(
+                    is_earlier || blocks.into_iter().flatten().any(within),
+                    at,
+                    format_args!("guard {guard} has token {token}, the servers gave {blocks:?}"),
+                );
                 if held.mode == Mode::Write && held.wish.within.is_none() {
                     let last = passed.insert(*id, *token);
-                    findings.add_unless(last.is_none_or(|last| last < *token), at, || {
-                        format!("the turn of guard {guard} has token {token} after {last:?}")
-                    });
+                    findings.add_unless(
+                        last.is_none_or(|last| last < *token),
+                        at,
+                        format_args!("the turn of guard {guard} has token {token} after {last:?}"),
+                    );
                 }
                 let outer = held.wish.within.map(|outer| facts.guards[&outer].token);
                 let is_outer = outer.is_none_or(|outer| outer == *token);
-                findings.add_unless(is_outer, at, || format!("{token} is nested in {outer:?}"));
+                findings.add_unless(is_outer, at, format_args!("{token} is nested in {outer:?}"));
             }
             What::Fenced { guard, valid: true, token, accepted: false } => {
                 let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
-                findings.add_unless(may_be_rejected(facts, *guard, *token, began, now), at, || {
-                    format!("the resource rejects token {token} of guard {guard}, which is valid")
-                });
+                findings.add_unless(
+                    may_be_rejected(facts, *guard, *token, began, now),
+                    at,
+                    format_args!("the resource rejects token {token} of guard {guard}, which is valid"),
+                );
             }
             _ => {}
         }
@@ -101,7 +111,7 @@ fn brings((first, count): &(u64, u64), deposed: bool, highest: &mut u64, at: usi
     if deposed {
         return;
     }
-    findings.add_unless(*first > *highest, at, || format!("a renewal brings token {first} after {highest}"));
+    findings.add_unless(*first > *highest, at, format_args!("a renewal brings token {first} after {highest}"));
     *highest = first + count - 1;
 }
 
