@@ -30,26 +30,29 @@ use crate::store::{
 /// Time within which a lost copy may still arrive.
 pub const STRAY: Duration = Duration::from_secs(1);
 
+/// Moment that a test chooses.
+type Signal = oneshot::Receiver<()>;
+
 /// Fate of one request.
 #[derive(Debug)]
 pub enum Fate {
     /// The request is not carried out, and its connection is cut. The sender cannot know that it was not carried out.
     Cut,
     /// The request is carried out, and the answer waits for the signal.
-    Answered(oneshot::Receiver<()>),
+    Answered(Signal),
     /// The request is not carried out, and its sender learns only at the signal that the outcome is unknown.
-    Silent(oneshot::Receiver<()>),
+    Silent(Signal),
     /// The request is carried out, and its connection is cut.
     Unheard,
     /// The request is certainly not carried out, and the sender learns that.
     NotDone,
     /// The request is carried out, and the answer at the signal is that no replica has it.
-    Unreplicated(oneshot::Receiver<()>),
+    Unreplicated(Signal),
     /// The server sends this answer and carries nothing out. For acquisitions only.
     Says(Acquired),
     /// The request arrives at the signal, before all later requests of its runtime, even if its sender is gone. For
     /// acquisitions only.
-    OnItsWay(oneshot::Receiver<()>),
+    OnItsWay(Signal),
 }
 
 /// Scheme that carries a request out at once if the test has set no fate for the request.
@@ -64,9 +67,9 @@ pub struct Staged {
     /// Number of requested acquisitions, including those whose connection was cut.
     asked: Mutex<Vec<AcquireRequest>>,
     /// Signals for which answers to renewals wait.
-    renewal_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    renewal_signals: Mutex<VecDeque<Signal>>,
     /// Signals for which notes wait, before they are sent.
-    note_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    note_signals: Mutex<VecDeque<Signal>>,
     /// Number of further renewals whose answers are lost.
     unheard: AtomicUsize,
     /// Renewals that came in one batch, and the time of the batch.
@@ -135,12 +138,12 @@ impl Staged {
     }
 
     /// Carries the next renewals out, and delays their answers until the signal.
-    pub fn next_renewals(&self, signal: oneshot::Receiver<()>) {
+    pub fn next_renewals(&self, signal: Signal) {
         self.renewal_signals.lock().push_back(signal);
     }
 
     /// Delays the next note until the signal.
-    pub fn next_note(&self, signal: oneshot::Receiver<()>) {
+    pub fn next_note(&self, signal: Signal) {
         self.note_signals.lock().push_back(signal);
     }
 
@@ -166,6 +169,10 @@ impl Staged {
         self.scripts.fetch_add(many, Ordering::SeqCst);
     }
 
+    fn unknown(&self) -> Failure {
+        Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None }
+    }
+
     async fn meet<T>(
         &self,
         fate: Option<Fate>,
@@ -173,16 +180,14 @@ impl Staged {
     ) -> Result<T, Failure> {
         match fate {
             None => act.await,
-            Some(Fate::Cut) => {
-                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
-            }
+            Some(Fate::Cut) => Err(self.unknown()),
             Some(Fate::Unheard) => {
                 drop(act.await);
-                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(self.unknown())
             }
             Some(Fate::Silent(signal)) => {
                 drop(signal.await);
-                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(self.unknown())
             }
             Some(Fate::Answered(signal)) => {
                 let answer = act.await;
@@ -199,7 +204,7 @@ impl Staged {
     }
 
     /// Sends a request that goes on without its sender.
-    async fn send(&self, key: &Key, request: &AcquireRequest, signal: oneshot::Receiver<()>) -> Attempt<Acquired> {
+    async fn send(&self, key: &Key, request: &AcquireRequest, signal: Signal) -> Attempt<Acquired> {
         let connection = Arc::clone(&self.connection).lock_owned().await;
         let (memory, key, request) = (self.memory.clone(), key.clone(), request.clone());
         let carried_out = tokio::spawn(async move {
