@@ -1,11 +1,6 @@
 //! Requests, answers and notifications between the processes and the server.
 
-use super::server::{Id, LIMIT, OPERATOR, Outcome, Reply, Request, ServerRecall, What};
-use super::watch::Moved;
-use super::{
-    Explorer, FATES, Fate, Faults, Invariant, Judged, Letter, Mail, OperatorView, RecallLine, Side, World, side,
-};
-use crate::lock::process::{Asked, Broken, SentCopy, Slot, Told};
+use super::*;
 
 /// Late messages that can do nothing any more are forgotten.
 const FORGET: i8 = -2;

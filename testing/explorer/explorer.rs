@@ -29,14 +29,22 @@ mod server;
 mod small;
 mod watch;
 
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
 use super::RecordLimits;
 use crate::base::mode::Mode;
-use crate::lock::process::{Blunder, Process, Slot, Told};
+use crate::lock::process::{Asked, Blunder, Broken, Process, STALLED_AFTER, SentCopy, Slot, Told};
+use crate::lock::side::WaiterId;
 use interned::Processes;
 use search::Explored;
-use server::{Fault, Grant, IDS, Id, OPERATOR, Reply, Server, Shelf, Side, What};
+use server::{
+    Fault, Grant, IDS, Id, LEASE, LIMIT, OPERATOR, Outcome, PATIENCE, Reply, Request, Server, ServerRecall, Shelf,
+    Side, What,
+};
 use small::List;
-use watch::{Invariant, Watch};
+use watch::{Invariant, Moved, Watch};
 
 /// Processes at most.
 const PROCESSES: usize = 4;

@@ -1,10 +1,6 @@
 //! Invariants of every state, and progress from each.
 
-use super::server::{LEASE, PATIENCE};
-use super::{Caching, Explorer, Faults, Invariant, Judged, RecallLine, World};
-use crate::base::mode::Mode;
-use crate::lock::process::{STALLED_AFTER, Told};
-use crate::lock::side::WaiterId;
+use super::*;
 
 /// Ticks for which a share waits for the task that it was handed to.
 const UNCLAIMED_FOR: u8 = 6;

@@ -1,12 +1,7 @@
 //! Breadth-first search through all states. It visits each state once, and reports a broken invariant with a shortest
 //! path.
 
-use std::collections::{HashSet, VecDeque};
-use std::fmt;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
-
-use super::watch::Invariant;
-use super::{Act, Explorer, Mail, PROCESSES, Step, World};
+use super::*;
 
 /// Fingerprint of a state: two hashes side by side, 128 bits.
 pub struct Print(u64, u64);

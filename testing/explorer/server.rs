@@ -4,11 +4,11 @@
 mod cached;
 mod wrong;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::small::List;
 use crate::base::lease::{FencingToken, ServerTime};
-pub use crate::lock::process::{HeardGrant as Grant, HeardReply as Reply};
 use crate::store::memory::record::{
     GrantedRecord, RECALL_INTERVAL_MS, RETENTION_MS, ReaderRecord, RecallableFlag, Record, RecordLimits, WaiterRecord,
     WriterRecord,
@@ -16,6 +16,8 @@ use crate::store::memory::record::{
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, Holder, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
+
+pub use crate::lock::process::{HeardGrant as Grant, HeardReply as Reply};
 
 /// Number of an acquisition, across clients.
 pub type Id = u8;

@@ -4,7 +4,9 @@
 mod cached;
 
 use super::renamed;
-use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
+use super::server::{
+    CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, ServerRecall, Side, TOKEN_GAP, Until, What,
+};
 use super::small::List;
 
 /// Invariant of every state.

@@ -1,9 +1,6 @@
 //! Scenes of processes that may cache their holds.
 
-use super::{
-    Blunder, CONVERSION, COPY, Caching, DEATH, DELAY, FORCE, Fault, Faults, Invariant, LOSS, NONE, SLEEP, Scene, WIPE,
-    concurrent, dying_and_converting, find_blunders, find_faults, serial,
-};
+use super::*;
 
 const BREAK: Faults = Faults { breaks: 1, ..NONE };
 

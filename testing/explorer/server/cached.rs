@@ -1,6 +1,6 @@
 //! Faults of a wrong server with cached holds, after the operation of a right one.
 
-use super::{Fault, RecallableFlag, Record, Reply, Request, Server, ServerRecall, Shelf, What};
+use super::*;
 
 impl Server {
     pub fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {

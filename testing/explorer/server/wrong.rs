@@ -1,11 +1,6 @@
 //! Faults of a wrong server, before and after the operation of a right one.
 
-use std::collections::VecDeque;
-
-use super::{
-    AcquisitionId, Fault, Grant, Id, LEASE, RETENTION_MS, Record, Reply, Request, Server, ServerTime, Side, TICK_MS,
-    TOKENS, What, span,
-};
+use super::*;
 
 impl Server {
     pub fn go_wrong_before(&self, record: &mut Record, now: ServerTime, request: &Request) {

@@ -1,7 +1,6 @@
 //! Second model, for holds that may be cached.
 
-use super::super::server::{Id, Outcome, Reply, Request, ServerRecall, Side, What};
-use super::{Invariant, Judged, List, Watch, hold};
+use super::*;
 
 impl Watch {
     /// Returns true if the hold that keeps the waiter out may be cached. A waiting writer recalls for itself and for
