@@ -36,6 +36,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 use caught::{breaks, caught};
 use checkers::Violation;
 use history::{History, What};
@@ -49,10 +51,18 @@ use world::World;
 /// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);
 
+/// Returns a runtime whose clock is paused.
+fn paused_runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+}
+
+async fn sleep_ms(ms: u64) {
+    sleep(Duration::from_millis(ms)).await;
+}
+
 /// Returns the history of a seed.
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let runtime = paused_runtime();
     let (world, history) = runtime.block_on(async {
         let world = World::new(seed, profile, mutant);
         if profile.records.is_some() {
@@ -65,7 +75,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
             Story::Chance => story(&world).await,
             Story::Scene(scene) => {
                 scenes::play(&world, scene).await;
-                tokio::time::sleep(profile.aftermath).await;
+                sleep(profile.aftermath).await;
             }
         }
         world.record_left();
@@ -94,7 +104,7 @@ async fn story(world: &Arc<World>) {
     let all = async {
         // Longer than a runtime is blocked by a computation.
         if world.profile.runtime_stops > 0 {
-            tokio::time::sleep(BLOCKED).await;
+            sleep(BLOCKED).await;
             cast.machines.iter().for_each(Machine::end_stopped_runtimes);
         }
         for machine in cast.machines.iter_mut().chain(&mut cast.gone) {
@@ -103,7 +113,7 @@ async fn story(world: &Arc<World>) {
     };
     // If a waiter is not served by then, the history shows it.
     tokio::time::timeout(world.profile.served_within, all).await.ok();
-    tokio::time::sleep(world.profile.aftermath).await;
+    sleep(world.profile.aftermath).await;
     for machine in cast.machines.iter().chain(&cast.gone) {
         let process = machine.address.process;
         if !machine.address.gate.is_dead() && !machine.manager.engine.is_idle() {
@@ -124,8 +134,8 @@ fn report((seed, profile): (u64, Profile), history: &History, violations: &[Viol
     ))
 }
 
-/// Runs seeds on two threads. Returns the first failure in the order of seeds.
-fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profile + Sync) -> Option<String> {
+/// Runs seeds on two threads. Panics with the first failure in the order of seeds.
+fn assert_promises_hold(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profile + Sync) {
     let next = AtomicU64::new(seeds.start);
     let found = parking_lot::Mutex::new(None::<(u64, String)>);
     std::thread::scope(|scope| {
@@ -146,7 +156,9 @@ fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profil
             });
         }
     });
-    found.into_inner().map(|(_, report)| report)
+    if let Some((_, report)) = found.into_inner() {
+        panic!("{report}");
+    }
 }
 
 /// Returns the seeds that `SEEDS` asks for: `2000` means the first 2000, `2000..4000` a range. The default is the first
@@ -169,9 +181,7 @@ const fn seeds_of_build(all: u64) -> u64 {
 fn promises_hold() {
     // Half of its share, because it is the longest test of a push.
     let many = if cfg!(debug_assertions) { 100 } else { 2_000 };
-    if let Some(report) = first_failure(seeds_or(many), Profile::of_seed) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(many), Profile::of_seed);
 }
 
 #[test]
@@ -327,9 +337,7 @@ fn census() {
 /// Stops and ends runtimes of a process: the other runtimes lose nothing.
 #[test]
 fn promises_hold_with_several_runtimes() {
-    if let Some(report) = first_failure(0..seeds_of_build(300), |_| RUNTIMES) {
-        panic!("{report}");
-    }
+    assert_promises_hold(0..seeds_of_build(300), |_| RUNTIMES);
 }
 
 #[test]
@@ -364,9 +372,7 @@ fn what_goes_with_one_runtime_is_noticed() {
 /// Conversions often end without an answer here, because most answers are lost.
 #[test]
 fn promises_hold_for_conversions_in_doubt() {
-    if let Some(report) = first_failure(0..20, |_| UNHEARD) {
-        panic!("{report}");
-    }
+    assert_promises_hold(0..20, |_| UNHEARD);
     // With fewer lost answers, a hold is seldom lost during its conversion.
     caught(|_| UNHEARD, Mutant::ConvertedUnrenewed, "3 lost conversions");
     caught(|_| Profile::of_scene(Scene::UpgradeUnheard), Mutant::LeavesInDoubt, "1 validity");

@@ -3,7 +3,7 @@
 
 use super::profile::Profile;
 use super::scenes::Scene;
-use super::{first_failure, seeds_of_build, seeds_or};
+use super::{assert_promises_hold, seeds_of_build, seeds_or};
 
 /// Returns the profile of one process alone with its cached holds, while the server is away for a while and is
 /// replaced.
@@ -13,14 +13,10 @@ pub fn alone(_: u64) -> Profile {
 
 #[test]
 fn promises_hold_with_cached_holds() {
-    if let Some(report) = first_failure(seeds_or(seeds_of_build(160)), Profile::caching) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(seeds_of_build(160)), Profile::caching);
 }
 
 #[test]
 fn promises_hold_where_one_process_is_alone() {
-    if let Some(report) = first_failure(0..5, alone) {
-        panic!("{report}");
-    }
+    assert_promises_hold(0..5, alone);
 }

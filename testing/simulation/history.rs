@@ -99,6 +99,20 @@ pub enum Op {
     Time,
 }
 
+impl Op {
+    pub fn is_acquisition(self) -> bool {
+        matches!(self, Self::Acquire { .. })
+    }
+
+    pub fn is_renewal(self) -> bool {
+        matches!(self, Self::Renew { .. })
+    }
+
+    pub fn is_leave(self) -> bool {
+        matches!(self, Self::Leave { .. })
+    }
+}
+
 /// Answer of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {

@@ -16,18 +16,19 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use super::history::{Lock, Place, What};
 use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
-use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
+use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, Wire, World, lock_of};
+use super::{sleep, sleep_ms};
 use crate::base::attempt::{self, NodeId};
 use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
-use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::base::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::recalls::Recalls;
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
-    Scheme, ServerContact, Subscription, View,
+    Granted, MasterScheme, Mode, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest,
+    RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 use master::Master;
 
@@ -170,7 +171,7 @@ impl Link {
                 *self.clock_sample.lock() = None;
                 self.on_silence();
                 if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    sleep_ms(1_000).await;
                 }
                 let arrives_until = match (world.mutant, &parcel) {
                     (Some(Mutant::NoLateConversions), Parcel::Conversion { .. }) => sent,
@@ -364,7 +365,7 @@ impl Link {
             while let Some(notification) = notifications.recv().await {
                 to.try_send(notification.clone()).ok();
                 let Notification::Granted { at, mut answer, .. } = notification else { continue };
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                sleep_ms(500).await;
                 if let Some(id) = asked.lock().get(&lock) {
                     // These values look like a grant of this moment.
                     let at = at.after(Duration::from_millis(550));
@@ -381,7 +382,7 @@ impl Link {
         let renewal = renewal.clone();
         drop(tokio::spawn(async move {
             for _ in 0..20 {
-                tokio::time::sleep(renewal.lease / 3).await;
+                sleep(renewal.lease / 3).await;
                 let parcel =
                     Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, caches: None, rest_until: None };
                 let fates = world.fates(place, &parcel);
@@ -401,7 +402,7 @@ impl Link {
         let key = owned(key);
         let before = self.asked.lock().insert(lock_of(&key), request.id.clone());
         if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
-            tokio::time::sleep(Duration::from_secs(10)).await;
+            sleep_ms(10_000).await;
         }
         let _room = self.room().await;
         let not_after_ms = self.not_after_ms(&key).await?;

@@ -1,11 +1,11 @@
 //! Machines. Each machine runs a process with its runtimes and their tasks. The process can pause, die or be closed.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::gate::Pausable;
 use super::history::{Process, What};
 use super::runtime::Runtime;
+use super::sleep_ms;
 use super::workload::{Actor, SimManager};
 use super::world::{Address, World};
 use crate::base::reentry::OwnerId;
@@ -73,7 +73,7 @@ impl Machine {
         address.gate.close();
         world.record(What::Paused { process: address.process, for_ms });
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(for_ms)).await;
+            sleep_ms(for_ms).await;
             if !address.gate.is_dead() {
                 world.record(What::Resumed { process: address.process });
                 address.gate.open();
@@ -93,7 +93,7 @@ impl Machine {
         let Some(for_ms) = for_ms else { return };
         let gate = Arc::clone(&self.address.gate);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(for_ms)).await;
+            sleep_ms(for_ms).await;
             if !runtime.has_ended() && !gate.is_dead() {
                 world.record(What::RuntimeGoesOn { process, runtime: runtime.number });
                 runtime.goes_on();

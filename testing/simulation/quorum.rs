@@ -6,20 +6,16 @@ mod scenes;
 use std::collections::BTreeSet;
 
 use super::profile::{CUT_OFF, Profile};
-use super::{first_failure, kinds, run, seeds_of_build, seeds_or};
+use super::{assert_promises_hold, kinds, run, seeds_of_build, seeds_or};
 
 #[test]
 fn promises_hold_at_a_quorum() {
-    if let Some(report) = first_failure(seeds_or(seeds_of_build(240)), Profile::quorum) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(seeds_of_build(240)), Profile::quorum);
 }
 
 #[test]
 fn promises_hold_at_a_quorum_of_which_processes_are_cut_off() {
-    if let Some(report) = first_failure(seeds_or(seeds_of_build(240)), |_| CUT_OFF) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(seeds_of_build(240)), |_| CUT_OFF);
 }
 
 #[test]

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::gate::ActingFor;
 use super::history::{Attempt, End, Letting, Lock, Process, What, Wish};
 use super::runtime::{Hand, Runtime};
+use super::sleep_ms;
 use super::workload::{Actor, AnyGuard, SimManager, released, taking};
 use super::world::{Address, Down, World};
 use crate::base::options::Options;
@@ -91,7 +94,7 @@ impl Actor {
             tokio::select! {
                 biased;
                 reason = hand.lost() => return self.world.record(What::LossSeen { guard: hand.number, reason }),
-                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+                () = sleep_ms(100) => {}
             }
         }
     }
@@ -180,7 +183,7 @@ async fn other_runtime(world: &Arc<World>, scene: Scene) {
     player.address.gate.open();
     let waiting = player.takes(wish(b'a', Mode::Write));
     let leaves = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        sleep_ms(200).await;
         let mut other = Some(other);
         if scene == Scene::RuntimeEnds {
             other.take().into_iter().for_each(tokio::runtime::Runtime::shutdown_background);
@@ -202,7 +205,7 @@ async fn offer_to_nobody(world: &Arc<World>) {
     let held = player.takes(wish(b'a', Mode::Write)).await;
     player.keeps_and_releases(held, 100).await;
     // Longer than earlier messages can be on their way.
-    tokio::time::sleep(Duration::from_secs(11)).await;
+    sleep_ms(11_000).await;
     let long = Wish { lease_ms: 30_000, ..wish(b'a', Mode::Write) };
     let first = player.begins(long);
     let mut nobody = player.begins(long);
@@ -220,7 +223,7 @@ async fn offer_to_nobody(world: &Arc<World>) {
     other.keeps_and_releases(held, 100).await;
     nobody.gives_up();
     // The server keeps records of long leases for long.
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    sleep_ms(60_000).await;
 }
 
 async fn outage_for_two(world: &Arc<World>) {
@@ -245,7 +248,7 @@ async fn upgrade_in_an_outage(world: &Arc<World>) {
     let hand = player.takes(long).await.expect("the lock is free");
     world.goes_down(0, Down::Refusing);
     // Renewals have failed by then.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    sleep_ms(4_000).await;
     let hand = player.upgrades_in_vain(hand).await;
     world.comes_up(0);
     player.keeps_and_releases(Some(hand), 500).await;
@@ -257,7 +260,7 @@ async fn upgrade_in_doubt(world: &Arc<World>, down: Down) {
     let hand = player.takes(long).await.expect("the lock is free");
     world.goes_down(0, down);
     let hand = player.upgrades_in_vain(hand).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sleep_ms(100).await;
     player.sample(&hand);
     world.comes_up(0);
     player.keeps_and_releases(Some(hand), 2_000).await;
@@ -281,7 +284,7 @@ async fn release_of_a_lost_hold(world: &Arc<World>) {
     let held = player.takes(wish(b'a', Mode::Write)).await.expect("the lock is free");
     world.goes_down(0, Down::Refusing);
     // Longer than clocks differ.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sleep_ms(100).await;
     world.empties(0);
     world.comes_up(0);
     player.releases(held).await;
@@ -307,7 +310,7 @@ async fn hot_lock(world: &Arc<World>) {
             player.keeps_and_releases(held, 0).await;
         }
         world.goes_down(0, Down::Refusing);
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep_ms(1).await;
         world.empties(0);
         world.comes_up(0);
     }

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 
 use super::gate::{CutAt, Pausable};
 use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
-use super::seeds_of_build;
 use super::workload::SimManager;
 use super::world::{Address, World};
+use super::{paused_runtime, seeds_of_build};
+use super::{sleep, sleep_ms};
 use crate::base::error::Result;
 use crate::base::ticket::Ticket;
 use crate::face::guard::{HoldWatch, WriteGuard};
@@ -74,7 +75,7 @@ impl Inside {
 
     async fn work(&self, guard: WriteGuard) {
         self.add(&guard);
-        tokio::time::sleep(JOB).await;
+        sleep(JOB).await;
         self.look();
         self.remove(&guard);
         drop(guard.release().await);
@@ -85,7 +86,7 @@ impl Inside {
 async fn detaches(manager: SimManager, inside: Arc<Inside>, fault: Fault) -> Option<Ticket> {
     let guard = manager.write(NAME).await.ok()?;
     inside.add(&guard);
-    tokio::time::sleep(JOB).await;
+    sleep(JOB).await;
     inside.remove(&guard);
     let detaching = guard.detach(VALID_FOR);
     let detached = match fault {
@@ -113,7 +114,7 @@ async fn contends(manager: SimManager, inside: Arc<Inside>) {
         if let Ok(guard) = manager.write(NAME).wait_timeout(Duration::from_secs(5)).await {
             inside.work(guard).await;
         }
-        tokio::time::sleep(JOB * 4).await;
+        sleep(JOB * 4).await;
     }
 }
 
@@ -122,7 +123,7 @@ fn disturb(world: &Arc<World>, addresses: &[Address], profile: Profile, fault: F
     if let Fault::Dies(process, after_ms) = fault {
         let gate = Arc::clone(&addresses[process as usize].gate);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(after_ms)).await;
+            sleep_ms(after_ms).await;
             gate.crash();
         }));
     }
@@ -130,15 +131,14 @@ fn disturb(world: &Arc<World>, addresses: &[Address], profile: Profile, fault: F
         drop(tokio::spawn(Arc::clone(world).replicate()));
         let world = Arc::clone(world);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(world.draw(|rng| rng.u64(1..400)))).await;
+            sleep_ms(world.draw(|rng| rng.u64(1..400))).await;
             world.falls_back();
         }));
     }
 }
 
 fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime").block_on(async {
+    paused_runtime().block_on(async {
         let world = World::new(seed, profile, None);
         let addresses: Vec<_> = (0..4).map(Address::new).collect();
         let managers: Vec<_> =
@@ -167,20 +167,20 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
                 };
                 let one = adopts(one, Arc::clone(&inside), Arc::clone(&adopted));
                 let other = async {
-                    tokio::time::sleep(Duration::from_millis(seed % 90)).await;
+                    sleep_ms(seed % 90).await;
                     adopts(async { Some(third.adopt_write(ticket).await) }, inside, adopted).await;
                 };
                 tokio::join!(Pausable::new(&gates[1], one), Pausable::new(&gates[2], other));
             }
         };
         let story = tokio::spawn(story);
-        tokio::time::sleep(HEALED_AFTER).await;
+        sleep(HEALED_AFTER).await;
         world.heals();
         contending.abort();
-        tokio::time::sleep(HEALED_AFTER * 2).await;
+        sleep(HEALED_AFTER * 2).await;
         inside.look();
         let is_left = !world.holds().is_empty();
-        tokio::time::sleep(VALID_FOR).await;
+        sleep(VALID_FOR).await;
         story.abort();
         let outcome = Outcome {
             is_detached: detached.load(Ordering::SeqCst) > 0,

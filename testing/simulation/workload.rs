@@ -9,6 +9,7 @@ use super::link::Link;
 use super::mutants::Mutant;
 use super::runtime::{Hand, Otherwise, Runtime};
 use super::world::{Address, Live, World, ids_of, is_valid, millis};
+use super::{sleep, sleep_ms};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::durability::{Durability, Replicas};
 use crate::base::error::{Error, LossReason, Result};
@@ -187,7 +188,7 @@ impl Actor {
     pub async fn work(mut self, things: u32) {
         for _ in 0..things {
             let think = self.rng.u64(0..400);
-            tokio::time::sleep(Duration::from_millis(think)).await;
+            sleep_ms(think).await;
             let done = if self.rng.u32(0..5) == 0 { self.hurry().await } else { self.do_something().await };
             if done.is_err() {
                 return;
@@ -274,7 +275,7 @@ impl Actor {
         // Some give up when they have been first in the queue for a while.
         let impatient = (wish.within.is_none() && self.rng.u32(0..8) == 0).then(|| self.rng.u64(0..2_500));
         if self.asks_later(wish) {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep_ms(100).await;
         }
         let taking = ActingFor::new(&self.world, attempt, taking(self.manager.clone(), self.owner, wish));
         let outcome = match (cut, impatient) {
@@ -340,7 +341,7 @@ impl Actor {
             tokio::select! {
                 biased;
                 reason = hand.lost() => return self.world.record(What::LossSeen { guard: hand.number, reason }),
-                () = tokio::time::sleep(rest) => {}
+                () = sleep(rest) => {}
             }
         }
     }
@@ -349,7 +350,7 @@ impl Actor {
         let (guard, valid) = (hand.number, self.use_fenced(hand));
         let takes = Duration::from_millis(self.rng.u64(0..30));
         self.world.record(What::Inside { guard, valid });
-        tokio::time::sleep(takes).await;
+        sleep(takes).await;
         self.world.record(What::Outside { guard, valid: is_valid(hand.state()) });
     }
 

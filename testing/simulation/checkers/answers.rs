@@ -1,11 +1,6 @@
 //! Checks that an answer describes the lock as it is: whether a writer waits afterwards, and what an inspection shows.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, id_of};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Id, Lock, Op, Reply, Seen, Shown, What};
+use super::*;
 
 fn queued(seen: &Seen, mode: Mode) -> Vec<Id> {
     seen.queue.iter().filter(|held| held.mode == mode).map(|held| held.id).collect()
@@ -17,8 +12,7 @@ fn leaves(op: Op, id: Id) -> bool {
 
 /// Checks `is_waited_for`. Readers share a hold without a request while the last answer said that no writer waits. A
 /// writer keeps its hold while there is no waiter.
-pub fn waited_for(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 waited for");
+pub fn waited_for(facts: &Facts<'_>, findings: &mut Findings) {
     // Waiters that were seen in the queue and have neither entered nor left since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -63,12 +57,10 @@ pub fn waited_for(facts: &Facts<'_>) -> Findings {
             findings.add_unless(right, at, format_args!("{notification:?}, and {:?} wait", after.queue));
         }
     }
-    findings
 }
 
 /// Checks that an inspection shows the state of the lock.
-pub fn looks(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("inspect");
+pub fn looks(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, _, what) in facts.each() {
         let What::Applied { reply: Reply::View(shown), server_us, before, .. } = what else {
             continue;
@@ -93,5 +85,4 @@ pub fn looks(facts: &Facts<'_>) -> Findings {
             format_args!("{shown:?} is shown of {before:?}"),
         );
     }
-    findings
 }

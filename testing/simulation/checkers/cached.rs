@@ -1,12 +1,7 @@
 //! Checks cached holds. The process learns of waiters, gives a recalled hold up in time, and no guard enters after
 //! that. `docs/CACHED_HOLDS.md` has the times.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, Given, MS, SECOND};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Held, Id, Lock, Micros, Op, Recalled, Reply, Seen, What};
+use super::*;
 
 /// Time from a recall to the server's record that the hold is over, if nothing goes wrong.
 const HOP: Micros = 100 * MS;
@@ -31,8 +26,7 @@ struct KnownFlag {
 
 /// Checks that a waiter recalls a cached hold that keeps it out. All waiters together recall at most twice a second. An
 /// attempt that only tries always recalls.
-pub fn recalls(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: recalls");
+pub fn recalls(facts: &Facts<'_>, findings: &mut Findings) {
     // `None`: the flag that a replica has when it takes over is not known.
     let mut flags: BTreeMap<(u32, Lock), Option<KnownFlag>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -74,7 +68,6 @@ pub fn recalls(facts: &Facts<'_>) -> Findings {
         }
         set_flag(flag, *op, reply, (before, after));
     }
-    findings
 }
 
 /// Sets the recallable flag when a holder may cache its hold. The flag counts for holds with the same token, and
@@ -91,27 +84,24 @@ fn set_flag(flag: &mut Option<KnownFlag>, op: Op, reply: &Reply, (before, after)
         // The time of the last recall is not known either.
         return;
     }
-    let renews = matches!(op, Op::Renew { .. });
+    let renews = op.is_renewal();
     let was_recallable = flag.filter(|flag| flag.token == if renews { before.token } else { after.token });
     let recalled_ms = was_recallable.filter(|_| is_waited_for).and_then(|flag| flag.recalled_ms);
     *flag = Some(KnownFlag { token: after.token, recalled_ms });
 }
 
 /// Checks that a force ends the writer that was seen, whatever tokens it has by now.
-pub fn forced(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: force");
+pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, _, what) in facts.each() {
         let What::Applied { op: Op::Force { writer: Some(writer), .. }, after, .. } = what else { continue };
         let is_there = after.held.iter().any(|held| held.id == *writer);
         findings.add_unless(!is_there, at, format_args!("{writer:?} was seen, and stays"));
     }
-    findings
 }
 
 /// Checks the tokens that renewals bring. They are the last that the server has given. Each writer's token is above
 /// those of all earlier guards, whatever hold of whatever process they had.
-pub fn tokens(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: tokens");
+pub fn tokens(facts: &Facts<'_>, findings: &mut Findings) {
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -144,24 +134,21 @@ pub fn tokens(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that no guard enters after the local end of the last answer.
-pub fn in_time(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: validity");
+pub fn in_time(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
         if facts.process(guard.process).cache_for == 0 {
             continue;
         }
-        let until = facts.vouched(guard.id, &facts.about(guard.id).collect::<Vec<_>>(), guard.granted);
+        let until = facts.vouched(guard.id, guard.granted);
         findings.add_unless(
             guard.granted <= until,
             guard.index,
             format_args!("guard {number} enters, and its hold is over at {until} us"),
         );
     }
-    findings
 }
 
 /// Waiter, and the cached hold that keeps it out.
@@ -173,8 +160,7 @@ struct Wait {
 
 /// Checks that a process gives up a cached hold when there is a waiter. It does so within one message, or within a
 /// heartbeat if a recall is lost. The next renewal is the last time.
-pub fn given_up(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: given up");
+pub fn given_up(facts: &Facts<'_>, findings: &mut Findings) {
     let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         let What::Applied { lock, before, after, server_us, .. } = what else { continue };
@@ -206,12 +192,11 @@ pub fn given_up(facts: &Facts<'_>) -> Findings {
             }
         }
     }
-    findings
 }
 
 /// Returns the times at which an acquisition sent its releases.
 fn leaves(facts: &Facts<'_>, id: Id) -> impl Iterator<Item = Micros> {
-    facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. })).map(|request| request.sent)
+    facts.about(id).filter(|request| request.op.is_leave()).map(|request| request.sent)
 }
 
 /// Returns the time by which an unused hold has to be given up. `None` if that is undefined: a guard uses it, or its
@@ -220,9 +205,9 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     let (id, lock) = (wait.held.id, wait.lock);
     let process = facts.process(id.process);
     let listening = facts.listening(id.process, lock)?;
-    let over = facts.guards.values().filter(|guard| guard.id == id).map(|guard| guard.over).max()??;
+    let over = facts.guards_of(id).map(|guard| guard.over).max()??;
     let from = wait.from.max(over);
-    let is_used = facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > from));
+    let is_used = facts.guards_of(id).any(|guard| guard.over.is_none_or(|over| over > from));
     let is_told = leaves(facts, id).any(|left| left <= now);
     // The hold was converted. If that primary is lost, the old record may be back, and no process has it.
     let is_converted = facts.requests.values().any(|request| {

@@ -1,20 +1,14 @@
 //! Promise 3: a hold ends only by release, lease, `max_hold`, `close` or force. Renewal never re-creates and never
 //! shortens. No owner cuts or stretches the lease of another.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, id_of};
-use crate::base::error::LossReason;
-use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, Op, Released, Reply, Seen, SentGrant, What};
+use super::*;
 
 /// Margins of the longest lease: 1 % and 2 ms.
 const LONGEST_MARGINS: Micros = 102 * MS;
 
 /// Checks the ends of holds on the server.
 #[allow(clippy::single_match)] // as in the other checkers
-pub fn of_holds(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 ends of holds");
+pub fn of_holds(facts: &Facts<'_>, findings: &mut Findings) {
     let mut last: BTreeMap<(u32, Lock), Vec<Held>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         match what {
@@ -26,20 +20,12 @@ pub fn of_holds(facts: &Facts<'_>) -> Findings {
                     let remain = live.iter().all(|held| before.held.contains(held));
                     findings.add_unless(remain, at, format_args!("{live:?} became {before:?} between two requests"));
                 }
-                of_request(
-                    &mut findings,
-                    (at, facts.small_batches),
-                    (*op, reply),
-                    now_ms,
-                    (before, after),
-                    notifications,
-                );
+                of_request(findings, (at, facts.small_batches), (*op, reply), now_ms, (before, after), notifications);
                 last.insert((*primary, *lock), after.held.clone());
             }
             _ => {}
         }
     }
-    findings
 }
 
 fn of_request(
@@ -75,7 +61,7 @@ fn of_request(
         (Op::Renew { .. }, Reply::Lost { .. }) => was.is_none() && is.is_none(),
         (Op::Leave { .. }, Reply::None { .. }) => was.is_none() && is.is_none() && !waited && !waits,
         (Op::Renew { lease_ms, .. }, Reply::Renewed { .. }) | (Op::Acquire { lease_ms, .. }, Reply::Granted { .. }) => {
-            let renews = matches!(op, Op::Renew { .. });
+            let renews = op.is_renewal();
             let least = was.map_or(0, |was| was.deadline_ms);
             // This request lets the waiter in, with the lease that it had asked for before.
             let claim = notifications
@@ -129,8 +115,7 @@ fn mode_of(op: Op) -> Option<crate::store::Mode> {
 }
 
 /// Checks the ends of guards in the hands of users.
-pub fn of_guards(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 ends of guards");
+pub fn of_guards(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, now, what) in facts.each() {
         match what {
             What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
@@ -151,7 +136,6 @@ pub fn of_guards(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Returns true if an event explains this loss reason of a guard.
@@ -165,7 +149,7 @@ pub fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros
         LossReason::Gone => {
             let over = held.over.map_or(now, |over| over - 1);
             facts.loss_since(id, now)
-                || (releasing && now >= facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), over))
+                || (releasing && now >= facts.vouched(id, over))
                 || converted_without_answer(facts, guard)
                 // A replaced primary has granted another hold to the process.
                 || facts.overtakers(held, now).any(|other| facts.loss_since(other.id, now))

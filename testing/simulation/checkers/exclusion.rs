@@ -1,11 +1,6 @@
 //! Promise 1: two conflicting holds never overlap while each is inside its local validity.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, Trust};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Guard, Micros, Reply, What};
+use super::*;
 
 /// Returns true if the two guards must not both be valid at that moment.
 fn conflict(facts: &Facts<'_>, a: Guard, b: Guard, now: Micros) -> bool {
@@ -25,8 +20,7 @@ fn writes(guard: &GuardFacts, now: Micros) -> bool {
 /// Checks that no two conflicting guards are valid at once. Validity begins with a grant and has one end. So two guards
 /// overlap only if the older one is valid when the younger one is granted. The unfenced resource shows the same by what
 /// users do.
-pub fn overlaps(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("1 exclusion");
+pub fn overlaps(facts: &Facts<'_>, findings: &mut Findings) {
     let mut newest = None;
     let mut inside: BTreeMap<Guard, bool> = BTreeMap::new();
     let mut met: Vec<(Guard, Guard, usize, Micros)> = Vec::new();
@@ -67,12 +61,10 @@ pub fn overlaps(facts: &Facts<'_>) -> Findings {
             );
         }
     }
-    findings
 }
 
 /// Checks that the server keeps a hold for longer than its guard is valid: the local end comes first.
-pub fn covered(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("1 validity");
+pub fn covered(facts: &Facts<'_>, findings: &mut Findings) {
     let mut trusts: BTreeMap<_, Trust> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -116,5 +108,4 @@ pub fn covered(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }

@@ -5,23 +5,18 @@ mod listening;
 mod notified;
 mod trust;
 
-use std::collections::BTreeMap;
-
+use super::*;
 use listening::Listening;
 use notified::ArrivedGrant;
-pub use trust::Trust;
 
-use crate::store::Mode;
-use crate::testing::simulation::history::{
-    Attempt, End, Event, Guard, History, Id, Letting, Lock, Micros, Op, Place, Process, Reply, Request, Seen, What,
-    Wish,
-};
+pub use trust::Trust;
 
 pub const MS: Micros = 1_000;
 pub const SECOND: Micros = 1_000_000;
 /// Time after which other waiters notice that a future is no longer polled.
 pub const RUNTIME_NOTICED: Micros = 5_100 * MS;
 
+#[derive(Default)]
 pub struct Facts<'h> {
     pub events: &'h [Event],
     pub processes: BTreeMap<Process, ProcessFacts>,
@@ -158,7 +153,28 @@ pub struct GuardFacts {
     pub letting: Option<Letting>,
 }
 
+impl AttemptFacts {
+    /// Returns the process and the lock.
+    pub fn scope(&self) -> (Process, Lock) {
+        (self.process, self.wish.lock)
+    }
+
+    /// Returns true if the attempt is under way at some moment of the span.
+    pub fn is_under_way(&self, from: Micros, to: Micros) -> bool {
+        self.asked <= to && self.ended.is_none_or(|(ended, _)| from <= ended)
+    }
+}
+
 impl GuardFacts {
+    pub fn scope(&self) -> (Process, Lock) {
+        (self.process, self.wish.lock)
+    }
+
+    /// Returns when the user let go of the guard, or saw its loss.
+    pub fn gone(&self) -> Option<Micros> {
+        [self.over, self.lost].into_iter().flatten().min()
+    }
+
     /// Returns true while a downgrade is under way or its outcome is unknown.
     pub fn is_converting(&self, now: Micros) -> bool {
         self.converting.iter().any(|(from, until)| (*from..=*until).contains(&now))
@@ -187,6 +203,15 @@ pub struct RequestFacts {
 }
 
 impl RequestFacts {
+    pub fn scope(&self) -> (Process, Lock) {
+        (self.process, self.lock)
+    }
+
+    /// Returns when the sender got the answer, or gave up.
+    pub fn ended(&self) -> Option<Micros> {
+        self.answered.as_ref().map(|(at, _)| *at).or(self.failed)
+    }
+
     pub fn is_answered(&self, now: Micros) -> bool {
         self.answered.as_ref().is_some_and(|(at, _)| *at <= now)
     }
@@ -207,27 +232,7 @@ pub fn id_of(op: Op) -> Option<Id> {
 
 impl<'h> Facts<'h> {
     pub fn of(history: &'h History) -> Self {
-        let mut facts = Self {
-            events: &history.events,
-            processes: BTreeMap::new(),
-            attempts: BTreeMap::new(),
-            guards: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            granted: BTreeMap::new(),
-            notified: BTreeMap::new(),
-            losses: Vec::new(),
-            forced: BTreeMap::new(),
-            deposed: BTreeMap::new(),
-            by_id: BTreeMap::new(),
-            conversions: BTreeMap::new(),
-            listening: BTreeMap::new(),
-            troubles: Vec::new(),
-            small_batches: false,
-            replicated: false,
-            quorum: None,
-            healed: 0,
-            over: 0,
-        };
+        let mut facts = Self { events: &history.events, ..Self::default() };
         for (index, event) in history.events.iter().enumerate() {
             facts.of_world(event);
             facts.of_users(index, event);
@@ -239,9 +244,13 @@ impl<'h> Facts<'h> {
 
     fn of_world(&mut self, event: &'h Event) {
         let at = event.at;
-        let (down, other) =
-            (matches!(event.what, What::Down { .. } | What::Up { .. }), matches!(event.what, What::Stepped { .. }));
-        if down || other || matches!(event.what, What::Frozen { .. } | What::Promoted { .. } | What::Rerouted { .. }) {
+        if let What::Down { .. }
+        | What::Up { .. }
+        | What::Stepped { .. }
+        | What::Frozen { .. }
+        | What::Promoted { .. }
+        | What::Rerouted { .. } = event.what
+        {
             self.troubles.push(at);
         }
         match event.what {
@@ -374,35 +383,31 @@ impl<'h> Facts<'h> {
         let at = event.at;
         match &event.what {
             What::Sent { request, process, lock, op, attempt, server, .. } => {
-                let (process, lock, op) = (*process, *lock, *op);
-                let (attempt, server) = (*attempt, *server);
-                let (answered, applied, server_us, failed) = (None, None, None, None);
-                let (sent, not_done) = (at, false);
                 let facts = RequestFacts {
-                    process,
-                    lock,
-                    op,
-                    attempt,
-                    server,
-                    sent,
+                    process: *process,
+                    lock: *lock,
+                    op: *op,
+                    attempt: *attempt,
+                    server: *server,
+                    sent: at,
                     index,
-                    answered,
-                    applied,
-                    server_us,
-                    failed,
-                    not_done,
+                    answered: None,
+                    applied: None,
+                    server_us: None,
+                    failed: None,
+                    not_done: false,
                 };
                 self.requests.insert(*request, facts);
-                if let Some(id) = id_of(op) {
+                if let Some(id) = id_of(*op) {
                     self.by_id.entry(id).or_default().push(*request);
                 }
-                if let Op::Conversion { old, .. } = op {
+                if let Op::Conversion { old, .. } = *op {
                     self.conversions.entry(old).or_default().push(*request);
                 }
             }
             What::Notified { process, id, clock_sample: Some((sent, remaining_us)), .. } => {
-                let (process, sent, left) = (*process, *sent, *remaining_us);
-                self.notified.entry(*id).or_default().push(ArrivedGrant { process, at, sent, left });
+                let arrived = ArrivedGrant { process: *process, at, sent: *sent, left: *remaining_us };
+                self.notified.entry(*id).or_default().push(arrived);
             }
             What::Applied { .. } => self.on_applied(at, &event.what),
             What::Answered { request, reply } => {
@@ -493,6 +498,11 @@ impl<'h> Facts<'h> {
     /// Returns the requests of all acquisitions, by id.
     pub fn by_id(&self) -> BTreeMap<Id, Vec<&RequestFacts>> {
         self.by_id.keys().map(|id| (*id, self.about(*id).collect())).collect()
+    }
+
+    /// Returns the guards of a hold.
+    pub fn guards_of(&self, id: Id) -> impl Iterator<Item = &GuardFacts> {
+        self.guards.values().filter(move |guard| guard.id == id)
     }
 
     /// Returns the guards of each hold.

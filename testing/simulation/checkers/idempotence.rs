@@ -1,26 +1,21 @@
 //! Promise 4: acquire, renew, release and cancel are idempotent. A request that is sent twice or arrives late changes
 //! nothing more, and neither does a repeat after a lost reply.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, Given, MS};
-use crate::testing::simulation::history::{Guard, Id, Micros, Op, Released, Reply, What};
+use super::*;
 
 /// Returns a hold that ended with this guard, and when all copies of its acquisition are over.
 fn release_of(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<(Id, Micros)> {
     let held = &facts.guards[&guard];
     let id = held.id;
-    let alone = facts.guards.values().filter(|held| held.id == id).count() == 1;
+    let alone = facts.guards_of(id).count() == 1;
     // A server knows nothing of the releases that another server received.
-    let told = facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
+    let told = facts.about(id).filter(|request| request.op.is_leave() && request.sent <= now);
     let by = told.filter_map(|request| request.applied).last().map(|(_, primary)| primary);
     let is_over = alone && by == Some(facts.lineage(now));
     is_over.then(|| (id, now + facts.process(held.process).max_delay() + 20 * MS))
 }
 
-pub fn copies(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("4 idempotence");
+pub fn copies(facts: &Facts<'_>, findings: &mut Findings) {
     let mut known: BTreeSet<Id> = BTreeSet::new();
     let mut released: BTreeMap<Id, Micros> = BTreeMap::new();
     let mut tokens: BTreeMap<Id, u64> = BTreeMap::new();
@@ -80,5 +75,4 @@ pub fn copies(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }

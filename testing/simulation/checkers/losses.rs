@@ -1,17 +1,10 @@
 //! Checks how a process reacts to an answer that a hold is over.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, id_of};
-use crate::base::error::LossReason;
-use crate::store::Mode;
-use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Process, Released, Reply, What};
+use super::*;
 
 /// Checks that no guard is valid after an answer to its process that the server does not know the hold. The same is
 /// true for an answer that another hold began under its id.
-pub fn answered(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 answered losses");
+pub fn answered(facts: &Facts<'_>, findings: &mut Findings) {
     let mut lost: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -34,7 +27,6 @@ pub fn answered(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Returns the acquisition that this answer ends, if its process had it by then.
@@ -42,27 +34,24 @@ fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: M
     match (request.op, reply) {
         // During a conversion the old hold may just have been converted. The answer to the conversion decides.
         (Op::Renew { id, .. }, Reply::Lost { forced }) => {
-            let by_force = facts.guards.values().any(|guard| guard.id == id && guard.token <= *forced);
+            let by_force = facts.guards_of(id).any(|guard| guard.token <= *forced);
             (by_force || !facts.is_being_converted(id, now)).then_some(id)
         }
         (Op::Conversion { old, .. }, Reply::Lost { .. }) => Some(old),
         (Op::Acquire { id, .. }, Reply::Granted { token, tokens, .. }) => {
-            let other = |guard: &GuardFacts| {
-                guard.id == id && guard.granted < now && !(*token..token + tokens).contains(&guard.token)
-            };
-            facts.guards.values().any(other).then_some(id)
+            let other = |guard: &GuardFacts| guard.granted < now && !(*token..token + tokens).contains(&guard.token);
+            facts.guards_of(id).any(other).then_some(id)
         }
         // The request asked for more readers of a hold that the process had.
         (Op::Acquire { id, .. }, Reply::Contended { .. } | Reply::Queued { .. }) => {
-            facts.guards.values().any(|guard| guard.id == id && guard.granted < now).then_some(id)
+            facts.guards_of(id).any(|guard| guard.granted < now).then_some(id)
         }
         _ => None,
     }
 }
 
 /// Checks that a guard reports its renewals as confirmed only if the last one was answered.
-pub fn unconfirmed(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("8 unconfirmed");
+pub fn unconfirmed(facts: &Facts<'_>, findings: &mut Findings) {
     let mut failed: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -101,12 +90,10 @@ pub fn unconfirmed(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that a newer, conflicting grant to the same process ends a hold: the server had lost it.
-pub fn own_newer_grant(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 own newer grant");
+pub fn own_newer_grant(facts: &Facts<'_>, findings: &mut Findings) {
     let mut newest: Option<Guard> = None;
     for (at, _, what) in facts.each() {
         match *what {
@@ -115,7 +102,7 @@ pub fn own_newer_grant(facts: &Facts<'_>) -> Findings {
                 let Some(new) = newest.filter(|newest| *newest != guard) else { continue };
                 let (old, new) = (&facts.guards[&guard], &facts.guards[&new]);
                 let conflict = old.root != new.root && (old.mode == Mode::Write || new.mode == Mode::Write);
-                let same = old.process == new.process && old.wish.lock == new.wish.lock;
+                let same = old.scope() == new.scope();
                 let older = facts.granted.get(&old.id) < facts.granted.get(&new.id);
                 // A new primary may not know the last tokens. Its grants with an earlier token are lost from the start.
                 let is_overtaken = new.token < old.token && new.began_with == 0;
@@ -132,12 +119,10 @@ pub fn own_newer_grant(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that a guard reports the loss as forced if the answer said so, and only then.
-pub fn forced(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 forced");
+pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
     let mut marks: BTreeMap<Id, u64> = BTreeMap::new();
     let mut last: BTreeMap<Id, u64> = BTreeMap::new();
     let mut ended: BTreeMap<(u32, Lock), u64> = BTreeMap::new();
@@ -179,7 +164,7 @@ pub fn forced(facts: &Facts<'_>) -> Findings {
             }
             What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
                 let held = &facts.guards[guard];
-                let first = facts.guards.values().filter(|other| other.id == held.id).map(|other| other.token).min();
+                let first = facts.guards_of(held.id).map(|other| other.token).min();
                 let first = first.unwrap_or(held.token);
                 let by_answer = marks.get(&held.id).is_some_and(|mark| first <= *mark);
                 let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
@@ -204,5 +189,4 @@ pub fn forced(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }

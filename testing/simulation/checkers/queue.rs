@@ -5,12 +5,7 @@
 //! * Writers are first come, first served, and no waiter is forgotten.
 //! * A waiter that is granted the lock, dead or alive, has no more than its claim.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, Given, id_of};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Held, Id, Lock, Op, Reply, Seen, SentGrant, What};
+use super::*;
 
 struct Step<'h> {
     at: usize,
@@ -51,8 +46,7 @@ impl Step<'_> {
     }
 }
 
-pub fn order(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 queue");
+pub fn order(facts: &Facts<'_>, findings: &mut Findings) {
     for step in steps(facts) {
         for mode in [Mode::Read, Mode::Write] {
             let (was, is) = (of(mode, &step.before.queue), of(mode, &step.after.queue));
@@ -69,10 +63,9 @@ pub fn order(facts: &Facts<'_>) -> Findings {
         }
         // A crowd enters in parts. `bypasses` judges the waiters that are passed meanwhile.
         if !step.changes_nothing() && !facts.small_batches {
-            served(&mut findings, &step);
+            served(findings, &step);
         }
     }
-    findings
 }
 
 fn served(findings: &mut Findings, step: &Step<'_>) {
@@ -106,8 +99,7 @@ fn served(findings: &mut Findings, step: &Step<'_>) {
 
 /// Checks which grants pass a waiter. No new reader passes a waiting writer, and one writer at most passes a waiting
 /// reader.
-pub fn bypasses(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 bypass");
+pub fn bypasses(facts: &Facts<'_>, findings: &mut Findings) {
     let mut passed: BTreeMap<Id, usize> = BTreeMap::new();
     let mut lock_of: BTreeMap<Id, Lock> = BTreeMap::new();
     // Readers that waited when the last writer left, or that waited behind no writer. The flag is true if a writer was
@@ -173,12 +165,10 @@ pub fn bypasses(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that a waiter stays for its `waiter_ttl_ms`, and has as long to claim its grant.
-pub fn claims(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("5 dead waiters");
+pub fn claims(facts: &Facts<'_>, findings: &mut Findings) {
     let mut claim: BTreeMap<Id, u64> = BTreeMap::new();
     let mut longest: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -211,5 +201,4 @@ pub fn claims(facts: &Facts<'_>) -> Findings {
         let most = until(before).unwrap_or_default().max(now_ms + waiter_ttl_ms);
         findings.add_unless(until(after).is_none_or(|until| until <= most), at, format_args!("{id:?} waits too long"));
     }
-    findings
 }

@@ -1,16 +1,11 @@
 //! Promise 3 for guards that start: a guard gets what it asked for.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, SECOND};
-use crate::testing::simulation::history::{Guard, Id, Op, Reply, What};
+use super::*;
 
 /// Checks the validity with which a guard starts. It has at least half of its lease if that is a second or more, else a
 /// third of what the margins leave. A waiter that is granted the lock by a notification starts at once, with as much of
 /// its claim. No guard has more than the answer with which it starts leaves, to a request for all that it wants.
-pub fn fresh(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 fresh guards");
+pub fn fresh(facts: &Facts<'_>, findings: &mut Findings) {
     let mut first: BTreeMap<Id, Guard> = BTreeMap::new();
     for (number, guard) in &facts.guards {
         let began = *first.entry(guard.id).or_insert(*number);
@@ -29,7 +24,6 @@ pub fn fresh(facts: &Facts<'_>) -> Findings {
             format_args!("guard {number} wants {wants} us and begins with {} us", guard.began_with),
         );
     }
-    findings
 }
 
 /// Returns the lease that was requested for a hold, if a guard of it starts with the answer.
@@ -54,8 +48,7 @@ fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
 }
 
 /// Checks that a nested guard has an end of its own.
-pub fn nested(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 nested guards");
+pub fn nested(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, now, what) in facts.each() {
         let What::Sample { guard, valid: true, .. } = what else { continue };
         let held = &facts.guards[guard];
@@ -66,5 +59,4 @@ pub fn nested(facts: &Facts<'_>) -> Findings {
             format_args!("guard {guard} is valid after its longest time"),
         );
     }
-    findings
 }

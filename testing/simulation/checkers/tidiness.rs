@@ -1,14 +1,11 @@
 //! Promise 9: every key has a ttl, idle entries disappear, and every waiter is served.
 
-use super::Findings;
-use super::facts::{Facts, MS, SECOND};
-use crate::testing::simulation::history::{Micros, Process, What};
+use super::*;
 
 /// Longest lease of the simulation, and more than any margin.
 const LONGEST: Micros = 10_200 * MS;
 
-pub fn ttl_and_end(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("9 tidiness");
+pub fn ttl_and_end(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, _, what) in facts.each() {
         match what {
             What::Applied { forget_ms, after, .. } => {
@@ -26,15 +23,12 @@ pub fn ttl_and_end(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
-pub fn everybody_served(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("service");
+pub fn everybody_served(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt) in &facts.attempts {
         findings.add_unless(attempt.ended.is_some(), attempt.index, format_args!("attempt {number} never ends"));
     }
-    let mut unreachable = Findings::of("8 close");
     let mut closing = std::collections::BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -44,7 +38,7 @@ pub fn everybody_served(facts: &Facts<'_>) -> Findings {
             What::ClosedNow { process, told } => {
                 let Some((_, began)) = closing.remove(process) else { continue };
                 if !told && !was_silent(facts, *process, began, now) {
-                    unreachable.add(at, format!("process {process} is told that nobody answers"));
+                    findings.of("8 close").add(at, format!("process {process} is told that nobody answers"));
                 }
                 let paused = facts.process(*process).paused_within(began, now);
                 findings.add_unless(
@@ -57,10 +51,12 @@ pub fn everybody_served(facts: &Facts<'_>) -> Findings {
         }
     }
     for (process, (at, _)) in closing {
-        findings.add_unless(facts.process(*process).crashed.is_some(), at, format_args!("{process} is never closed"));
+        findings.of("service").add_unless(
+            facts.process(*process).crashed.is_some(),
+            at,
+            format_args!("{process} is never closed"),
+        );
     }
-    findings.found.append(&mut unreachable.found);
-    findings
 }
 
 /// Returns true if a background request of the process was not answered in that span, or if the process was paused in

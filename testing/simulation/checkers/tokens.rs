@@ -1,11 +1,6 @@
 //! Promise 2: tokens strictly increase from phase to phase, across loss of the key too. Readers of a phase share one.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, Given};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Reply, Seen, What};
+use super::*;
 
 /// Compares the token of a grant with that of its phase, or with the highest so far.
 fn judge_grant(grant: &Given, expected: Option<u64>, highest: u64, at: usize, findings: &mut Findings) {
@@ -23,8 +18,7 @@ fn judge_grant(grant: &Given, expected: Option<u64>, highest: u64, at: usize, fi
     }
 }
 
-pub fn grow(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("2 tokens");
+pub fn grow(facts: &Facts<'_>, findings: &mut Findings) {
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut given: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
     let mut given_by_deposed: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
@@ -40,7 +34,7 @@ pub fn grow(facts: &Facts<'_>) -> Findings {
                     // A block of a deposed primary is independent of the blocks of its successor.
                     let before = if *deposed { Some(*block) } else { given.insert(*id, *block) };
                     earlier.entry(*id).or_default().extend(before);
-                    brings(block, *deposed, highest, at, &mut findings);
+                    brings(block, *deposed, highest, at, findings);
                 }
                 let grants = Given::by(what);
                 if *deposed {
@@ -49,7 +43,7 @@ pub fn grow(facts: &Facts<'_>) -> Findings {
                 }
                 let mut phase = phase_of((before, after), *op, &given);
                 for grant in &grants {
-                    judge_grant(grant, expected(grant, before, &given, phase), *highest, at, &mut findings);
+                    judge_grant(grant, expected(grant, before, &given, phase), *highest, at, findings);
                     if grant.mode == Mode::Read {
                         phase = Some(grant.token);
                     }
@@ -93,7 +87,6 @@ pub fn grow(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Returns true if the resource may reject a token of a phase that began at `began`.

@@ -1,16 +1,6 @@
 //! Link to one master of a quorum. A master reports its uptime to each new connection, and has no queue.
 
-use std::sync::Arc;
-
-use super::super::mutants::Mutant;
-use super::super::world::{Answer, Parcel, Wire};
-use super::Link;
-use crate::base::key::Key;
-use crate::base::lease::{ClockSample, FencingToken, Moment};
-use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Granted,
-    MasterScheme, Mode, ReleaseReply, Renewed, ServerContact, View,
-};
+use super::*;
 
 /// Connection to a master, and what the process knows of the master.
 #[derive(Default)]

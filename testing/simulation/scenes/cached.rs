@@ -1,15 +1,6 @@
 //! Cached holds in a process that is nearly alone, while the server is away for a while and then replaced.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use super::{enters, wish};
-use crate::store::Mode;
-use crate::testing::simulation::history::Wish;
-use crate::testing::simulation::workload::Actor;
-use crate::testing::simulation::world::{Down, World};
+use super::*;
 
 /// Times of the outage, and of the moment when a replica has taken over and the processes learn of it.
 struct Plan {
@@ -40,7 +31,7 @@ impl Actor {
         for _ in 0..times {
             let held = self.takes(wish).await;
             self.keeps_and_releases(held, 0).await;
-            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            sleep_ms(pause_ms).await;
         }
     }
 }
@@ -61,17 +52,17 @@ async fn waits(user: &Actor, other: &Actor, plan: &Plan) {
 async fn troubles(world: &Arc<World>, plan: &Plan) {
     tokio::time::sleep_until(plan.away).await;
     world.goes_down(0, Down::Silent);
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    sleep_ms(1_500).await;
     world.comes_up(0);
     tokio::time::sleep_until(plan.rerouted - Duration::from_millis(40)).await;
     world.freezes(0);
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    sleep_ms(10).await;
     world.promotes();
     // The process that releases learns of the failover first. So the waiter gets no notification and has to ask.
     world.reroutes(1);
     tokio::time::sleep_until(plan.rerouted).await;
     world.reroutes(0);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep_ms(1_000).await;
     world.wakes();
     world.demotes();
 }

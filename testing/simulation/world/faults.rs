@@ -1,12 +1,6 @@
 //! Faults of a server: it falls silent, dies, stands still, is slow, loses its data, or its clock steps.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::{Down, ONLY, Server, World};
-use crate::store::memory::replica::Image;
-use crate::testing::simulation::history::{Place, Process, What};
+use super::*;
 
 impl World {
     pub fn servers(&self) -> usize {

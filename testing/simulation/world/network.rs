@@ -1,15 +1,6 @@
 //! Network: the way of a request to the server, and of its answer back.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use tokio::sync::oneshot;
-
-use super::parcel::{Delivery, Fate, Fates, Parcel};
-use super::{Down, World, lock_of, millis};
-use crate::base::key::Key;
-use crate::testing::simulation::history::{Micros, Op, Place, Process, Request, What};
+use super::*;
 
 /// Shortest time that counts as slow.
 const MIN_SLOW: Duration = Duration::from_millis(50);
@@ -157,7 +148,7 @@ impl World {
     async fn travels(&self, time: Duration) {
         // A timer takes at least a millisecond.
         if !self.profile.hot {
-            tokio::time::sleep(time).await;
+            sleep(time).await;
         }
     }
 
@@ -206,6 +197,6 @@ impl World {
             server.busy_until = server.busy_until.max(now) + self.profile.service_ms * 1000;
             server.busy_until
         };
-        tokio::time::sleep(Duration::from_micros(done - now)).await;
+        sleep(Duration::from_micros(done - now)).await;
     }
 }

@@ -1,18 +1,6 @@
 //! Notifications: subscriptions of processes, and the notifications that reach them.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use parking_lot::Mutex;
-use tokio::sync::mpsc;
-
-use super::{Address, ONLY, World, lock_of, millis};
-use crate::base::attempt::{self, NodeId};
-use crate::base::key::Key;
-use crate::base::lease::{ClockSample, ServerTime};
-use crate::store::{AcquisitionId, Answered, Granted, Notification};
-use crate::testing::simulation::gate::Gate;
-use crate::testing::simulation::history::{Id, Lock, Process, What};
+use super::*;
 
 /// Greatest age of a clock sample that can judge a notification, as in the transport.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(2);
@@ -103,7 +91,7 @@ impl World {
         let by_ms = self.draw(|rng| if late { rng.u64(50..2_500) } else { rng.u64(0..4) });
         let world = Arc::clone(self);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(by_ms)).await;
+            sleep_ms(by_ms).await;
             {
                 let mut state = world.state.lock();
                 // The channel is subscribed again when the server is up.
@@ -140,7 +128,7 @@ impl World {
             }
             let (world, message) = (Arc::clone(self), message.clone());
             drop(tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(by_ms)).await;
+                sleep_ms(by_ms).await;
                 world.arrives(process, lock, message).await;
             }));
         }

@@ -1,15 +1,6 @@
 //! Requests, their answers, and the fates of both.
 
-use std::time::Duration;
-
-use super::millis;
-use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::memory::Record;
-use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Forced, IfTaken, Mode, ReleaseReply, Renewed,
-    View,
-};
-use crate::testing::simulation::history::{Id, Op, Reply, Shown};
+use super::*;
 
 /// Request on its way to the server.
 #[derive(Clone, Debug)]

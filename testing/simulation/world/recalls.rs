@@ -1,18 +1,7 @@
 //! Recalls, and the processes that subscribe to recalls of their cached holds. Subscriptions are confirmed, pinged and
 //! lost as in the transport. Messages are lost, late and doubled as notifications are.
 
-use std::sync::{Arc, Weak};
-use std::time::Duration;
-
-use super::{ONLY, Parcel, World, lock_of};
-use crate::base::attempt::NodeId;
-use crate::base::key::Key;
-use crate::base::lease::Moment;
-use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
-use crate::store::Notification;
-use crate::store::memory::PendingRecall;
-use crate::testing::simulation::history::{Id, Lock, Process, RecallEvent, Recalled, What};
-use crate::testing::simulation::mutants::{Mutant, parse};
+use super::*;
 
 /// Interval of pings, as in the transport.
 const PING: Duration = Duration::from_millis(500);
@@ -81,9 +70,9 @@ impl World {
             gate.pass().await;
             let (sent, server) = (self.clock.now(), self.server_of(process));
             let trip = self.draw(|rng| Duration::from_millis(rng.u64(0..4)));
-            tokio::time::sleep(trip).await;
+            sleep(trip).await;
             let answers = self.answers_pings(process, server);
-            tokio::time::sleep(trip).await;
+            sleep(trip).await;
             gate.pass().await;
             let is_in_time = self.clock.now().since(sent) <= PING;
             if !self.is_listening(number) {
@@ -109,7 +98,7 @@ impl World {
                     self.tell_live(&recalls, &self.liveness_until(server, sent.after(PING * 2)));
                 }
             }
-            tokio::time::sleep(PING).await;
+            sleep(PING).await;
         }
     }
 
@@ -223,7 +212,7 @@ impl World {
                 let by_ms = self.draw(|rng| if late { rng.u64(5..2_500) } else { rng.u64(0..4) });
                 let (world, recall, recalls) = (Arc::clone(self), recall.clone(), Arc::clone(&recalls));
                 drop(tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(by_ms)).await;
+                    sleep_ms(by_ms).await;
                     let gate = world.state.lock().links.get(&process).map(|link| Arc::clone(&link.gate));
                     let Some(gate) = gate else { return };
                     gate.pass().await;
@@ -243,7 +232,7 @@ impl World {
         self.note_recall_event(process, lock, RecallEvent::Recalled(recalled));
         match self.mutant {
             Some(Mutant::IgnoresRecalls) => return,
-            Some(Mutant::JoinsAfterRecall) => tokio::time::sleep(Duration::from_millis(300)).await,
+            Some(Mutant::JoinsAfterRecall) => sleep_ms(300).await,
             Some(Mutant::LeavesUnderGuard) => self.release_at_once(process, lock),
             _ => {}
         }

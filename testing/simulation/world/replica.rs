@@ -1,14 +1,6 @@
 //! Replica of the only server. It acknowledges writes, and takes over although it is behind.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::parcel::Answer;
-use super::{ONLY, OldPrimary, World};
-use crate::store::memory::Store;
-use crate::testing::simulation::history::{Micros, Process, What};
-use crate::testing::simulation::mutants::Mutant;
+use super::*;
 
 /// Interval at which the primary is copied to the replica.
 const REPLICATION: Duration = Duration::from_millis(100);
@@ -20,7 +12,7 @@ impl World {
         while !self.state.lock().healed {
             self.copy_to_replica();
             let pause = if self.profile.wait_ms > 0 { self.lag() } else { REPLICATION };
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
         }
     }
 
@@ -49,7 +41,7 @@ impl World {
             if !deposed && (self.has_healed(lineage) || self.acknowledges(applied, lineage)) {
                 return true;
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep_ms(1).await;
         }
         false
     }

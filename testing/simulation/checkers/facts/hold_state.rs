@@ -1,8 +1,6 @@
 //! State of a hold at some moment, by the events until then.
 
-use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, Trust, id_of, within};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Attempt, End, Id, Micros, Op, Reply};
+use super::*;
 
 impl Facts<'_> {
     /// Returns how much of a span the future of an attempt, or the task with its guard, was not polled.
@@ -97,11 +95,11 @@ impl Facts<'_> {
     }
 
     /// Returns until when the answers so far let a hold be trusted by the local clock.
-    pub fn vouched(&self, id: Id, requests: &[&RequestFacts], now: Micros) -> Micros {
+    pub fn vouched(&self, id: Id, now: Micros) -> Micros {
         // A notification counts only if it began the hold, and no later answer did.
-        let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
+        let begun = self.guards_of(id).map(|guard| guard.granted).min();
         let was_answered = |since: Micros| {
-            let answers = requests.iter().filter_map(|request| request.answered.as_ref());
+            let answers = self.about(id).filter_map(|request| request.answered.as_ref());
             let mut grants = answers.filter(|(_, reply)| matches!(reply, Reply::Granted { .. })).map(|(at, _)| *at);
             grants.any(|at| since <= at && begun.is_some_and(|begun| at <= begun))
         };
@@ -109,9 +107,9 @@ impl Facts<'_> {
             .into_iter()
             .flat_map(|begun| self.notified_by(id, begun).filter(move |(at, until)| *at <= now && begun < *until));
         let notifications = notifications.filter(|(at, _)| !was_answered(*at)).map(|(at, until)| (at, until, None));
-        let answers = requests.iter().filter_map(|request| match &request.answered {
+        let answers = self.about(id).filter_map(|request| match &request.answered {
             Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
-                Some((*at, self.covered_until(request, *remaining_ms), Some((*request, *remaining_ms))))
+                Some((*at, self.covered_until(request, *remaining_ms), Some((request, *remaining_ms))))
             }
             _ => None,
         });
@@ -130,7 +128,7 @@ impl Facts<'_> {
 
     /// Returns how long a guard may be trusted whose hold may have been converted. The new hold lasts at least as long,
     /// counted from the last request that showed the server knew the old hold.
-    pub fn in_doubt_until(&self, held: &GuardFacts, requests: &[&RequestFacts], now: Micros) -> Micros {
+    pub fn in_doubt_until(&self, held: &GuardFacts, now: Micros) -> Micros {
         let conversions = self.requests.values().filter_map(|request| match request.op {
             // A conversion that was certainly not carried out leaves nothing open.
             Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now && !request.not_done => {
@@ -148,9 +146,8 @@ impl Facts<'_> {
         if let Some(since) = self.open_since(held, now).filter(|_| held.mode == Mode::Write) {
             return since;
         }
-        let renewed = requests
-            .iter()
-            .copied()
+        let renewed = self
+            .about(held.id)
             .filter(|request| matches!(&request.answered, Some((at, Reply::Renewed { .. })) if *at <= now));
         let refused = conversions
             .iter()
@@ -204,7 +201,7 @@ impl Facts<'_> {
     /// Returns the guards of its process with newer, conflicting grants.
     pub fn overtakers(&self, held: &GuardFacts, now: Micros) -> impl Iterator<Item = &GuardFacts> {
         self.guards.values().filter(move |other| {
-            let same = other.process == held.process && other.wish.lock == held.wish.lock;
+            let same = other.scope() == held.scope();
             let conflict = other.mode == Mode::Write || held.mode == Mode::Write;
             same && conflict && other.token > held.token && other.granted <= now
         })
@@ -219,7 +216,7 @@ impl Facts<'_> {
     /// Returns true while an attempt waits for the outcome of a conversion of this hold. The attempt may not know
     /// whether a request has gone out, for example while the node is silent.
     pub fn is_being_converted(&self, id: Id, now: Micros) -> bool {
-        if self.guards.values().any(|guard| guard.id == id && guard.is_converting(now)) {
+        if self.guards_of(id).any(|guard| guard.is_converting(now)) {
             return true;
         }
         let is_open = |conversion: &AttemptFacts| conversion.ended.is_none_or(|(ended, _)| ended >= now);

@@ -1,7 +1,6 @@
 //! Recall facts of a process: whether a recall for a cached hold would reach it, and whether one has come.
 
-use super::{Facts, MS, SECOND};
-use crate::testing::simulation::history::{Event, Id, Lock, Micros, Op, Process, RecallEvent, Recalled, Reply, What};
+use super::*;
 
 /// Time for which a subscription counts as live after an answered ping was sent.
 const LIVE_FOR: Micros = SECOND;
@@ -81,7 +80,7 @@ impl Facts<'_> {
 
     /// Returns true if the hold has no guard then, and its process has no attempt for the lock.
     pub fn is_unused(&self, id: Id, lock: Lock, now: Micros) -> bool {
-        let mut guards = self.guards.values().filter(|guard| guard.id == id).peekable();
+        let mut guards = self.guards_of(id).peekable();
         let is_used = guards.peek().is_none()
             || guards.any(|guard| guard.over.is_none_or(|over| over >= now) || guard.granted > now);
         !is_used && !self.is_wanted_here(id.process, lock, now, now)
@@ -89,14 +88,11 @@ impl Facts<'_> {
 
     /// Returns true if an attempt of the process wants the lock in that span.
     pub fn is_wanted_here(&self, process: Process, lock: Lock, from: Micros, to: Micros) -> bool {
-        self.attempts.values().any(|attempt| {
-            let same = attempt.process == process && attempt.wish.lock == lock;
-            same && attempt.asked <= to && attempt.ended.is_none_or(|(ended, _)| ended >= from)
-        })
+        self.attempts.values().any(|attempt| attempt.scope() == (process, lock) && attempt.is_under_way(from, to))
     }
 
     fn first_token(&self, id: Id) -> u64 {
-        self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.token).min().unwrap_or_default()
+        self.guards_of(id).map(|guard| guard.token).min().unwrap_or_default()
     }
 
     /// Returns the times of recalls that end a hold. The recall of an attempt that only tries counts while the hold is

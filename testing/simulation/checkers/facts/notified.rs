@@ -1,7 +1,6 @@
 //! Trust in a hold that a notification of a grant gives.
 
-use super::{Facts, MS};
-use crate::testing::simulation::history::{Id, Micros, Op, Process};
+use super::*;
 
 pub struct ArrivedGrant {
     pub process: Process,

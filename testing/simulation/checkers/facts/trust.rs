@@ -1,6 +1,6 @@
 //! Validity that the answers about a hold give by the local clock.
 
-use super::{MS, Micros, RequestFacts};
+use super::*;
 
 /// Sum of the answers so far. A server that has lost nothing never reports an earlier deadline than before. A server
 /// that does has lost its grants. Then only that answer counts, from the time of its request.
