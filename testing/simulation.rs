@@ -31,22 +31,42 @@ mod trouble;
 mod workload;
 mod world;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
 
+use crate::base::error::{Error, LossReason};
+use crate::base::key::Key;
+use crate::base::lease::FencingToken;
+use crate::base::options::Options;
+use crate::base::reentry::OwnerId;
+use crate::base::ticket::Ticket;
+use crate::face::guard::{HoldWatch, WriteGuard};
+use crate::face::manager::RwLockManager;
+use crate::lock::hold::HoldState;
+use crate::store::quorum::{Quorum, Restarts};
+use crate::store::{BoxFuture, Forced, Mode, Scheme, View};
+use cached::alone;
 use caught::{breaks, caught};
 use checkers::Violation;
-use history::{History, What};
+use gate::{ActingFor, CutAt, Pausable};
+use history::{End, History, Letting, Lock, Op, Place, Process, What, Wish};
 use machine::Machine;
 use mutants::Mutant;
-use profile::{BURST, HOT, Profile, RUNTIMES, Story, UNHEARD, WILD_CLOCKS};
+use profile::{
+    BURST, CALM, COPIES, CUT_OFF, DYING, FORCED, FORGETFUL, HOT, LONG, LOSING, LOSSY, MasterFault, Profile, QUORUM,
+    REPLICATED, RUNTIMES, SPLIT, Story, UNHEARD, WILD_CLOCKS,
+};
+use runtime::Hand;
 use scenes::Scene;
 use trouble::{Cast, trouble};
-use world::World;
+use workload::{Actor, AnyGuard, SimManager, released, taking};
+use world::{Address, Down, EPOCH_US, World, ids_of, millis};
 
 /// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);
@@ -200,17 +220,22 @@ fn replay() {
     println!("{} events, nothing broken", history.events.len());
 }
 
+/// Asserts that a run is the same in another thread.
+fn assert_same(seed: u64, profile: Profile) {
+    let first = run(seed, profile, None).text();
+    let other = std::thread::spawn(move || run(seed, profile, None).text());
+    let again = other.join().expect("it runs");
+    if first != again {
+        let differ = first.lines().zip(again.lines()).find(|(a, b)| a != b);
+        panic!("seed {seed} differs: {differ:#?}");
+    }
+    assert!(first.lines().count() > 100, "something happened");
+}
+
 #[test]
 fn same_seed_same_history() {
     for seed in 0..seeds_of_build(100) {
-        let first = run(seed, Profile::of_seed(seed), None).text();
-        let other = std::thread::spawn(move || run(seed, Profile::of_seed(seed), None).text());
-        let again = other.join().expect("it runs");
-        if first != again {
-            let differ = first.lines().zip(again.lines()).find(|(a, b)| a != b);
-            panic!("seed {seed} differs: {differ:#?}");
-        }
-        assert!(first.lines().count() > 100, "something happened");
+        assert_same(seed, Profile::of_seed(seed));
     }
 }
 
@@ -233,6 +258,13 @@ fn kinds(history: &History) -> BTreeSet<String> {
         other => first_token_of(other),
     };
     history.events.iter().map(|event| labels(&event.what)).collect()
+}
+
+/// Asserts that the runs of the first seeds have all these kinds of events.
+fn assert_all_happen<const N: usize>(seeds: u64, profile_of: fn(u64) -> Profile, expected: [&str; N]) {
+    let seen: BTreeSet<_> = (0..seeds).flat_map(|seed| kinds(&run(seed, profile_of(seed), None))).collect();
+    let missing: Vec<_> = expected.into_iter().filter(|kind| !seen.contains(*kind)).collect();
+    assert!(missing.is_empty(), "never happens: {missing:?}, of {seen:?}");
 }
 
 fn first_token_of(of: &impl std::fmt::Debug) -> String {
@@ -305,9 +337,7 @@ const KINDS: [&str; 58] = [
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn everything_happens() {
-    let seen: BTreeSet<_> = (0..300).flat_map(|seed| kinds(&run(seed, Profile::of_seed(seed), None))).collect();
-    let missing: Vec<_> = KINDS.into_iter().filter(|kind| !seen.contains(*kind)).collect();
-    assert!(missing.is_empty(), "never happens: {missing:?}");
+    assert_all_happen(300, Profile::of_seed, KINDS);
 }
 
 #[test]
@@ -342,8 +372,7 @@ fn promises_hold_with_several_runtimes() {
 
 #[test]
 fn runtimes_do_all_that_runtimes_do() {
-    let (first, again) = (run(7, RUNTIMES, None).text(), run(7, RUNTIMES, None).text());
-    assert!(first == again, "the same seed differs");
+    assert_same(7, RUNTIMES);
     let all = (0..20).flat_map(|seed| run(seed, RUNTIMES, None).events).collect::<Vec<_>>();
     let happens = |what: fn(&What) -> bool| all.iter().any(|event| what(&event.what));
     assert!(happens(|what| matches!(what, What::RuntimeStopped { for_ms: Some(20_000), .. })));

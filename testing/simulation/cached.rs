@@ -1,9 +1,7 @@
 //! Runs with cached holds. All other promises hold as in runs without them, even if recalls and subscriptions fail. A
 //! process gives up a recalled hold in time.
 
-use super::profile::Profile;
-use super::scenes::Scene;
-use super::{assert_promises_hold, seeds_of_build, seeds_or};
+use super::*;
 
 /// Returns the profile of one process alone with its cached holds, while the server is away for a while and is
 /// replaced.

@@ -1,11 +1,6 @@
 //! Tests that each checker catches its mutants.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::cached::alone;
-use super::mutants::{self, Mutant};
-use super::profile::{CUT_OFF, FORCED, FORGETFUL, LONG, Profile};
-use super::{checkers, run};
+use super::*;
 
 /// Returns true if a run breaks the promise.
 pub fn breaks(seed: u64, profile: Profile, mutant: Option<Mutant>, promise: &str) -> bool {

@@ -241,7 +241,7 @@ impl Link {
             _ => None,
         };
         match wrong {
-            Some(value) => Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }),
+            Some(value) => Ok(Answered { sent, ..self.made_up(value) }),
             None => Err(Failure::Unknown { arrives_until, source: None }),
         }
     }
@@ -577,7 +577,7 @@ impl RecallingScheme for Link {
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         self.world.reply_in_use(lock_of(key), id);
-        let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
-        Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))
+        let node = self.world.answering(self.address.process);
+        Box::pin(std::future::ready(Ok(Answered { node, ..self.made_up(()) })))
     }
 }

@@ -1,15 +1,7 @@
 //! Machines. Each machine runs a process with its runtimes and their tasks. The process can pause, die or be closed.
 
-use std::sync::Arc;
-
-use super::gate::Pausable;
-use super::history::{Process, What};
 use super::runtime::Runtime;
-use super::sleep_ms;
-use super::workload::{Actor, SimManager};
-use super::world::{Address, World};
-use crate::base::reentry::OwnerId;
-use crate::face::manager::RwLockManager as _;
+use super::*;
 
 /// Machine with its process and tasks.
 pub struct Machine {

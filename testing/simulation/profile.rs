@@ -309,11 +309,15 @@ impl Profile {
             response_timeout: Duration::from_millis(200),
             unreachable_after: Duration::from_secs(2),
             cache_for: if self.caches { Duration::from_secs(60) } else { Duration::ZERO },
-            durability: match self.wait_ms {
-                0 => Durability::Primary,
-                ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
-            },
+            durability: self.durability(),
             ..Options::default()
+        }
+    }
+
+    pub fn durability(&self) -> Durability {
+        match self.wait_ms {
+            0 => Durability::Primary,
+            ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
         }
     }
 

@@ -1,22 +1,7 @@
 //! Locks that stay taken for a time at least. A process that dies at any step, a future that is dropped at any wait, and
 //! late copies of requests leave a rest only where one is owed.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use parking_lot::Mutex;
-
-use super::gate::{CutAt, Pausable};
-use super::history::{History, Op, What};
-use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
-use super::workload::SimManager;
-use super::world::{Address, World};
-use super::{paused_runtime, seeds_of_build};
-use super::{sleep, sleep_ms};
-use crate::face::guard::WriteGuard;
-use crate::face::manager::RwLockManager as _;
+use super::*;
 
 const NAME: &str = "nightly";
 /// Longer than a run, so that a rest is still there at its end.

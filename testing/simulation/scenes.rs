@@ -2,21 +2,9 @@
 
 mod cached;
 
-use std::sync::Arc;
-use std::task::{Context, Waker};
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use super::gate::ActingFor;
-use super::history::{Attempt, End, Letting, Lock, Process, What, Wish};
-use super::runtime::{Hand, Runtime};
-use super::sleep_ms;
-use super::workload::{Actor, AnyGuard, SimManager, released, taking};
-use super::world::{Address, Down, World};
-use crate::base::options::Options;
-use crate::base::reentry::OwnerId;
-use crate::store::{BoxFuture, Mode};
+use super::history::Attempt;
+use super::runtime::Runtime;
+use super::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scene {

@@ -1,23 +1,8 @@
 //! Detached holds. A process that dies at any step, a future that is dropped at any wait, late copies, lost answers, and
 //! tickets that are lost, late, or used twice: there are never two valid guards, and nothing stays for long.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
-
-use parking_lot::Mutex;
-
-use super::gate::{CutAt, Pausable};
-use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
-use super::workload::SimManager;
-use super::world::{Address, World};
-use super::{paused_runtime, seeds_of_build};
-use super::{sleep, sleep_ms};
+use super::*;
 use crate::base::error::Result;
-use crate::base::ticket::Ticket;
-use crate::face::guard::{HoldWatch, WriteGuard};
-use crate::face::manager::RwLockManager as _;
-use crate::lock::end::HoldState;
 
 const NAME: &str = "job";
 /// Longer than all that a run waits for before it looks at the lock.

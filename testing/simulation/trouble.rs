@@ -1,16 +1,7 @@
 //! Faults by chance, except those of messages. The seed determines which of them happen, when, and to which process or
 //! server.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::history::Process;
-use super::machine::Machine;
-use super::mutants::Mutant;
-use super::profile::MasterFault;
-use super::world::{Down, World, millis};
-use super::{sleep, sleep_ms};
-use crate::store::quorum::Restarts;
+use super::*;
 
 /// Time during which faults happen.
 const TROUBLE: Duration = Duration::from_secs(12);

@@ -11,7 +11,7 @@ use super::runtime::{Hand, Otherwise, Runtime};
 use super::world::{Address, Live, World, ids_of, is_valid, millis};
 use super::{sleep, sleep_ms};
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::durability::{Durability, Replicas};
+use crate::base::durability::Durability;
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::key::Key;
 use crate::base::lease::{self, FencingToken};
@@ -50,7 +50,9 @@ impl SimManager {
             ..Options::default()
         });
         let lease = world.profile.lease.unwrap_or(options.lease);
-        let options = Options { durability: durability(world), cache_for: cache_for(world), lease, ..options };
+        let is_wrong = world.mutant == Some(Mutant::ClaimsUnacknowledged);
+        let durability = if is_wrong { Durability::Primary } else { world.profile.durability() };
+        let options = Options { durability, cache_for: cache_for(world), lease, ..options };
         Self::with(world, address, options)
     }
 
@@ -89,13 +91,6 @@ pub fn quorum(world: &Arc<World>, address: &Address, options: &Options) -> Quoru
     let margins = Margins { max_clock_skew, max_delay: lease::max_delay(options.response_timeout, max_clock_skew) };
     let any = Key::new("rwlock", "-").expect("a name");
     Quorum::new(links, &BackgroundRuntime::Callers, &any, margins, world.restarts, options.lease)
-}
-
-fn durability(world: &World) -> Durability {
-    if world.profile.wait_ms == 0 || world.mutant == Some(Mutant::ClaimsUnacknowledged) {
-        return Durability::Primary;
-    }
-    Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(world.profile.wait_ms) }
 }
 
 /// Returns the `cache_for` of a process. Some processes cache no holds.

@@ -1,25 +1,8 @@
 //! Scenes at a quorum, which random runs would show rarely or never. The paused clock holds them in place.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::base::error::{Error, LossReason};
-use crate::base::key::Key;
-use crate::base::lease::FencingToken;
-use crate::base::options::Options;
-use crate::face::guard::WriteGuard;
-use crate::face::manager::RwLockManager;
-use crate::lock::hold::HoldState;
-use crate::store::quorum::{Quorum, Restarts};
-use crate::store::{Attempt, Forced, Scheme, View};
-use crate::testing::simulation::history::{Place, Process, What};
-use crate::testing::simulation::mutants::Mutant;
-use crate::testing::simulation::profile::{Profile, QUORUM};
-use crate::testing::simulation::workload::{SimManager, quorum};
-use crate::testing::simulation::world::{Address, Down, EPOCH_US, World, ids_of};
-use crate::testing::simulation::{checkers, sleep, sleep_ms};
+use super::*;
+use crate::store::Attempt;
+use crate::testing::simulation::workload::quorum;
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
 
