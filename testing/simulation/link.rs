@@ -104,8 +104,12 @@ impl Link {
         }
     }
 
+    fn is_mutant(&self, mutant: Mutant) -> bool {
+        self.world.mutant == Some(mutant)
+    }
+
     async fn room(&self) -> Option<SemaphorePermit<'_>> {
-        if self.world.mutant == Some(Mutant::RoomForAll) {
+        if self.is_mutant(Mutant::RoomForAll) {
             return None;
         }
         self.room.acquire().await.ok()
@@ -226,7 +230,7 @@ impl Link {
     }
 
     fn believes_late(&self, parcel: &Parcel) -> bool {
-        self.world.mutant == Some(Mutant::LateGrantBelieved) && matches!(parcel, Parcel::Acquire { .. })
+        self.is_mutant(Mutant::LateGrantBelieved) && matches!(parcel, Parcel::Acquire { .. })
     }
 
     fn unanswered(&self, sent: Moment, arrives_until: Moment, parcel: &Parcel) -> Attempt<Answer> {
@@ -264,7 +268,7 @@ impl Link {
             delivery = &mut answered => return Some(delivery),
             () = clock.sleep_until(sent.after(self.response_timeout)) => {}
         }
-        if self.world.mutant == Some(Mutant::WaitsForEver) {
+        if self.is_mutant(Mutant::WaitsForEver) {
             return Some(answered.await);
         }
         if self.believes_late(parcel) {
@@ -296,7 +300,7 @@ impl Link {
 
     async fn leave_at_once(&self, request: &ReleaseRequest) -> Attempt<ReleaseReply> {
         let ReleaseRequest { key, id, rest_until } = request;
-        if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
+        if self.is_mutant(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
             return Ok(self.made_up(ReleaseReply::None(Absence::default())));
         }
         let parcel = Parcel::Leave { id: id.clone(), rest_until: *rest_until };
@@ -311,11 +315,11 @@ impl Link {
 
     async fn renew_one(&self, renewal: &RenewalRequest, fates: Fates) -> Attempt<Renewed> {
         let RenewalRequest { key, id, lease, rest_until, .. } = renewal;
-        let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
-        if self.world.mutant == Some(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
+        let lease = if self.is_mutant(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
+        if self.is_mutant(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
             return Err(Failure::NotDone { source: None });
         }
-        if self.world.mutant == Some(Mutant::RenewalOutlivesGuard) {
+        if self.is_mutant(Mutant::RenewalOutlivesGuard) {
             self.renew_for_ever(renewal);
         }
         let _room = match self.world.mutant {
@@ -345,7 +349,7 @@ impl Link {
     /// Returns true if a wrong process assumes that a cached hold is renewed.
     fn believes_renewed(&self, renewal: &RenewalRequest) -> bool {
         let is_unused = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
-        self.world.mutant == Some(Mutant::CachedUnrenewed) && renewal.caches && is_unused()
+        self.is_mutant(Mutant::CachedUnrenewed) && renewal.caches && is_unused()
     }
 
     fn listening(&self, key: &Key, (notifications, end): (mpsc::Receiver<Notification>, Unsubscribe)) -> Subscription {
@@ -401,7 +405,7 @@ impl Link {
     async fn acquire_at(&self, key: &Key, request: &AcquireRequest, floor: Option<Floor>) -> Attempt<Acquired> {
         let key = owned(key);
         let before = self.asked.lock().insert(lock_of(&key), request.id.clone());
-        if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
+        if self.is_mutant(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
             sleep_ms(10_000).await;
         }
         let _room = self.room().await;
@@ -428,14 +432,14 @@ impl Scheme for Link {
     ) -> BoxFuture<'a, Attempt<Converted>> {
         Box::pin(async move {
             let key = owned(key);
-            if self.world.mutant == Some(Mutant::ConvertedUnrenewed) {
+            if self.is_mutant(Mutant::ConvertedUnrenewed) {
                 self.left.lock().insert(old.clone());
             }
             let _room = self.room().await;
             let not_after_ms = self.not_after_ms(&key).await?;
             let parcel = Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms };
             let answer = self.carry(&key, parcel).await;
-            if self.world.mutant == Some(Mutant::LeavesInDoubt) && answer.is_err() {
+            if self.is_mutant(Mutant::LeavesInDoubt) && answer.is_err() {
                 let leave = Parcel::Leave { id: request.id.clone(), rest_until: None };
                 drop(self.world.post(self.wire(), &key, &leave, self.world.fates(self.place, &leave)));
             }
@@ -452,7 +456,7 @@ impl Scheme for Link {
                 let _room = self.room_ahead.acquire().await;
                 return self.leave_at_once(request).await;
             };
-            if self.world.mutant == Some(Mutant::NobodyLooksAfter) {
+            if self.is_mutant(Mutant::NobodyLooksAfter) {
                 self.left_alone.lock().insert(id.clone());
             }
             runtime.driven().await;
@@ -533,7 +537,7 @@ impl Scheme for Link {
     }
 
     fn notifications(&self) -> Option<&dyn NotifyingScheme> {
-        let subscribes = self.master.is_none() && self.world.mutant != Some(Mutant::NeverSubscribes);
+        let subscribes = self.master.is_none() && !self.is_mutant(Mutant::NeverSubscribes);
         subscribes.then_some(self as &dyn NotifyingScheme)
     }
 

@@ -36,11 +36,13 @@ struct Outcome {
     is_left_for_ever: bool,
 }
 
-/// Guards that exist, with the highest number of valid ones at a time.
+/// Guards that exist, with the highest number of valid ones at a time, and what happened to the ticket.
 #[derive(Default)]
 struct Inside {
     watches: Mutex<Vec<HoldWatch>>,
     most: AtomicU32,
+    is_detached: AtomicBool,
+    adopted: AtomicU32,
 }
 
 impl Inside {
@@ -82,13 +84,9 @@ async fn detaches(manager: SimManager, inside: Arc<Inside>, fault: Fault) -> Opt
 }
 
 /// Adopts the ticket and works.
-async fn adopts(
-    adopting: impl Future<Output = Option<Result<WriteGuard>>>,
-    inside: Arc<Inside>,
-    adopted: Arc<AtomicU32>,
-) {
+async fn adopts(adopting: impl Future<Output = Option<Result<WriteGuard>>>, inside: Arc<Inside>) {
     if let Some(Ok(guard)) = adopting.await {
-        adopted.fetch_add(1, Ordering::SeqCst);
+        inside.adopted.fetch_add(1, Ordering::SeqCst);
         inside.work(guard).await;
     }
 }
@@ -129,17 +127,16 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
         let managers: Vec<_> =
             addresses.iter().map(|address| SimManager::with(&world, address, world.profile.short_options())).collect();
         let [first, second, third, other] = managers.try_into().unwrap_or_else(|_| unreachable!("there are four"));
-        let (inside, adopted, detached) =
-            (Arc::<Inside>::default(), Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());
+        let inside = Arc::<Inside>::default();
         disturb(&world, &addresses, profile, fault);
         let contending = tokio::spawn(contends(other, Arc::clone(&inside)));
         let story = {
-            let (inside, adopted, detached) = (Arc::clone(&inside), Arc::clone(&adopted), Arc::clone(&detached));
+            let inside = Arc::clone(&inside);
             let gates: Vec<_> = addresses.iter().map(|address| Arc::clone(&address.gate)).collect();
             async move {
                 let ticket = Pausable::new(&gates[0], detaches(first, Arc::clone(&inside), fault)).await;
                 let Some(ticket) = ticket else { return };
-                detached.store(1, Ordering::SeqCst);
+                inside.is_detached.store(true, Ordering::SeqCst);
                 if fault == Fault::TicketLost {
                     return;
                 }
@@ -150,10 +147,10 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
                         _ => Some(one.await),
                     }
                 };
-                let one = adopts(one, Arc::clone(&inside), Arc::clone(&adopted));
+                let one = adopts(one, Arc::clone(&inside));
                 let other = async {
                     sleep_ms(seed % 90).await;
-                    adopts(async { Some(third.adopt_write(ticket).await) }, inside, adopted).await;
+                    adopts(async { Some(third.adopt_write(ticket).await) }, inside).await;
                 };
                 tokio::join!(Pausable::new(&gates[1], one), Pausable::new(&gates[2], other));
             }
@@ -168,8 +165,8 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
         sleep(VALID_FOR).await;
         story.abort();
         let outcome = Outcome {
-            is_detached: detached.load(Ordering::SeqCst) > 0,
-            adopted: adopted.load(Ordering::SeqCst),
+            is_detached: inside.is_detached.load(Ordering::SeqCst),
+            adopted: inside.adopted.load(Ordering::SeqCst),
             is_left,
             is_left_for_ever: !world.holds().is_empty(),
         };

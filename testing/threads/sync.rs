@@ -84,9 +84,9 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Defines a wrapper of an atomic type.
+/// Defines a wrapper of an atomic type, with these methods that change its value.
 macro_rules! atomic {
-    ($name:ident, $value:ty) => {
+    ($name:ident, $value:ty, $($change:ident),*) => {
         /// Atomic variable whose accesses are points of the scheduler.
         #[derive(Debug, Default)]
         pub struct $name(atomic::$name);
@@ -105,36 +105,17 @@ macro_rules! atomic {
                 scheduler::access(SharedAccess::Store, stringify!($name));
                 self.0.store(value, ordering);
             }
+
+            $(
+                pub fn $change(&self, value: $value, ordering: Ordering) -> $value {
+                    scheduler::access(SharedAccess::Swap, stringify!($name));
+                    self.0.$change(value, ordering)
+                }
+            )*
         }
     };
 }
 
-atomic!(AtomicBool, bool);
-atomic!(AtomicU64, u64);
-atomic!(AtomicUsize, usize);
-
-impl AtomicBool {
-    pub fn swap(&self, value: bool, ordering: Ordering) -> bool {
-        scheduler::access(SharedAccess::Swap, "AtomicBool");
-        self.0.swap(value, ordering)
-    }
-}
-
-impl AtomicU64 {
-    pub fn fetch_add(&self, value: u64, ordering: Ordering) -> u64 {
-        scheduler::access(SharedAccess::Swap, "AtomicU64");
-        self.0.fetch_add(value, ordering)
-    }
-}
-
-impl AtomicUsize {
-    pub fn fetch_add(&self, value: usize, ordering: Ordering) -> usize {
-        scheduler::access(SharedAccess::Swap, "AtomicUsize");
-        self.0.fetch_add(value, ordering)
-    }
-
-    pub fn fetch_sub(&self, value: usize, ordering: Ordering) -> usize {
-        scheduler::access(SharedAccess::Swap, "AtomicUsize");
-        self.0.fetch_sub(value, ordering)
-    }
-}
+atomic!(AtomicBool, bool, swap);
+atomic!(AtomicU64, u64, fetch_add);
+atomic!(AtomicUsize, usize, fetch_add, fetch_sub);

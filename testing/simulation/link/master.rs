@@ -89,7 +89,7 @@ impl Link {
 
     /// Returns true if a wrong process takes the renewal by another master for this one, too.
     pub fn is_renewed_by_any(&self, id: &AcquisitionId, answer: &Attempt<Answer>) -> bool {
-        if self.world.mutant != Some(Mutant::MinorityRenews) {
+        if !self.is_mutant(Mutant::MinorityRenews) {
             return false;
         }
         let now = self.world.clock.now();
