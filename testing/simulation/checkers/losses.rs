@@ -164,26 +164,20 @@ pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
             }
             What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
                 let held = &facts.guards[guard];
-                let first = facts.guards_of(held.id).map(|other| other.token).min();
-                let first = first.unwrap_or(held.token);
+                let first = facts.guards_of(held.id).map(|other| other.token).min().unwrap_or(held.token);
+                let (id, told) = (held.id, last.get(&held.id));
                 let by_answer = marks.get(&held.id).is_some_and(|mark| first <= *mark);
                 let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
                 let right = match reason {
                     LossReason::Forced => by_answer || by_own(),
                     // A newer grant to the same process may have ended the hold first, and that does not say why.
-                    LossReason::Gone => {
-                        last.get(&held.id).is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now)
-                    }
+                    LossReason::Gone => told.is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now),
                     _ => true,
                 };
                 findings.add_unless(
                     right,
                     at,
-                    format_args!(
-                        "guard {guard} of {:?} ends as {reason:?}, and was told {:?}",
-                        held.id,
-                        last.get(&held.id)
-                    ),
+                    format_args!("guard {guard} of {id:?} ends as {reason:?}, and was told {told:?}"),
                 );
             }
             _ => {}

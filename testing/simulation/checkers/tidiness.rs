@@ -41,7 +41,7 @@ pub fn everybody_served(facts: &Facts<'_>, findings: &mut Findings) {
                     findings.of("8 close").add(at, format!("process {process} is told that nobody answers"));
                 }
                 let paused = facts.process(*process).paused_within(began, now);
-                findings.add_unless(
+                findings.of("service").add_unless(
                     now - began <= LONGEST + paused,
                     at,
                     format_args!("close takes until {} s after its begin", (now - began) / SECOND),

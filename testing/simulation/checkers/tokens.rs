@@ -64,22 +64,17 @@ pub fn grow(facts: &Facts<'_>, findings: &mut Findings) {
                     at,
                     format_args!("guard {guard} has token {token}, the servers gave {blocks:?}"),
                 );
-                if held.mode == Mode::Write && held.wish.within.is_none() {
-                    let last = passed.insert(*id, *token);
-                    findings.add_unless(
-                        last.is_none_or(|last| last < *token),
-                        at,
-                        format_args!("the turn of guard {guard} has token {token} after {last:?}"),
-                    );
-                }
+                let is_turn = held.mode == Mode::Write && held.wish.within.is_none();
+                let last = if is_turn { passed.insert(*id, *token) } else { None };
+                let rises = last.is_none_or(|last| last < *token);
+                findings.add_unless(rises, at, format_args!("guard {guard}'s turn has token {token} after {last:?}"));
                 let outer = held.wish.within.map(|outer| facts.guards[&outer].token);
                 let is_outer = outer.is_none_or(|outer| outer == *token);
                 findings.add_unless(is_outer, at, format_args!("{token} is nested in {outer:?}"));
             }
             What::Fenced { guard, valid: true, token, accepted: false } => {
-                let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
                 findings.add_unless(
-                    may_be_rejected(facts, *guard, *token, began, now),
+                    may_be_rejected(facts, *guard, *token, &began, now),
                     at,
                     format_args!("the resource rejects token {token} of guard {guard}, which is valid"),
                 );
@@ -89,9 +84,10 @@ pub fn grow(facts: &Facts<'_>, findings: &mut Findings) {
     }
 }
 
-/// Returns true if the resource may reject a token of a phase that began at `began`.
-fn may_be_rejected(facts: &Facts<'_>, guard: Guard, token: u64, began: Micros, now: Micros) -> bool {
+/// Returns true if the resource may reject a token. `began` has the time of the first grant of each token.
+fn may_be_rejected(facts: &Facts<'_>, guard: Guard, token: u64, began: &BTreeMap<u64, Micros>, now: Micros) -> bool {
     let guard = &facts.guards[&guard];
+    let began = began.range(..=token).next_back().map(|(_, began)| *began).unwrap_or_default();
     // A replica that is behind may restore a read phase that others have overtaken, and readers may join it.
     let overtaken = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
     // A process that does not know the new primary goes on, with the later token.
