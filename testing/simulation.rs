@@ -9,6 +9,7 @@
 //! * `trouble` causes faults by chance, and `scenes` play one fault each.
 //! * The `history` records all events. `checkers` compare it with the promises. `mutants` are planted faults, and each
 //!   is `caught` by its checker.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 mod cached;
 mod caught;
@@ -30,31 +31,59 @@ mod trouble;
 mod workload;
 mod world;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use crate::base::error::{Error, LossReason};
+use crate::base::key::Key;
+use crate::base::lease::FencingToken;
+use crate::base::options::Options;
+use crate::base::reentry::OwnerId;
+use crate::base::ticket::Ticket;
+use crate::face::guard::{HoldWatch, WriteGuard};
+use crate::face::manager::RwLockManager;
+use crate::lock::hold::HoldState;
+use crate::store::quorum::{Quorum, Restarts};
+use crate::store::{BoxFuture, Forced, Mode, Scheme, View};
+use cached::alone;
 use caught::{breaks, caught};
 use checkers::Violation;
-use history::{History, What};
+use gate::{ActingFor, CutAt, Pausable};
+use history::{End, History, Letting, Lock, Op, Place, Process, What, Wish};
 use machine::Machine;
 use mutants::Mutant;
-use profile::{BURST, HOT, Profile, RUNTIMES, Story, UNHEARD, WILD_CLOCKS};
+use profile::{
+    BURST, CALM, COPIES, CUT_OFF, DYING, FORCED, FORGETFUL, HOT, LONG, LOSING, LOSSY, MasterFault, Profile, QUORUM,
+    REPLICATED, RUNTIMES, SPLIT, Story, UNHEARD, WILD_CLOCKS,
+};
+use runtime::Hand;
 use scenes::Scene;
 use trouble::{Cast, trouble};
-use workload::Leaked;
-use world::World;
+use workload::{Actor, AnyGuard, SimManager, released, taking};
+use world::{Address, Down, EPOCH_US, World, ids_of, millis};
 
 /// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);
 
+/// Returns a runtime whose clock is paused.
+fn paused_runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+}
+
+async fn sleep_ms(ms: u64) {
+    sleep(Duration::from_millis(ms)).await;
+}
+
 /// Returns the history of a seed.
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    let leaked = Leaked::default();
-    let history = runtime.block_on(async {
+    let runtime = paused_runtime();
+    let (world, history) = runtime.block_on(async {
         let world = World::new(seed, profile, mutant);
         if profile.records.is_some() {
             world.record(What::SmallBatches);
@@ -63,23 +92,24 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
             world.record(What::Replicated);
         }
         match profile.story {
-            Story::Chance => story(&world, &leaked).await,
+            Story::Chance => story(&world).await,
             Story::Scene(scene) => {
-                scenes::play(&world, &leaked, scene).await;
-                tokio::time::sleep(profile.aftermath).await;
+                scenes::play(&world, scene).await;
+                sleep(profile.aftermath).await;
             }
         }
         world.record_left();
         world.record(What::Over);
-        world.take_history()
+        let history = world.take_history();
+        (world, history)
     });
     drop(runtime);
-    leaked.lock().clear();
+    world.leaked.lock().clear();
     history
 }
 
 /// Runs the faults, the recovery, and the time until nothing is left.
-async fn story(world: &Arc<World>, leaked: &Leaked) {
+async fn story(world: &Arc<World>) {
     if !world.is_quorum() {
         drop(tokio::spawn(Arc::clone(world).replicate()));
     }
@@ -87,14 +117,14 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
     let many = world.draw(|rng| rng.u32(2..=most));
     let mut cast = Cast { next: many, machines: Vec::new(), gone: Vec::new(), faults: Vec::new() };
     for process in 0..many {
-        cast.machines.push(Machine::start(world, leaked, process, things));
+        cast.machines.push(Machine::start(world, process, things));
     }
-    trouble(world, leaked, &mut cast).await;
+    trouble(world, &mut cast).await;
     world.heals();
     let all = async {
         // Longer than a runtime is blocked by a computation.
         if world.profile.runtime_stops > 0 {
-            tokio::time::sleep(BLOCKED).await;
+            sleep(BLOCKED).await;
             cast.machines.iter().for_each(Machine::end_stopped_runtimes);
         }
         for machine in cast.machines.iter_mut().chain(&mut cast.gone) {
@@ -103,7 +133,7 @@ async fn story(world: &Arc<World>, leaked: &Leaked) {
     };
     // If a waiter is not served by then, the history shows it.
     tokio::time::timeout(world.profile.served_within, all).await.ok();
-    tokio::time::sleep(world.profile.aftermath).await;
+    sleep(world.profile.aftermath).await;
     for machine in cast.machines.iter().chain(&cast.gone) {
         let process = machine.address.process;
         if !machine.address.gate.is_dead() && !machine.manager.engine.is_idle() {
@@ -124,8 +154,8 @@ fn report((seed, profile): (u64, Profile), history: &History, violations: &[Viol
     ))
 }
 
-/// Runs seeds on two threads. Returns the first failure in the order of seeds.
-fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profile + Sync) -> Option<String> {
+/// Runs seeds on two threads. Panics with the first failure in the order of seeds.
+fn assert_promises_hold(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profile + Sync) {
     let next = AtomicU64::new(seeds.start);
     let found = parking_lot::Mutex::new(None::<(u64, String)>);
     std::thread::scope(|scope| {
@@ -146,7 +176,9 @@ fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profil
             });
         }
     });
-    found.into_inner().map(|(_, report)| report)
+    if let Some((_, report)) = found.into_inner() {
+        panic!("{report}");
+    }
 }
 
 /// Returns the seeds that `SEEDS` asks for: `2000` means the first 2000, `2000..4000` a range. The default is the first
@@ -169,9 +201,7 @@ const fn seeds_of_build(all: u64) -> u64 {
 fn promises_hold() {
     // Half of its share, because it is the longest test of a push.
     let many = if cfg!(debug_assertions) { 100 } else { 2_000 };
-    if let Some(report) = first_failure(seeds_or(many), Profile::of_seed) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(many), Profile::of_seed);
 }
 
 #[test]
@@ -190,17 +220,22 @@ fn replay() {
     println!("{} events, nothing broken", history.events.len());
 }
 
+/// Asserts that a run is the same in another thread.
+fn assert_same(seed: u64, profile: Profile) {
+    let first = run(seed, profile, None).text();
+    let other = std::thread::spawn(move || run(seed, profile, None).text());
+    let again = other.join().expect("it runs");
+    if first != again {
+        let differ = first.lines().zip(again.lines()).find(|(a, b)| a != b);
+        panic!("seed {seed} differs: {differ:#?}");
+    }
+    assert!(first.lines().count() > 100, "something happened");
+}
+
 #[test]
 fn same_seed_same_history() {
     for seed in 0..seeds_of_build(100) {
-        let first = run(seed, Profile::of_seed(seed), None).text();
-        let other = std::thread::spawn(move || run(seed, Profile::of_seed(seed), None).text());
-        let again = other.join().expect("it runs");
-        if first != again {
-            let differ = first.lines().zip(again.lines()).find(|(a, b)| a != b);
-            panic!("seed {seed} differs: {differ:#?}");
-        }
-        assert!(first.lines().count() > 100, "something happened");
+        assert_same(seed, Profile::of_seed(seed));
     }
 }
 
@@ -223,6 +258,13 @@ fn kinds(history: &History) -> BTreeSet<String> {
         other => first_token_of(other),
     };
     history.events.iter().map(|event| labels(&event.what)).collect()
+}
+
+/// Asserts that the runs of the first seeds have all these kinds of events.
+fn assert_all_happen<const N: usize>(seeds: u64, profile_of: fn(u64) -> Profile, expected: [&str; N]) {
+    let seen: BTreeSet<_> = (0..seeds).flat_map(|seed| kinds(&run(seed, profile_of(seed), None))).collect();
+    let missing: Vec<_> = expected.into_iter().filter(|kind| !seen.contains(*kind)).collect();
+    assert!(missing.is_empty(), "never happens: {missing:?}, of {seen:?}");
 }
 
 fn first_token_of(of: &impl std::fmt::Debug) -> String {
@@ -295,9 +337,7 @@ const KINDS: [&str; 58] = [
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn everything_happens() {
-    let seen: BTreeSet<_> = (0..300).flat_map(|seed| kinds(&run(seed, Profile::of_seed(seed), None))).collect();
-    let missing: Vec<_> = KINDS.into_iter().filter(|kind| !seen.contains(*kind)).collect();
-    assert!(missing.is_empty(), "never happens: {missing:?}");
+    assert_all_happen(300, Profile::of_seed, KINDS);
 }
 
 #[test]
@@ -327,15 +367,12 @@ fn census() {
 /// Stops and ends runtimes of a process: the other runtimes lose nothing.
 #[test]
 fn promises_hold_with_several_runtimes() {
-    if let Some(report) = first_failure(0..seeds_of_build(300), |_| RUNTIMES) {
-        panic!("{report}");
-    }
+    assert_promises_hold(0..seeds_of_build(300), |_| RUNTIMES);
 }
 
 #[test]
 fn runtimes_do_all_that_runtimes_do() {
-    let (first, again) = (run(7, RUNTIMES, None).text(), run(7, RUNTIMES, None).text());
-    assert!(first == again, "the same seed differs");
+    assert_same(7, RUNTIMES);
     let all = (0..20).flat_map(|seed| run(seed, RUNTIMES, None).events).collect::<Vec<_>>();
     let happens = |what: fn(&What) -> bool| all.iter().any(|event| what(&event.what));
     assert!(happens(|what| matches!(what, What::RuntimeStopped { for_ms: Some(20_000), .. })));
@@ -364,9 +401,7 @@ fn what_goes_with_one_runtime_is_noticed() {
 /// Conversions often end without an answer here, because most answers are lost.
 #[test]
 fn promises_hold_for_conversions_in_doubt() {
-    if let Some(report) = first_failure(0..20, |_| UNHEARD) {
-        panic!("{report}");
-    }
+    assert_promises_hold(0..20, |_| UNHEARD);
     // With fewer lost answers, a hold is seldom lost during its conversion.
     caught(|_| UNHEARD, Mutant::ConvertedUnrenewed, "3 lost conversions");
     caught(|_| Profile::of_scene(Scene::UpgradeUnheard), Mutant::LeavesInDoubt, "1 validity");

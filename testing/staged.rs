@@ -1,4 +1,5 @@
 //! Memory scheme whose requests a test controls. The test can lose copies of a request, and can delay answers.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -27,34 +28,37 @@ use crate::store::{
 };
 
 /// Time within which a lost copy may still arrive.
-pub(crate) const STRAY: Duration = Duration::from_secs(1);
+pub const STRAY: Duration = Duration::from_secs(1);
+
+/// Moment that a test chooses.
+type Signal = oneshot::Receiver<()>;
 
 /// Fate of one request.
 #[derive(Debug)]
-pub(crate) enum Fate {
+pub enum Fate {
     /// The request is not carried out, and its connection is cut. The sender cannot know that it was not carried out.
     Cut,
     /// The request is carried out, and the answer waits for the signal.
-    Answered(oneshot::Receiver<()>),
+    Answered(Signal),
     /// The request is not carried out, and its sender learns only at the signal that the outcome is unknown.
-    Silent(oneshot::Receiver<()>),
+    Silent(Signal),
     /// The request is carried out, and its connection is cut.
     Unheard,
     /// The request is certainly not carried out, and the sender learns that.
     NotDone,
     /// The request is carried out, and the answer at the signal is that no replica has it.
-    Unreplicated(oneshot::Receiver<()>),
+    Unreplicated(Signal),
     /// The server sends this answer and carries nothing out. For acquisitions only.
     Says(Acquired),
     /// The request arrives at the signal, before all later requests of its runtime, even if its sender is gone. For
     /// acquisitions only.
-    OnItsWay(oneshot::Receiver<()>),
+    OnItsWay(Signal),
 }
 
 /// Scheme that carries a request out at once if the test has set no fate for the request.
 #[derive(Debug)]
-pub(crate) struct Staged {
-    pub(crate) memory: MemoryScheme,
+pub struct Staged {
+    pub memory: MemoryScheme,
     acquires: Mutex<VecDeque<Fate>>,
     conversions: Mutex<VecDeque<Fate>>,
     leaves: Mutex<VecDeque<Fate>>,
@@ -63,9 +67,9 @@ pub(crate) struct Staged {
     /// Number of requested acquisitions, including those whose connection was cut.
     asked: Mutex<Vec<AcquireRequest>>,
     /// Signals for which answers to renewals wait.
-    renewal_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    renewal_signals: Mutex<VecDeque<Signal>>,
     /// Signals for which notes wait, before they are sent.
-    note_signals: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    note_signals: Mutex<VecDeque<Signal>>,
     /// Number of further renewals whose answers are lost.
     unheard: AtomicUsize,
     /// Renewals that came in one batch, and the time of the batch.
@@ -82,7 +86,7 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    pub(crate) fn new(memory: MemoryScheme) -> Self {
+    pub fn new(memory: MemoryScheme) -> Self {
         Self {
             memory,
             acquires: Mutex::default(),
@@ -102,67 +106,71 @@ impl Staged {
         }
     }
 
-    pub(crate) fn next_acquire(&self, fate: Fate) {
+    pub fn next_acquire(&self, fate: Fate) {
         self.acquires.lock().push_back(fate);
     }
 
-    pub(crate) fn next_conversion(&self, fate: Fate) {
+    pub fn next_conversion(&self, fate: Fate) {
         self.conversions.lock().push_back(fate);
     }
 
-    pub(crate) fn next_leave(&self, fate: Fate) {
+    pub fn next_leave(&self, fate: Fate) {
         self.leaves.lock().push_back(fate);
     }
 
     /// Makes releases, and renewals that waiters need, inline from now on.
-    pub(crate) fn leaves_are_at_hand(&self) {
+    pub fn leaves_are_at_hand(&self) {
         self.leaves_at_hand.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn last_request(&self) -> AcquireRequest {
+    pub fn last_request(&self) -> AcquireRequest {
         self.asked.lock().last().expect("somebody has asked").clone()
     }
 
     /// Returns the number of acquisitions that were requested.
-    pub(crate) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         self.asked.lock().len()
     }
 
     /// Returns the number of scripts, which are acquisitions, releases, conversions and renewals.
-    pub(crate) fn scripts(&self) -> usize {
+    pub fn scripts(&self) -> usize {
         self.scripts.load(Ordering::SeqCst)
     }
 
     /// Carries the next renewals out, and delays their answers until the signal.
-    pub(crate) fn next_renewals(&self, signal: oneshot::Receiver<()>) {
+    pub fn next_renewals(&self, signal: Signal) {
         self.renewal_signals.lock().push_back(signal);
     }
 
     /// Delays the next note until the signal.
-    pub(crate) fn next_note(&self, signal: oneshot::Receiver<()>) {
+    pub fn next_note(&self, signal: Signal) {
         self.note_signals.lock().push_back(signal);
     }
 
     /// Carries the next renewals out and loses their answers, `times` times.
-    pub(crate) fn renewals_go_unheard(&self, times: usize) {
+    pub fn renewals_go_unheard(&self, times: usize) {
         self.unheard.store(times, Ordering::SeqCst);
     }
 
-    pub(crate) fn next_renewals_panic(&self) {
+    pub fn next_renewals_panic(&self) {
         self.panics.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
+    pub fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
         self.chunks.lock().clone()
     }
 
     /// Returns the times that renewals and releases carried until which a hold lasts or rests.
-    pub(crate) fn rest_times(&self) -> Vec<ServerTime> {
+    pub fn rest_times(&self) -> Vec<ServerTime> {
         self.rest_times.lock().clone()
     }
 
     fn counts(&self, many: usize) {
         self.scripts.fetch_add(many, Ordering::SeqCst);
+    }
+
+    fn unknown(&self) -> Failure {
+        Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None }
     }
 
     async fn meet<T>(
@@ -172,16 +180,14 @@ impl Staged {
     ) -> Result<T, Failure> {
         match fate {
             None => act.await,
-            Some(Fate::Cut) => {
-                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
-            }
+            Some(Fate::Cut) => Err(self.unknown()),
             Some(Fate::Unheard) => {
                 drop(act.await);
-                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(self.unknown())
             }
             Some(Fate::Silent(signal)) => {
                 drop(signal.await);
-                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(self.unknown())
             }
             Some(Fate::Answered(signal)) => {
                 let answer = act.await;
@@ -198,7 +204,7 @@ impl Staged {
     }
 
     /// Sends a request that goes on without its sender.
-    async fn send(&self, key: &Key, request: &AcquireRequest, signal: oneshot::Receiver<()>) -> Attempt<Acquired> {
+    async fn send(&self, key: &Key, request: &AcquireRequest, signal: Signal) -> Attempt<Acquired> {
         let connection = Arc::clone(&self.connection).lock_owned().await;
         let (memory, key, request) = (self.memory.clone(), key.clone(), request.clone());
         let carried_out = tokio::spawn(async move {
@@ -383,24 +389,24 @@ impl MasterScheme for Staged {
 }
 
 /// A process whose requests have fates, and another one on the same store.
-pub(crate) struct StagedPair {
-    pub(crate) scheme: Arc<Staged>,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) other: Arc<Engine>,
-    pub(crate) key: Arc<Key>,
+pub struct StagedPair {
+    pub scheme: Arc<Staged>,
+    pub engine: Arc<Engine>,
+    pub other: Arc<Engine>,
+    pub key: Arc<Key>,
 }
 
 impl StagedPair {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::with(Options::default())
     }
 
     /// A pair whose first process sends each request once.
-    pub(crate) fn impatient() -> Self {
+    pub fn impatient() -> Self {
         Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
     }
 
-    pub(crate) fn with(options: Options) -> Self {
+    pub fn with(options: Options) -> Self {
         let memory = MemoryScheme::new(Arc::new(Store::new()));
         let scheme = Arc::new(Staged::new(memory.clone()));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
@@ -409,24 +415,24 @@ impl StagedPair {
         Self { scheme, engine, other, key }
     }
 
-    pub(crate) fn terms(engine: &Engine) -> Terms {
+    pub fn terms(engine: &Engine) -> Terms {
         Terms::new(engine.options(), Overrides::default()).expect("valid")
     }
 
     /// Acquires the lock for one of the two processes.
-    pub(crate) async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
+    pub async fn take(&self, engine: &Arc<Engine>, mode: Mode) -> Held {
         let taken = acquire(engine, Arc::clone(&self.key), mode, Self::terms(engine), Patience::Wait).await;
         taken.expect("answered").expect("granted")
     }
 
     /// Returns the ids of the holds that the server has.
-    pub(crate) async fn holders(&self) -> Vec<String> {
+    pub async fn holders(&self) -> Vec<String> {
         let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
         view.holders.into_iter().map(|holder| holder.id).collect()
     }
 
     /// Returns true if the other process gets the lock for writing. It releases the lock then.
-    pub(crate) async fn others_may_write(&self) -> bool {
+    pub async fn others_may_write(&self) -> bool {
         let (key, terms) = (Arc::clone(&self.key), Self::terms(&self.other));
         match acquire(&self.other, key, Mode::Write, terms, Patience::AskOnce).await.expect("answered") {
             Some(held) => held.release().await.map(|()| true).expect("ours to the end"),

@@ -1,39 +1,11 @@
 //! Requests, answers and notifications between the processes and the server.
 
-use super::server::{Block, Id, LIMIT, OPERATOR, Outcome, Reply, Request, ServerRecall, What};
-use super::watch::Moved;
-use super::{
-    Explorer, FATES, Fate, Faults, Invariant, Judged, Letter, Mail, OperatorView, RecallLine, Side, World, side,
-};
-use crate::lock::process::{Asked, Broken, HeardGrant, HeardReply, SentCopy, Slot, Told};
+use super::*;
 
 /// Late messages that can do nothing any more are forgotten.
 const FORGET: i8 = -2;
 /// Tokens that are farther back than this are alike.
 const FAR: i8 = -8;
-
-fn heard_grant((remaining, first, tokens, is_waited_for): (u8, i8, u8, bool)) -> HeardGrant {
-    HeardGrant { remaining, first, tokens, is_waited_for }
-}
-
-fn heard(reply: Reply) -> HeardReply {
-    match reply {
-        Reply::Granted(grant) => {
-            HeardReply::Granted(heard_grant((grant.remaining, grant.first, grant.tokens, grant.is_waited_for)))
-        }
-        Reply::Queued { is_cached } => HeardReply::Queued { is_cached },
-        Reply::Contended => HeardReply::Contended,
-        Reply::Late => HeardReply::Late,
-        Reply::Renewed { remaining, is_waited_for, tokens } => HeardReply::Renewed {
-            remaining,
-            is_waited_for,
-            tokens: tokens.map(|Block { first, count }| (first, count)),
-        },
-        Reply::Left { held } => HeardReply::Left { held },
-        Reply::Refused { is_cached } => HeardReply::Refused { is_cached },
-        Reply::Lost | Reply::Forced { .. } => HeardReply::Lost,
-    }
-}
 
 /// Returns true if the request may begin a hold. Each such request has a limit.
 fn may_begin_hold(what: What) -> bool {
@@ -44,7 +16,7 @@ fn may_begin_hold(what: What) -> bool {
 fn count_from_the_highest(outcome: &mut Outcome, Moved { top, .. }: Moved) {
     match &mut outcome.reply {
         Reply::Granted(grant) => grant.first -= top,
-        Reply::Renewed { tokens: Some(tokens), .. } => tokens.first -= top,
+        Reply::Renewed { tokens: Some((first, _)), .. } => *first -= top,
         _ => {}
     }
     outcome.call.iter_mut().for_each(|recall| recall.token -= top);
@@ -54,7 +26,7 @@ fn count_from_the_highest(outcome: &mut Outcome, Moved { top, .. }: Moved) {
 }
 
 impl Explorer<'_> {
-    pub(super) fn fates(faults: Faults) -> impl Iterator<Item = Fate> {
+    pub fn fates(faults: Faults) -> impl Iterator<Item = Fate> {
         FATES.into_iter().filter(move |fate| match fate {
             Fate::Lost | Fate::AnswerLost => faults.losses > 0,
             Fate::Late | Fate::AnswerLate | Fate::TooLate => faults.delays > 0,
@@ -63,7 +35,7 @@ impl Explorer<'_> {
     }
 
     /// Takes a step of a process, and carries out the requests that it sends.
-    pub(super) fn tell(&mut self, world: &mut World, process: u8, told: Told) -> Judged {
+    pub fn tell(&mut self, world: &mut World, process: u8, told: Told) -> Judged {
         let free = self.free(world, process);
         let at = usize::from(process);
         let (next, outputs) = self.processes.step(world.processes[at], told, free);
@@ -195,7 +167,7 @@ impl Explorer<'_> {
                 mail.process != process || !is_outdated
             });
         }
-        self.tell(world, process, Told::Answer { copy, reply: Some(heard(reply)) })
+        self.tell(world, process, Told::Answer { copy, reply: Some(reply) })
     }
 
     fn carry_out(&mut self, world: &mut World, request: Request) -> Result<Reply, Invariant> {
@@ -219,7 +191,6 @@ impl Explorer<'_> {
             // The answer tells the sender of the request.
             if id != request.id {
                 let (process, slot) = self.scene.owner(id);
-                let grant = grant.map(|grant| (grant.remaining, grant.first, grant.tokens, grant.is_waited_for));
                 world.mail.push(Mail {
                     process,
                     letter: Letter::Notice { slot, grant, is_outdated: false },
@@ -260,7 +231,7 @@ impl Explorer<'_> {
     }
 
     /// Changes the subscription of a process. The messages of a broken one are lost.
-    pub(super) fn turn(&mut self, world: &mut World, process: u8, to: RecallLine) -> Judged {
+    pub fn turn(&mut self, world: &mut World, process: u8, to: RecallLine) -> Judged {
         world.lines[usize::from(process)] = to;
         let told = match to {
             RecallLine::Stands => Told::Subscribed,
@@ -275,7 +246,7 @@ impl Explorer<'_> {
     }
 
     /// An operator ends the holds that it has seen.
-    pub(super) fn force(&mut self, world: &mut World) -> Judged {
+    pub fn force(&mut self, world: &mut World) -> Judged {
         let Some(OperatorView { ids, token }) = world.view.take() else { return Ok(()) };
         let what = What::Force { seen: ids, back: token.unsigned_abs() };
         let reply = self.carry_out(world, Request { id: OPERATOR, what, ..Request::default() })?;
@@ -293,9 +264,9 @@ impl Explorer<'_> {
         let moved = |token: &mut i8| *token = token.saturating_sub(grown).max(FAR);
         for mail in world.mail.as_mut_slice() {
             match &mut mail.letter {
-                Letter::Notice { grant: Some((_, first, _, _)), .. } => moved(first),
+                Letter::Notice { grant: Some(grant), .. } => moved(&mut grant.first),
                 Letter::Answer { reply: Reply::Granted(grant), .. } => moved(&mut grant.first),
-                Letter::Answer { reply: Reply::Renewed { tokens: Some(tokens), .. }, .. } => moved(&mut tokens.first),
+                Letter::Answer { reply: Reply::Renewed { tokens: Some((first, _)), .. }, .. } => moved(first),
                 Letter::Recall { token, .. } => moved(token),
                 _ => {}
             }
@@ -308,7 +279,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    pub(super) fn deliver(&mut self, world: &mut World, Mail { process, letter, .. }: Mail) -> Judged {
+    pub fn deliver(&mut self, world: &mut World, Mail { process, letter, .. }: Mail) -> Judged {
         match letter {
             Letter::Request { slot, copy, what, limit, keeps } => {
                 let reply = self.carry_out(world, Request { id: self.scene.id(process, slot), what, limit, keeps })?;
@@ -318,15 +289,13 @@ impl Explorer<'_> {
                 }
             }
             Letter::Answer { copy, slot, reply } => self.hear(world, process, (copy, slot), reply),
-            Letter::Notice { slot, grant, .. } => {
-                self.tell(world, process, Told::Notice { slot, grant: grant.map(heard_grant) })
-            }
+            Letter::Notice { slot, grant, .. } => self.tell(world, process, Told::Notice { slot, grant }),
             Letter::Recall { token, tries } => self.tell(world, process, Told::Recall { token, tries }),
             Letter::InUse { slot } => self.tell(world, process, Told::InUse { slot }),
         }
     }
 
-    pub(super) fn tick(&mut self, world: &mut World, order: u8, lapses: u8) -> Judged {
+    pub fn tick(&mut self, world: &mut World, order: u8, lapses: u8) -> Judged {
         for at in self.prompt(world) {
             world.faults.delays = world.faults.delays.saturating_sub(1);
             world.mail.as_mut_slice()[at].late = true;
@@ -337,7 +306,7 @@ impl Explorer<'_> {
         for mail in world.mail.as_mut_slice() {
             match &mut mail.letter {
                 Letter::Request { limit, .. } => *limit = (*limit - 1).max(FORGET),
-                Letter::Notice { grant: Some((remaining, ..)), .. } => *remaining = remaining.saturating_sub(1),
+                Letter::Notice { grant: Some(grant), .. } => grant.remaining = grant.remaining.saturating_sub(1),
                 _ => {}
             }
         }
@@ -355,7 +324,7 @@ impl Explorer<'_> {
     }
 
     /// Removes messages and marks that make no difference any more.
-    pub(super) fn tidy(&self, world: &mut World) {
+    pub fn tidy(&self, world: &mut World) {
         let all = *world;
         let number = |mail: &Mail| all.processes[usize::from(mail.process)];
         world.mail.retain(|mail| match mail.letter {

@@ -17,6 +17,7 @@
 //! Some runs have planted faults of the server or of a process. They show which invariant finds each fault.
 //!
 //! Unoptimised builds explore small scenes. Large scenes need an optimised build, which `.ci/all` makes.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 mod alone;
 mod carrying;
@@ -28,14 +29,22 @@ mod server;
 mod small;
 mod watch;
 
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
 use super::RecordLimits;
 use crate::base::mode::Mode;
-use crate::lock::process::{Blunder, Process, Slot, Told};
+use crate::lock::process::{Asked, Blunder, Broken, Process, STALLED_AFTER, SentCopy, Slot, Told};
+use crate::lock::side::WaiterId;
 use interned::Processes;
 use search::Explored;
-use server::{Fault, IDS, Id, OPERATOR, Reply, Server, Shelf, Side, What};
+use server::{
+    Fault, Grant, IDS, Id, LEASE, LIMIT, OPERATOR, Outcome, PATIENCE, Reply, Request, Server, ServerRecall, Shelf,
+    Side, What,
+};
 use small::List;
-use watch::{Invariant, Watch};
+use watch::{Invariant, Moved, Watch};
 
 /// Processes at most.
 const PROCESSES: usize = 4;
@@ -132,7 +141,7 @@ enum Letter {
     },
     Notice {
         slot: Slot,
-        grant: Option<(u8, i8, u8, bool)>,
+        grant: Option<Grant>,
         /// True if the server has answered since that the acquisition is in the queue.
         is_outdated: bool,
     },
@@ -422,7 +431,7 @@ impl Explorer<'_> {
                 tell(Told::Unreachable { copy });
             }
         }
-        if state.is_behind() {
+        if state.is_behind {
             tell(Told::CatchUp);
         }
         if self.processes.has_cached(world.processes[usize::from(process)]) {
@@ -436,7 +445,7 @@ impl Explorer<'_> {
             };
             acts.extend(to.map(|to| Act::Turn { process, to }));
         }
-        if world.faults.deaths > 0 && state.has_begun() && !state.is_idle() {
+        if world.faults.deaths > 0 && state.begun > 0 && !state.is_idle() {
             acts.push(Act::Die { process });
         }
     }

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::rc::Rc;
 
-use super::search::{Own, mixed};
+use super::search::{Own, Print};
 use super::{Caching, Scene};
 use crate::lock::process::{Blunder, Outputs, Process, Slot, Told};
 
 /// Fingerprint of a process: moments relative to its present moment, tokens relative to the highest one.
-pub(super) struct ProcessPrint {
+pub struct ProcessPrint {
     now: i128,
     top: i64,
-    words: (u64, u64),
+    print: Print,
 }
 
 impl ProcessPrint {
@@ -21,65 +21,38 @@ impl ProcessPrint {
     const NEAR: i128 = 9 * Self::TICK;
     const BEFORE: i128 = -5 * Self::TICK;
 
-    pub(super) fn of(process: &Process) -> u128 {
-        let now = i128::from(process.moment().as_nanos()) + 1;
-        let mut print = Self { now, top: process.top(), words: (0, 1) };
+    pub fn of(process: &Process) -> u128 {
+        let now = i128::from(process.now.as_nanos()) + 1;
+        let mut print = Self { now, top: process.top, print: Print::default() };
         process.hash(&mut print);
-        (u128::from(mixed(print.words.0)) << 64) | u128::from(mixed(print.words.1))
-    }
-
-    fn add(&mut self, word: u64) {
-        self.words.0 = (self.words.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
-        self.words.1 = (self.words.1.rotate_left(23) ^ word)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .wrapping_add(0x632b_e59b_d9b4_e019);
+        print.print.mixed()
     }
 }
 
 impl Hasher for ProcessPrint {
     fn finish(&self) -> u64 {
-        self.words.0
+        self.print.finish()
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.add(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u8(&mut self, byte: u8) {
-        self.add(byte.into());
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.add(word);
-    }
-
-    fn write_usize(&mut self, word: usize) {
-        self.add(u64::try_from(word).expect("64 bits at most"));
-    }
-
-    fn write_isize(&mut self, word: isize) {
-        self.write_usize(word.cast_unsigned());
+        self.print.write(bytes);
     }
 
     /// Adds a moment.
     fn write_u128(&mut self, moment: u128) {
         let relative = moment.cast_signed() - self.now;
         let relative = i64::try_from(relative.clamp(Self::BEFORE, Self::NEAR)).expect("it is near");
-        self.add(relative.cast_unsigned());
+        self.print.add(relative.cast_unsigned());
     }
 
     /// Adds a token.
     fn write_i64(&mut self, token: i64) {
-        self.add((token - self.top).max(-8).cast_unsigned());
+        self.print.add((token - self.top).max(-8).cast_unsigned());
     }
 
     /// Adds a time of the server, which is zero here.
     fn write_i128(&mut self, time: i128) {
-        self.add(u64::from(time != 0));
+        self.print.add(u64::from(time != 0));
     }
 }
 
@@ -96,7 +69,7 @@ struct InternedProcess {
 }
 
 /// All states of processes that were met, and the steps between them.
-pub(super) struct Processes {
+pub struct Processes {
     blunder: Option<Blunder>,
     all: Vec<InternedProcess>,
     numbers: HashMap<u128, u32, BuildHasherDefault<Own>>,
@@ -104,7 +77,7 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn new(scene: &Scene, blunder: Option<Blunder>) -> Self {
+    pub fn new(scene: &Scene, blunder: Option<Blunder>) -> Self {
         let mut processes = Self { blunder, all: Vec::new(), numbers: HashMap::default(), steps: HashMap::new() };
         let caching = scene.caching;
         let process = Process::new(caching != Caching::Nothing, blunder);
@@ -115,11 +88,11 @@ impl Processes {
     }
 
     /// Returns true if the processes take a grant from before their acquisition was queued again.
-    pub(super) fn takes_older_grants(&self) -> bool {
+    pub fn takes_older_grants(&self) -> bool {
         self.blunder == Some(Blunder::TakesGrantFromBefore)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.all.len()
     }
 
@@ -139,28 +112,28 @@ impl Processes {
         &self.all[usize::try_from(number).expect("an index")]
     }
 
-    pub(super) fn get(&self, number: u32) -> &Process {
+    pub fn get(&self, number: u32) -> &Process {
         &self.at(number).process
     }
 
-    pub(super) fn accounts_for(&self, number: u32, slot: Slot) -> bool {
+    pub fn accounts_for(&self, number: u32, slot: Slot) -> bool {
         self.at(number).slots & (1 << slot) != 0
     }
 
-    pub(super) fn may_be_notified(&self, number: u32, slot: Slot) -> bool {
+    pub fn may_be_notified(&self, number: u32, slot: Slot) -> bool {
         self.at(number).slots_in_state & (1 << slot) != 0
     }
 
-    pub(super) fn awaits_notification(&self, number: u32, slot: Slot) -> bool {
+    pub fn awaits_notification(&self, number: u32, slot: Slot) -> bool {
         self.at(number).slots_in_queue & (1 << slot) != 0
     }
 
-    pub(super) fn has_cached(&self, number: u32) -> bool {
+    pub fn has_cached(&self, number: u32) -> bool {
         self.at(number).has_cached
     }
 
     /// Takes a step of a process. `free` has the slots that neither the server nor a message knows.
-    pub(super) fn step(&mut self, number: u32, told: Told, free: u16) -> (u32, Rc<Outputs>) {
+    pub fn step(&mut self, number: u32, told: Told, free: u16) -> (u32, Rc<Outputs>) {
         let free = lowest(free & !self.at(number).slots);
         if let Some((next, outputs)) = self.steps.get(&(number, told, free)) {
             return (*next, Rc::clone(outputs));

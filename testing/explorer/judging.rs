@@ -1,16 +1,12 @@
 //! Invariants of every state, and progress from each.
 
-use super::server::{LEASE, PATIENCE};
-use super::{Caching, Explorer, Faults, Invariant, Judged, RecallLine, World};
-use crate::base::mode::Mode;
-use crate::lock::process::{STALLED_AFTER, Told};
-use crate::lock::side::WaiterId;
+use super::*;
 
 /// Ticks for which a share waits for the task that it was handed to.
 const UNCLAIMED_FOR: u8 = 6;
 
 impl Explorer<'_> {
-    pub(super) fn judge(&self, world: &World) -> Judged {
+    pub fn judge(&self, world: &World) -> Judged {
         if world.watch.has_disorder {
             return Err(Invariant::Tokens);
         }
@@ -77,12 +73,24 @@ impl Explorer<'_> {
         // The recall of a try has no effect on a grant that is still on its way: the try asks once more.
         let patient = self.patient(world);
         let is_late = waited.iter().any(|waiter| !patient.contains(waiter)) && world.faults.delays < given.delays;
+        let takes_a_tick = is_lost || is_late || self.scene.is_mute;
+        let is_right =
+            |explorer: &mut Self, later: &mut World| explorer.is_stood_aside_for(later, &waited, takes_a_tick);
+        self.judge_later(world, Invariant::StandsAside, is_right)
+    }
+
+    /// Judges what follows from a world without further faults.
+    fn judge_later(
+        &mut self,
+        world: &World,
+        invariant: Invariant,
+        is_right: impl FnOnce(&mut Self, &mut World) -> Result<bool, Invariant>,
+    ) -> Judged {
         let mut later = World { faults: Faults::default(), view: None, ..*world };
         (self.sent, self.fault, self.draw) = (0, None, 0);
-        let takes_a_tick = is_lost || is_late || self.scene.is_mute;
         // An invariant that breaks on the way also breaks in the steps of the search, which report it.
-        match self.is_stood_aside_for(&mut later, &waited, takes_a_tick) {
-            Ok(false) => Err(Invariant::StandsAside),
+        match is_right(self, &mut later) {
+            Ok(false) => Err(invariant),
             Ok(true) | Err(_) => Ok(()),
         }
     }
@@ -94,9 +102,7 @@ impl Explorer<'_> {
         takes_a_tick: bool,
     ) -> Result<bool, Invariant> {
         if takes_a_tick {
-            self.tick(world, 0, 0)?;
-            self.tidy(world);
-            self.hear_all(world)?;
+            self.pass_tick(world)?;
         }
         self.leave_all(world)?;
         self.hear_all(world)?;
@@ -137,19 +143,13 @@ impl Explorer<'_> {
 
     /// Judges a world in which nothing is under way but late messages: when all guards leave, some waiter enters by
     /// time and heartbeats alone.
-    pub(super) fn judge_progress(&mut self, world: &World) -> Judged {
+    pub fn judge_progress(&mut self, world: &World) -> Judged {
         self.judge_standing_aside(world)?;
         let waited = self.patient(world);
         if world.watch.was_wiped || waited.is_empty() || !self.prompt(world).is_empty() {
             return Ok(());
         }
-        let mut later = World { faults: Faults::default(), view: None, ..*world };
-        (self.sent, self.fault, self.draw) = (0, None, 0);
-        // An invariant that breaks on the way also breaks in the steps of the search, which report it.
-        match self.has_progress(&mut later, &waited) {
-            Ok(false) => Err(Invariant::Progress),
-            Ok(true) | Err(_) => Ok(()),
-        }
+        self.judge_later(world, Invariant::Progress, |explorer, later| explorer.has_progress(later, &waited))
     }
 
     fn has_progress(&mut self, world: &mut World, waited: &[(u8, WaiterId)]) -> Result<bool, Invariant> {
@@ -160,9 +160,7 @@ impl Explorer<'_> {
             if waited.iter().any(|waiter| !now.contains(waiter)) {
                 return Ok(true);
             }
-            self.tick(world, 0, 0)?;
-            self.tidy(world);
-            self.hear_all(world)?;
+            self.pass_tick(world)?;
         }
         Ok(false)
     }
@@ -179,6 +177,12 @@ impl Explorer<'_> {
             }
         }
         Ok(())
+    }
+
+    fn pass_tick(&mut self, world: &mut World) -> Judged {
+        self.tick(world, 0, 0)?;
+        self.tidy(world);
+        self.hear_all(world)
     }
 
     fn hear_all(&mut self, world: &mut World) -> Judged {

@@ -3,6 +3,7 @@
 //! waiters, leaders and shares.
 //!
 //! A process is a value. The exploration computes each step of a process once, and remembers it.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 #[path = "process/answers.rs"]
 mod answers;
@@ -44,12 +45,12 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{NextStep, Pending, SideOutage, WaiterId};
 use crate::lock::state::{GrantOutcome, State, WakeReason};
 
-pub(crate) use blunder::Blunder;
-pub(crate) use threads::AwaitedAnswer;
+pub use blunder::Blunder;
+pub use threads::AwaitedAnswer;
 use threads::PendingEffects;
 
 /// Length of a tick, and times in ticks.
-pub(crate) const TICK: Duration = Duration::from_nanos(TICK_NANOS);
+pub const TICK: Duration = Duration::from_nanos(TICK_NANOS);
 const TICK_NANOS: u64 = 500_000_000;
 /// Age up to which a copy without an answer may be carried out. Its sender gives it up at the same age.
 const MAX_DELAY: u32 = 2;
@@ -63,7 +64,7 @@ fn ticks(ticks: u32) -> Duration {
 
 /// Handle of a hold in the state of an explored process.
 #[derive(Clone, Hash, Debug)]
-pub(crate) struct ExploredHold(u64);
+pub struct ExploredHold(u64);
 
 impl InRenewalQueue for ExploredHold {
     fn number(&self) -> u64 {
@@ -76,11 +77,11 @@ impl InRenewalQueue for ExploredHold {
 }
 
 /// Acquisition of this process, by its number on the server.
-pub(crate) type Slot = u8;
+pub type Slot = u8;
 
 /// Input of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Told {
+pub enum Told {
     /// A task acquires the lock. Without `waits`, it only tries.
     Acquire {
         mode: Mode,
@@ -155,41 +156,49 @@ pub(crate) enum Told {
     Drive,
 }
 
-/// A grant, with its first token relative to the highest token of the lock.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct HeardGrant {
-    pub(crate) remaining: u8,
-    pub(crate) first: i8,
-    pub(crate) tokens: u8,
-    pub(crate) is_waited_for: bool,
+/// Grant, with its first token relative to the highest token of the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct HeardGrant {
+    pub remaining: u8,
+    pub first: i8,
+    pub tokens: u8,
+    pub is_waited_for: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum HeardReply {
+/// Answer of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum HeardReply {
     Granted(HeardGrant),
+    /// True if the acquisition has recalled the hold that excludes it.
     Queued {
         is_cached: bool,
     },
     Contended,
     Late,
+    /// Answer to a release. True if the acquisition held the lock until now.
+    Left {
+        held: bool,
+    },
     /// The tokens are the first one, relative to the highest token, and their number.
     Renewed {
         remaining: u8,
         is_waited_for: bool,
         tokens: Option<(i8, u8)>,
     },
+    Lost,
+    /// Refusal of a conversion. True if it has recalled other holds.
     Refused {
         is_cached: bool,
     },
-    Lost,
-    Left {
-        held: bool,
+    /// Answer to an operator: holds that the force has ended, with one bit for each hold.
+    Forced {
+        ended: u16,
     },
 }
 
 /// Request of a process to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Asked {
+pub enum Asked {
     Acquire { mode: Mode, waits: bool },
     Recheck,
     Convert { from: Slot, to: Mode },
@@ -199,31 +208,31 @@ pub(crate) enum Asked {
 
 /// Copy of a request that is sent now.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct SentCopy {
-    pub(crate) copy: u8,
-    pub(crate) slot: Slot,
-    pub(crate) asked: Asked,
+pub struct SentCopy {
+    pub copy: u8,
+    pub slot: Slot,
+    pub asked: Asked,
     /// Present if the request offers to cache the hold, with the number of tokens that it asks for.
-    pub(crate) keeps: Option<u8>,
+    pub keeps: Option<u8>,
 }
 
 /// Results of a step of a process.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Outputs {
-    pub(crate) sent: Vec<SentCopy>,
+pub struct Outputs {
+    pub sent: Vec<SentCopy>,
     /// Copies whose answers no task awaits any more.
-    pub(crate) closed: Vec<u8>,
+    pub closed: Vec<u8>,
     /// Tokens that guards have got, relative to the highest token, with the slots of their holds.
-    pub(crate) entered: Vec<(Mode, i8, Slot)>,
+    pub entered: Vec<(Mode, i8, Slot)>,
     /// The process answers a try that a guard is inside.
-    pub(crate) is_in_use: bool,
+    pub is_in_use: bool,
     /// A rule within the process is broken.
-    pub(crate) broken: Option<Broken>,
+    pub broken: Option<Broken>,
 }
 
 /// Broken rule within one process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// A waiter entered before another of its side that came before it.
     Overtaken,
     /// A waiter has something to take, and no effect woke it.
@@ -353,21 +362,21 @@ struct Departing {
 }
 
 #[derive(Clone)]
-pub(crate) struct Process {
+pub struct Process {
     state: State<ExploredHold>,
-    now: Moment,
+    pub now: Moment,
     /// Highest token of the lock.
-    top: i64,
+    pub top: i64,
     /// Tasks whose acquisitions are not over.
     tasks: Vec<ExploredTask>,
     /// Number of acquisitions that have begun so far.
-    begun: u8,
+    pub begun: u8,
     copies: Vec<FlyingCopy>,
     departing: Vec<Departing>,
     /// Holds that the state has, with their slots.
     holds: Vec<(u64, Slot)>,
     /// True if the last tick has passed and the process was not scheduled.
-    is_behind: bool,
+    pub is_behind: bool,
     /// True if holds may be cached.
     caches: bool,
     /// Longest time between two polls of a leader that is not asleep.
@@ -414,7 +423,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const POLL_WITHIN: Duration = Duration::from_secs(60);
 /// Ticks between two polls of a leader, where tasks fall asleep: a heartbeat, and two times the age up to which a copy
 /// may be carried out.
-pub(crate) const STALLED_AFTER: u8 = 5;
+pub const STALLED_AFTER: u8 = 5;
 
 /// Step in progress: the process, and the results so far.
 struct Driver<'a> {
@@ -426,7 +435,7 @@ struct Driver<'a> {
 }
 
 impl Process {
-    pub(crate) fn new(caches: bool, blunder: Option<Blunder>) -> Self {
+    pub fn new(caches: bool, blunder: Option<Blunder>) -> Self {
         Self {
             state: State::default(),
             now: Moment::from_nanos(3_600_000_000_000),
@@ -447,12 +456,12 @@ impl Process {
     }
 
     /// Returns a process whose leaders are replaced when their futures are not polled.
-    pub(crate) fn with_sleepers(self) -> Self {
+    pub fn with_sleepers(self) -> Self {
         Self { poll_within: ticks(STALLED_AFTER.into()), ..self }
     }
 
     /// Takes a step. `free` has the slots that neither the server nor a message knows.
-    pub(crate) fn step(&self, told: Told, free: u16) -> (Self, Outputs) {
+    pub fn step(&self, told: Told, free: u16) -> (Self, Outputs) {
         let rules = rules(self.poll_within);
         self.note_places();
         let mut driver = Driver { process: self.clone(), rules: &rules, free, out: Outputs::default() };
@@ -465,39 +474,23 @@ impl Process {
         (driver.process, driver.out)
     }
 
-    pub(crate) fn moment(&self) -> Moment {
-        self.now
-    }
-
-    pub(crate) fn top(&self) -> i64 {
-        self.top
-    }
-
     /// Returns true if one more acquisition may begin: at most `tasks` at the same time, and `each` of a task in all.
-    pub(crate) fn may_begin(&self, tasks: usize, each: usize) -> bool {
+    pub fn may_begin(&self, tasks: usize, each: usize) -> bool {
         self.tasks.len() < tasks && usize::from(self.begun) < tasks * each
     }
 
     /// Returns true if an acquisition is under way or to come.
-    pub(crate) fn may_go_on(&self, tasks: usize, each: usize) -> bool {
+    pub fn may_go_on(&self, tasks: usize, each: usize) -> bool {
         !self.is_idle() || usize::from(self.begun) < tasks * each
     }
 
-    pub(crate) fn has_begun(&self) -> bool {
-        self.begun > 0
-    }
-
-    pub(crate) fn is_behind(&self) -> bool {
-        self.is_behind
-    }
-
     /// Returns true if nothing is left to do but to begin.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.tasks.is_empty() && self.departing.is_empty() && self.copies.is_empty() && self.holds.is_empty()
     }
 
     /// Returns the slots of acquisitions that this process holds, waits for, converts, or still gives back.
-    pub(crate) fn slots(&self) -> u16 {
+    pub fn slots(&self) -> u16 {
         let converted = self.tasks.iter().filter_map(|task| match &task.stage {
             Stage::Converts { conversion, .. } => Some(conversion.slot),
             _ => None,
@@ -510,21 +503,21 @@ impl Process {
     }
 
     /// Returns the slots of acquisitions in the state, which may get notifications.
-    pub(crate) fn slots_in_state(&self) -> u16 {
+    pub fn slots_in_state(&self) -> u16 {
         let state = format!("{:?}", self.state);
         (0..16).filter(|slot| state.contains(&format!("(\".{slot}.\")"))).fold(0, |slots, slot| slots | 1 << slot)
     }
 
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = u8> {
+    pub fn waiting(&self) -> impl Iterator<Item = u8> {
         self.numbered(|stage| matches!(stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. }))
     }
 
-    pub(crate) fn converting(&self) -> impl Iterator<Item = u8> {
+    pub fn converting(&self) -> impl Iterator<Item = u8> {
         self.numbered(|stage| matches!(stage, Stage::Converts { .. }))
     }
 
     /// Returns the waiting tasks whose futures are polled.
-    pub(crate) fn awake(&self) -> impl Iterator<Item = u8> {
+    pub fn awake(&self) -> impl Iterator<Item = u8> {
         self.waiting().filter(|task| !self.is_asleep(*task))
     }
 
@@ -533,7 +526,7 @@ impl Process {
     }
 
     /// Returns the tasks that may ask again before the next tick.
-    pub(crate) fn pausing(&self) -> impl Iterator<Item = u8> {
+    pub fn pausing(&self) -> impl Iterator<Item = u8> {
         let pauses = self.numbered(|stage| match stage {
             Stage::Asks(Ask::Pauses { is_queued: false } | Ask::RechecksLater) => true,
             Stage::Converts { conversion, .. } => matches!(conversion.stage, ConversionStage::Pauses(_)),
@@ -543,7 +536,7 @@ impl Process {
     }
 
     /// Returns the numbers of the waiters that wait for as long as it takes, and whose futures are polled.
-    pub(crate) fn patient(&self) -> impl Iterator<Item = WaiterId> {
+    pub fn patient(&self) -> impl Iterator<Item = WaiterId> {
         let waits = |task: &&ExploredTask| {
             let waits = matches!(task.stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. });
             task.waits && !task.is_asleep && waits
@@ -551,7 +544,7 @@ impl Process {
         self.tasks.iter().filter(waits).map(|task| task.waiter_id)
     }
 
-    pub(crate) fn holding(&self) -> impl Iterator<Item = u8> {
+    pub fn holding(&self) -> impl Iterator<Item = u8> {
         self.numbered(|stage| matches!(stage, Stage::Holds { .. }))
     }
 
@@ -561,7 +554,7 @@ impl Process {
 
     /// Returns the modes in which guards take their holds for valid, with the slots of the holds. A guard whose hold is
     /// being converted may come back, and no other client may write in between, so it counts as a reader.
-    pub(crate) fn valid(&self) -> Vec<(Mode, Slot)> {
+    pub fn valid(&self) -> Vec<(Mode, Slot)> {
         let mut valid = Vec::new();
         let mut state = self.state.clone();
         for task in &self.tasks {
@@ -586,7 +579,7 @@ impl Process {
     }
 
     /// Returns the copies whose answers are awaited, and whether each belongs to a conversion.
-    pub(crate) fn copies(&self) -> impl Iterator<Item = (u8, bool)> {
+    pub fn copies(&self) -> impl Iterator<Item = (u8, bool)> {
         self.copies.iter().map(|copy| (copy.number, matches!(copy.purpose, Purpose::Convert { .. })))
     }
 }
@@ -640,7 +633,7 @@ impl Driver<'_> {
         let outcome = event(&mut self.process.state, &inputs, &mut effects);
         self.process.state.advance(self.process.now, self.rules, &mut effects);
         effects.due_holds().for_each(|hold| self.schedule_later(hold.number()));
-        let wakes_one = self.process.blunder == Some(Blunder::WakesOne);
+        let wakes_one = self.has(Blunder::WakesOne);
         for wakes in effects.wakes().take(if wakes_one { 1 } else { usize::MAX }) {
             match wakes {
                 Wakes::Waiter(waiter_id) => {
@@ -660,6 +653,19 @@ impl Driver<'_> {
 
     fn now(&self) -> Moment {
         self.process.now
+    }
+
+    fn has(&self, blunder: Blunder) -> bool {
+        self.process.blunder == Some(blunder)
+    }
+
+    fn record(&mut self, hold: u64) -> &mut HoldRecord {
+        self.process.state.record(hold)
+    }
+
+    /// Returns the numbers of the tasks.
+    fn numbers(&self) -> std::ops::Range<u8> {
+        0..u8::try_from(self.process.tasks.len()).expect("few")
     }
 
     fn task(&mut self, task: u8) -> &mut ExploredTask {

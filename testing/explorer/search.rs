@@ -1,31 +1,36 @@
 //! Breadth-first search through all states. It visits each state once, and reports a broken invariant with a shortest
 //! path.
 
-use std::collections::{HashSet, VecDeque};
-use std::fmt;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
-
-use super::watch::Invariant;
-use super::{Act, Explorer, Mail, PROCESSES, Step, World};
+use super::*;
 
 /// Fingerprint of a state: two hashes side by side, 128 bits.
-pub(super) struct Print(u64, u64);
+pub struct Print(u64, u64);
+
+impl Default for Print {
+    fn default() -> Self {
+        Self(0, 1)
+    }
+}
 
 impl Print {
-    pub(super) fn of(state: &impl Hash) -> u128 {
-        let mut print = Self(0, 1);
+    pub fn of(state: &impl Hash) -> u128 {
+        let mut print = Self::default();
         state.hash(&mut print);
-        (u128::from(mixed(print.0)) << 64) | u128::from(mixed(print.1))
+        print.mixed()
     }
 
-    fn add(&mut self, word: u64) {
+    pub fn mixed(&self) -> u128 {
+        (u128::from(mixed(self.0)) << 64) | u128::from(mixed(self.1))
+    }
+
+    pub fn add(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
         self.1 =
             (self.1.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x632b_e59b_d9b4_e019);
     }
 }
 
-pub(super) fn mixed(mut word: u64) -> u64 {
+fn mixed(mut word: u64) -> u64 {
     for _ in 0..2 {
         word ^= word >> 32;
         word = word.wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -50,22 +55,14 @@ impl Hasher for Print {
         self.add(u64::from(byte));
     }
 
-    fn write_i8(&mut self, byte: i8) {
-        self.add(u64::from(byte.cast_unsigned()));
-    }
-
     fn write_usize(&mut self, word: usize) {
         self.add(u64::try_from(word).expect("64 bits at most"));
-    }
-
-    fn write_isize(&mut self, word: isize) {
-        self.write_usize(word.cast_unsigned());
     }
 }
 
 /// Hasher for fingerprints. A fingerprint is its own hash.
 #[derive(Default)]
-pub(super) struct Own(u64);
+pub struct Own(u64);
 
 impl Hasher for Own {
     fn finish(&self) -> u64 {
@@ -80,9 +77,9 @@ impl Hasher for Own {
 }
 
 /// Broken invariant, and a shortest path to it.
-pub(super) struct Found {
-    pub(super) invariant: Invariant,
-    pub(super) way: Vec<String>,
+pub struct Found {
+    pub invariant: Invariant,
+    pub way: Vec<String>,
 }
 
 impl fmt::Debug for Found {
@@ -93,12 +90,12 @@ impl fmt::Debug for Found {
 }
 
 /// Result of an exploration.
-pub(super) struct Explored {
-    pub(super) states: usize,
-    pub(super) processes: usize,
-    pub(super) steps: u64,
-    pub(super) depth: usize,
-    pub(super) found: Option<Found>,
+pub struct Explored {
+    pub states: usize,
+    pub processes: usize,
+    pub steps: u64,
+    pub depth: usize,
+    pub found: Option<Found>,
 }
 
 /// First step to each world, with the number of the world before it.
@@ -106,7 +103,7 @@ type Ways = Vec<(u32, Step)>;
 
 /// Search.
 impl Explorer<'_> {
-    pub(super) fn explore(mut self) -> Explored {
+    pub fn explore(mut self) -> Explored {
         let mut seen: HashSet<u128, BuildHasherDefault<Own>> = HashSet::default();
         let start = World::new(self.scene);
         seen.insert(Print::of(&start));

@@ -4,6 +4,7 @@
 mod cached;
 mod wrong;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::small::List;
@@ -16,29 +17,31 @@ use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, Holder, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
 
+pub use crate::lock::process::{HeardGrant as Grant, HeardReply as Reply};
+
 /// Number of an acquisition, across clients.
-pub(super) type Id = u8;
+pub type Id = u8;
 /// Greatest number of acquisitions at a time.
-pub(super) const IDS: usize = 12;
+pub const IDS: usize = 12;
 /// Sender of requests that belong to no acquisition.
-pub(super) const OPERATOR: Id = 12;
+pub const OPERATOR: Id = 12;
 
 /// Length of a tick. It is long compared with the margins of a lease, so that validity ends with a tick. Waiters recall
 /// once in each tick.
-pub(super) const TICK_MS: u64 = RECALL_INTERVAL_MS;
+pub const TICK_MS: u64 = RECALL_INTERVAL_MS;
 /// Time of every operation, since times are relative. It is divisible by every number of readers.
 const NOW_MS: u64 = 12_000_000;
 
 /// Ticks of a lease, of the stay of a waiter, and of a claim.
-pub(super) const LEASE: u8 = 3;
-pub(super) const PATIENCE: u8 = 2;
-pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
+pub const LEASE: u8 = 3;
+pub const PATIENCE: u8 = 2;
+pub const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
 /// Ticks after its sending within which a request with a limit may be carried out.
-pub(super) const LIMIT: i8 = 1;
+pub const LIMIT: i8 = 1;
 /// Tokens of a write grant.
-pub(super) const TOKENS: u64 = 2;
+pub const TOKENS: u64 = 2;
 /// Distance of the last token behind the clock from which larger distances make no difference.
-pub(super) const TOKEN_GAP: i8 = 1;
+pub const TOKEN_GAP: i8 = 1;
 
 fn span(ticks: u8) -> Duration {
     Duration::from_millis(u64::from(ticks) * TICK_MS)
@@ -46,9 +49,9 @@ fn span(ticks: u8) -> Duration {
 
 /// Acquisition with the ticks until its limit or deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Until {
-    pub(super) id: Id,
-    pub(super) ticks: u8,
+pub struct Until {
+    pub id: Id,
+    pub ticks: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,7 +63,7 @@ struct WriterShelf {
 
 /// Record with times relative to now. Details that cannot change later answers are left out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Shelf {
+pub struct Shelf {
     /// Last token, relative to now in microseconds.
     token: Option<i8>,
     writer: Option<WriterShelf>,
@@ -73,53 +76,58 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) fn tick(&mut self) {
+    pub fn tick(&mut self) {
         self.mark = self.mark.map(|_| false);
         self.token = self.token.map(|_| -TOKEN_GAP);
+        self.all_mut().for_each(|until| until.ticks = until.ticks.saturating_sub(1));
+    }
+
+    /// Returns all holds and waiters, live or dead.
+    fn all(&self) -> impl Iterator<Item = &Until> {
+        self.queues().into_iter().flat_map(List::iter).chain(self.held())
+    }
+
+    fn held(&self) -> impl Iterator<Item = &Until> {
+        self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold))
+    }
+
+    fn queues(&self) -> [&List<Until, IDS>; 3] {
+        [&self.waiting_writers, &self.batch_readers, &self.waiting_readers]
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Until> {
         let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
-        let untils = lists.into_iter().flat_map(List::as_mut_slice);
-        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
-            until.ticks = until.ticks.saturating_sub(1);
-        }
+        lists.into_iter().flat_map(List::as_mut_slice).chain(self.writer.as_mut().map(|writer| &mut writer.hold))
     }
 
     /// Gives the acquisitions other numbers.
-    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
-        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.batch_readers, &mut self.waiting_readers];
-        let untils = lists.into_iter().flat_map(List::as_mut_slice);
-        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
-            until.id = name(until.id);
-        }
+    pub fn rename(&mut self, name: impl Fn(Id) -> Id) {
+        self.all_mut().for_each(|until| until.id = name(until.id));
     }
 
     /// Returns the live holds and waiters.
-    pub(super) fn live(&self) -> impl Iterator<Item = Id> {
-        let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
-        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
-        all.filter(|until| until.ticks > 0).map(|until| until.id)
+    pub fn live(&self) -> impl Iterator<Item = Id> {
+        self.all().filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
     /// Returns true if the acquisition is recorded, live or dead.
-    pub(super) fn knows(&self, id: Id) -> bool {
-        let lists = [&self.readers, &self.waiting_writers, &self.batch_readers, &self.waiting_readers];
-        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
-        all.into_iter().any(|until| until.id == id)
+    pub fn knows(&self, id: Id) -> bool {
+        self.all().any(|until| until.id == id)
     }
 
     /// Returns the live holds.
-    pub(super) fn holders(&self) -> impl Iterator<Item = Id> {
-        let all = self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold));
-        all.filter(|until| until.ticks > 0).map(|until| until.id)
+    pub fn holders(&self) -> impl Iterator<Item = Id> {
+        self.held().filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
-    pub(super) fn readers(&self) -> usize {
+    pub fn readers(&self) -> usize {
         self.readers.len()
     }
 }
 
 /// Request to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) enum What {
+pub enum What {
     #[default]
     Leave,
     Renew,
@@ -144,7 +152,7 @@ pub(super) enum What {
 
 impl What {
     /// Gives the acquisitions other numbers.
-    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+    pub fn rename(&mut self, name: impl Fn(Id) -> Id) {
         if let Self::Convert { from, .. } = self {
             *from = name(*from);
         }
@@ -153,7 +161,7 @@ impl What {
 
 /// [`Mode`] with an order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) enum Side {
+pub enum Side {
     #[default]
     Read,
     Write,
@@ -169,83 +177,38 @@ impl Side {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Request {
-    pub(super) id: Id,
-    pub(super) what: What,
+pub struct Request {
+    pub id: Id,
+    pub what: What,
     /// Ticks until the limit. Below zero, the limit is over.
-    pub(super) limit: i8,
+    pub limit: i8,
     /// `Some` if the hold may be cached, with the number of further tokens that a renewal brings.
-    pub(super) keeps: Option<u8>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(super) struct Grant {
-    pub(super) remaining: u8,
-    /// First token, relative to now, and the number of tokens.
-    pub(super) first: i8,
-    pub(super) tokens: u8,
-    pub(super) is_waited_for: bool,
-}
-
-/// Block of consecutive tokens: the first, and their number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Block {
-    pub(super) first: i8,
-    pub(super) count: u8,
+    pub keeps: Option<u8>,
 }
 
 /// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ServerRecall {
+pub struct ServerRecall {
     /// Last token, relative to now.
-    pub(super) token: i8,
+    pub token: i8,
     /// Acquisition that recalls, if that acquisition only tries.
-    pub(super) tries: Option<Id>,
+    pub tries: Option<Id>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(super) enum Reply {
-    Granted(Grant),
-    /// True if the acquisition has recalled the hold that excludes it.
-    Queued {
-        is_cached: bool,
-    },
-    Contended,
-    Late,
-    /// Answer to a release. True if the acquisition held the lock until now.
-    Left {
-        held: bool,
-    },
-    Renewed {
-        remaining: u8,
-        is_waited_for: bool,
-        tokens: Option<Block>,
-    },
-    Lost,
-    /// Refusal of a conversion. True if it has recalled other holds.
-    Refused {
-        is_cached: bool,
-    },
-    /// Holds that the force has ended, with one bit for each hold.
-    Forced {
-        ended: u16,
-    },
-}
-
-pub(super) struct Outcome {
-    pub(super) reply: Reply,
+pub struct Outcome {
+    pub reply: Reply,
     /// Notifications. Each has a grant, or `None` as the order to ask again.
-    pub(super) news: Vec<(Id, Option<Grant>)>,
-    pub(super) call: Option<ServerRecall>,
+    pub news: Vec<(Id, Option<Grant>)>,
+    pub call: Option<ServerRecall>,
     /// True if the record is kept for long enough.
-    pub(super) remembered: bool,
+    pub remembered: bool,
     /// True if a waiter is in the queue, live or dead.
-    pub(super) anybody_recorded: bool,
+    pub anybody_recorded: bool,
 }
 
 /// Fault of a wrong server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
+pub enum Fault {
     /// A writer enters while there are readers.
     WriterBesideReaders,
     /// A reader enters while other readers hold the lock and a writer waits.
@@ -311,66 +274,23 @@ pub(super) enum Fault {
     ConversionRecallsNobody,
 }
 
-impl Fault {
-    pub(super) const ALL: [Self; 21] = [
-        Self::WriterBesideReaders,
-        Self::ReaderPassesWaitingWriter,
-        Self::WriterPhaseForgotten,
-        Self::LastWriterForgotten,
-        Self::BatchForgotten,
-        Self::NewestWriterFirst,
-        Self::HeartbeatLosesPlace,
-        Self::LateIsCarriedOut,
-        Self::ReleaseByLock,
-        Self::CancelLeavesPlace,
-        Self::NotificationForAnother,
-        Self::WritersWaitingUntold,
-        Self::TokensAhead,
-        Self::TokensReused,
-        Self::RepeatBeginsAnew,
-        Self::WaiterGetsWholeLease,
-        Self::RenewalRecreates,
-        Self::RenewalShortens,
-        Self::UpgradeBesideReaders,
-        Self::DeadReaderStays,
-        Self::KeyForgotten,
-    ];
-    /// Faults that concern cached holds.
-    pub(super) const CACHING: [Self; 14] = [
-        Self::FlagOutlives,
-        Self::FlagTooLate,
-        Self::NobodyRecalls,
-        Self::RecallsOnce,
-        Self::RecallsByOlderToken,
-        Self::TriesRecallUnnamed,
-        Self::TriesAreRefused,
-        Self::RenewalTellsNothing,
-        Self::RenewalBringsOldTokens,
-        Self::RenewedTokensAhead,
-        Self::ForceMissesNewBlock,
-        Self::ForceRecallsNobody,
-        Self::ConversionClearsFlag,
-        Self::ConversionRecallsNobody,
-    ];
-}
-
 /// Server that carries operations out.
-pub(super) struct Server {
+pub struct Server {
     ids: Vec<AcquisitionId>,
     limits: RecordLimits,
-    pub(super) fault: Option<Fault>,
+    pub fault: Option<Fault>,
     /// Treatment of an acquisition that does not wait.
     if_tried: IfTaken,
 }
 
 impl Server {
-    pub(super) fn new(limits: RecordLimits, fault: Option<Fault>) -> Self {
+    pub fn new(limits: RecordLimits, fault: Option<Fault>) -> Self {
         let ids = (0..=IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
         Self { ids, limits, fault, if_tried: IfTaken::Leave }
     }
 
     /// Lets a try take a place in the queue where it recalls.
-    pub(super) fn with_calling_tries(self) -> Self {
+    pub fn with_calling_tries(self) -> Self {
         Self { if_tried: IfTaken::Try { waiter_ttl: span(PATIENCE) }, ..self }
     }
 
@@ -409,11 +329,9 @@ impl Server {
                 until_ms: deadline_ms(until),
             }
         };
-        let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
-        let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
-        let waiters = lists[1..].iter().copied().flat_map(List::iter);
+        let waiters = shelf.queues().into_iter().flat_map(List::iter);
         // The key lives no longer than necessary, so that the exploration finds a key that expires too early.
-        let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
+        let forget_ms = shelf.all().map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
         let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
         Record {
             limits: self.limits,
@@ -495,7 +413,7 @@ impl Server {
 
     /// Carries one request out. `draw` is the number of microseconds, beyond one, that have passed since the last
     /// operation.
-    pub(super) fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
+    pub fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
         let mut record = self.unpack(shelf);
         let at_us = NOW_MS * 1000 + 1 + u64::from(draw);
         let now = ServerTime::from_micros(at_us);
@@ -521,11 +439,9 @@ impl Server {
         let call = self.call_wrongly(call, &request, shelf);
         let news = self.distort(told.map(|(id, grant)| (Self::number(&id), grant)).collect(), &record);
         *shelf = Self::pack(&record, at_us);
-        let longest = shelf_longest(shelf);
-        let remembered =
-            longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
-        let queues = [&shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
-        let anybody_recorded = queues.iter().any(|queue| !queue.is_empty());
+        let lasts = |until: &Until| NOW_MS + u64::from(until.ticks) * TICK_MS + RETENTION_MS;
+        let remembered = shelf.all().filter(|until| until.ticks > 0).all(|until| record.forget_ms >= lasts(until));
+        let anybody_recorded = shelf.queues().iter().any(|queue| !queue.is_empty());
         Outcome { reply, news, call, remembered, anybody_recorded }
     }
 
@@ -588,9 +504,8 @@ impl Server {
 
     fn renewed(renewed: Renewed, at_us: u64) -> Reply {
         let Renewed::Renewed { remaining, is_waited_for, tokens } = renewed else { return Reply::Lost };
-        let block = |(first, count): (FencingToken, u64)| Block {
-            first: relative(first.as_u64(), at_us),
-            count: u8::try_from(count).unwrap_or(u8::MAX),
+        let block = |(first, count): (FencingToken, u64)| {
+            (relative(first.as_u64(), at_us), u8::try_from(count).unwrap_or(u8::MAX))
         };
         Reply::Renewed { remaining: ticks_of(remaining), is_waited_for, tokens: tokens.map(block) }
     }
@@ -613,10 +528,4 @@ fn ticks_until(deadline_ms: u64) -> u8 {
 fn relative(token: u64, at_us: u64) -> i8 {
     let signed = |us| i64::try_from(us).expect("small");
     i8::try_from(signed(token) - signed(at_us)).unwrap_or(if token > at_us { i8::MAX } else { i8::MIN })
-}
-
-fn shelf_longest(shelf: &Shelf) -> Option<u8> {
-    let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.batch_readers, &shelf.waiting_readers];
-    let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
-    all.map(|until| until.ticks).filter(|ticks| *ticks > 0).max()
 }

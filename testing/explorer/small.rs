@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 
 /// List of at most `N` items. Unused places hold the default value, so that lists with the same items compare as equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct List<T, const N: usize> {
+pub struct List<T, const N: usize> {
     len: u8,
     items: [T; N],
 }
@@ -25,32 +25,32 @@ impl<T: Hash, const N: usize> Hash for List<T, N> {
 }
 
 impl<T: Copy + Default, const N: usize> List<T, N> {
-    pub(super) fn as_slice(&self) -> &[T] {
+    pub fn as_slice(&self) -> &[T] {
         &self.items[..usize::from(self.len)]
     }
 
-    pub(super) fn iter(&self) -> std::slice::Iter<'_, T> {
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.as_slice().iter()
     }
 
-    pub(super) fn as_mut_slice(&mut self) -> &mut [T] {
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
         &mut self.items[..usize::from(self.len)]
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    pub(super) fn push(&mut self, item: T) {
+    pub fn push(&mut self, item: T) {
         self.items[usize::from(self.len)] = item;
         self.len += 1;
     }
 
-    pub(super) fn remove(&mut self, at: usize) -> T {
+    pub fn remove(&mut self, at: usize) -> T {
         let removed = self.items[at];
         self.items.copy_within(at + 1..usize::from(self.len), at);
         self.len -= 1;
@@ -58,7 +58,7 @@ impl<T: Copy + Default, const N: usize> List<T, N> {
         removed
     }
 
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let all = *self;
         *self = Self::default();
         for item in all.iter().filter(|item| keep(item)) {

@@ -3,12 +3,15 @@
 
 mod cached;
 
-use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
+use super::renamed;
+use super::server::{
+    CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, ServerRecall, Side, TOKEN_GAP, Until, What,
+};
 use super::small::List;
 
 /// Invariant of every state.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Invariant {
+pub enum Invariant {
     /// No two valid holds conflict.
     Exclusion,
     /// The tokens of a writer and of a read phase are above all earlier tokens. The readers of a phase share theirs.
@@ -62,7 +65,7 @@ struct WriterSeen {
 
 /// State of this model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Watch {
+pub struct Watch {
     /// Highest token that was given, relative to now, and its side.
     top: Option<(i8, Side)>,
     /// Writer. A dead writer stays until the next operation.
@@ -78,17 +81,17 @@ pub(super) struct Watch {
     /// Token of the last guard, counted from the highest, and its side.
     handed: Option<(i8, Side)>,
     /// True if a guard's token was not above the earlier tokens.
-    pub(super) has_disorder: bool,
+    pub has_disorder: bool,
     /// True if the record was lost. Then earlier promises are void, except for tokens.
-    pub(super) was_wiped: bool,
+    pub was_wiped: bool,
 }
 
 /// Change of the highest token.
 #[derive(Clone, Copy)]
-pub(super) struct Moved {
+pub struct Moved {
     /// Highest token, relative to now.
-    pub(super) top: i8,
-    pub(super) grown: i8,
+    pub top: i8,
+    pub grown: i8,
 }
 
 type Judged = Result<(), Invariant>;
@@ -107,7 +110,7 @@ struct Unsure {
 }
 
 impl Watch {
-    pub(super) fn tick(&mut self) {
+    pub fn tick(&mut self) {
         self.top = self.top.map(|(_, side)| (-TOKEN_GAP, side));
         self.marked = self.marked.map(|_| false);
         if let Some(writer) = &mut self.writer {
@@ -131,7 +134,7 @@ impl Watch {
         self.earlier &= waiting;
     }
 
-    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+    pub fn rename(&mut self, name: impl Fn(Id) -> Id) {
         if let Some(writer) = &mut self.writer {
             writer.until.id = name(writer.until.id);
         }
@@ -142,15 +145,14 @@ impl Watch {
             place.until.id = name(place.until.id);
         }
         for set in [&mut self.batch, &mut self.earlier] {
-            let before = std::mem::take(set);
-            *set = (0..16).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
+            *set = renamed(*set, &name);
         }
         // The order of the records makes no difference here.
         self.readers.as_mut_slice().sort_unstable_by_key(|until| until.id);
     }
 
     /// Forgets everything but the tokens, because the record is gone.
-    pub(super) fn wipe(&mut self) {
+    pub fn wipe(&mut self) {
         *self = Self { top: self.top, handed: self.handed, was_wiped: true, ..Self::default() };
     }
 
@@ -160,13 +162,7 @@ impl Watch {
     }
 
     /// Applies an operation, and judges its answer and notifications. Returns the change of the highest token.
-    pub(super) fn judge(
-        &mut self,
-        request: Request,
-        draw: u8,
-        outcome: &Outcome,
-        limited: bool,
-    ) -> Result<Moved, Invariant> {
+    pub fn judge(&mut self, request: Request, draw: u8, outcome: &Outcome, limited: bool) -> Result<Moved, Invariant> {
         // Time has passed since the last operation.
         let by = 1 + i8::try_from(draw).expect("small");
         self.top = self.top.map(|(top, side)| (top - by, side));

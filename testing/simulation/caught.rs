@@ -1,19 +1,14 @@
 //! Tests that each checker catches its mutants.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::cached::alone;
-use super::mutants::{self, Mutant};
-use super::profile::{CUT_OFF, FORCED, FORGETFUL, LONG, Profile};
-use super::{checkers, run};
+use super::*;
 
 /// Returns true if a run breaks the promise.
-pub(super) fn breaks(seed: u64, profile: Profile, mutant: Option<Mutant>, promise: &str) -> bool {
+pub fn breaks(seed: u64, profile: Profile, mutant: Option<Mutant>, promise: &str) -> bool {
     checkers::check(&run(seed, profile, mutant)).iter().any(|violation| violation.promise == promise)
 }
 
 /// Asserts that the checker of a promise catches the mutant.
-pub(super) fn caught(profile_of: impl Fn(u64) -> Profile, mutant: Mutant, promise: &str) {
+pub fn caught(profile_of: impl Fn(u64) -> Profile, mutant: Mutant, promise: &str) {
     caught_from(0, profile_of, mutant, promise);
 }
 
@@ -44,86 +39,101 @@ fn mutants_by_checker() {
     }
 }
 
+/// Defines a test for each mutant, with the promise that it breaks in the runs of a profile. A seed has caught it.
 macro_rules! mutants {
-    ($($name:ident: $mutant:ident is caught by $promise:literal in $profile_of:expr $(, seed $first:literal)?;)*) => {
-        $(
+    ($($profile_of:expr => { $($name:ident: $mutant:ident by $promise:literal $(seed $first:literal)?;)* })*) => {
+        $($(
             #[test]
             fn $name() {
                 caught_from(0 $(+ $first)?, $profile_of, Mutant::$mutant, $promise);
             }
-        )*
+        )*)*
     };
 }
 
 mutants! {
-    writer_beside_readers: WriterBesideReaders is caught by "1 exclusion" in Profile::of_seed;
-    grant_not_recorded: GrantNotRecorded is caught by "1 exclusion" in Profile::of_seed;
-    deadline_from_reply: DeadlineFromReply is caught by "1 validity" in Profile::of_seed, seed 15;
-    late_grant_believed: LateGrantBelieved is caught by "1 validity" in Profile::of_seed, seed 5;
-    plain_tokens: PlainTokens is caught by "2 tokens" in Profile::of_seed, seed 4;
-    token_for_each_reader: TokenForEachReader is caught by "2 tokens" in Profile::of_seed;
-    release_of_anybody: ReleaseOfAnybody is caught by "3 ends of holds" in Profile::of_seed;
-    renewal_recreates: RenewalRecreates is caught by "3 ends of holds" in Profile::of_seed;
-    renewal_shortens: RenewalShortens is caught by "3 ends of holds" in Profile::of_seed;
-    lost_at_once: LostAtOnce is caught by "3 ends of guards" in Profile::of_seed;
-    retry_counts_twice: RetryCountsTwice is caught by "4 idempotence" in Profile::of_seed;
-    force_ends_newer: ForceEndsNewer is caught by "4 idempotence" in Profile::of_seed, seed 24;
-    limit_ignored: LimitIgnored is caught by "4 idempotence" in Profile::of_seed;
-    renewal_outlives_guard: RenewalOutlivesGuard is caught by "5 leftovers" in Profile::of_seed;
-    slow_heartbeat: SlowHeartbeat is caught by "7 heartbeat" in Profile::of_seed;
-    silence_is_denial: SilenceIsDenial is caught by "denial" in Profile::of_seed;
-    slow_renewal: SlowRenewal is caught by "8 renewal" in Profile::of_seed;
-    gives_up_soon: GivesUpSoon is caught by "8 unreachable" in Profile::of_seed;
-    gives_up_late: GivesUpLate is caught by "8 unreachable" in Profile::of_seed, seed 5;
-    waits_for_ever: WaitsForEver is caught by "service" in Profile::of_seed;
-    never_forgets: NeverForgets is caught by "9 tidiness" in Profile::of_seed;
-    out_of_order: OutOfOrder is caught by "6 local order" in Profile::of_seed;
-    unseen_writer: UnseenWriter is caught by "6 local phases" in Profile::of_seed, seed 27;
-    reader_passes_writer: ReaderPassesWriter is caught by "6 bypass" in Profile::of_seed;
-    newest_first: NewestFirst is caught by "6 queue" in Profile::of_seed;
-    cancelled_stays: CancelledStays is caught by "5 ghosts" in Profile::of_seed;
-    full_lease_unclaimed: FullLeaseUnclaimed is caught by "5 dead waiters" in Profile::of_seed;
-    notification_to_another: NotificationToAnother is caught by "1 validity" in Profile::of_seed;
-    stale_notification: StaleNotification is caught by "1 validity" in Profile::of_seed;
-    downgrade_lets_writer_in: DowngradeLetsWriterIn is caught by "1 exclusion" in Profile::of_seed;
-    upgrade_beside_readers: UpgradeBesideReaders is caught by "1 exclusion" in Profile::of_seed;
-    leaves_once: LeavesOnce is caught by "5 ghosts" in Profile::of_seed;
-    shares_for_ever: SharesForEver is caught by "6 sharing" in Profile::of_seed, seed 4;
-    over_budget: OverBudget is caught by "6 budget" in Profile::of_seed;
-    renews_short: RenewsShort is caught by "3 leases of guards" in Profile::of_seed;
-    no_writer_waits: NoWriterWaits is caught by "6 waited for" in Profile::of_seed;
-    loss_is_silence: LossIsSilence is caught by "3 answered losses" in Profile::of_seed, seed 5;
-    force_not_told: ForceNotTold is caught by "3 forced" in Profile::of_seed, seed 5;
-    repeat_extends_nothing: RepeatExtendsNothing is caught by "3 ends of holds" in Profile::of_seed;
-    renewal_extends_nothing: RenewalExtendsNothing is caught by "3 ends of holds" in Profile::of_seed;
-    ignores_notifications: IgnoresNotifications is caught by "7 hand-over" in Profile::of_seed;
-    never_subscribes: NeverSubscribes is caught by "7 subscription" in Profile::of_seed;
-    looks_at_half: LooksAtHalf is caught by "inspect" in Profile::of_seed;
-    no_pause: NoPause is caught by "10 asks" in Profile::of_seed;
-    forgets_force: ForgetsForce is caught by "3 forced" in Profile::of_seed, seed 5;
-    keeps_the_dead: KeepsTheDead is caught by "5 leftovers" in Profile::of_seed, seed 2;
-    refusal_is_loss: RefusalIsLoss is caught by "3 lost conversions" in Profile::of_seed;
-    silent_conversion_is_loss: SilentConversionIsLoss is caught by "4 reasons of conversions" in Profile::of_seed, seed 4;
-    tokens_of_nobody: TokensOfNobody is caught by "2 tokens" in alone;
-    forgets_tokens: ForgetsTokens is caught by "cached: tokens" in alone;
-    joins_after_recall: JoinsAfterRecall is caught by "6 sharing" in Profile::caching, seed 12;
-    ignores_recalls: IgnoresRecalls is caught by "cached: given up" in Profile::caching;
-    caches_unconfirmed: CachesUnconfirmed is caught by "6 budget" in Profile::caching;
-    live_again_at_once: LiveAgainAtOnce is caught by "6 sharing" in alone;
-    ignores_break: IgnoresBreak is caught by "6 sharing" in alone, seed 3;
-    no_age: NoAge is caught by "6 sharing" in alone;
-    other_node: OtherNode is caught by "6 budget" in alone;
-    leaves_under_guard: LeavesUnderGuard is caught by "1 validity" in Profile::caching;
-    cached_unrenewed: CachedUnrenewed is caught by "cached: validity" in Profile::caching, seed 3;
-    no_recallable_flag: NoRecallableFlag is caught by "cached: recalls" in Profile::caching;
-    recalls_once: RecallsOnce is caught by "cached: recalls" in Profile::caching;
-    recall_per_waiter: RecallPerWaiter is caught by "cached: recalls" in Profile::caching;
-    renewal_mute: RenewalMute is caught by "6 waited for" in Profile::caching;
-    force_without_recall: ForceWithoutRecall is caught by "cached: recalls" in Profile::caching, seed 5;
-    force_misses_tokens: ForceMissesTokens is caught by "cached: force" in |_| FORCED;
-    try_stays_queued: TryStaysQueued is caught by "5 ghosts" in Profile::caching, seed 28;
-    forgetful_votes: ForgetfulVotes is caught by "1 exclusion" in |_| FORGETFUL, seed 47;
-    releases_where_granted: ReleasesWhereGranted is caught by "9 tidiness" in |_| LONG;
-    minority_renews: MinorityRenews is caught by "1 exclusion" in |_| CUT_OFF;
-    not_undone: NotUndone is caught by "9 tidiness" in |_| LONG;
+    Profile::of_seed => {
+        writer_beside_readers: WriterBesideReaders by "1 exclusion";
+        grant_not_recorded: GrantNotRecorded by "1 exclusion";
+        deadline_from_reply: DeadlineFromReply by "1 validity" seed 15;
+        late_grant_believed: LateGrantBelieved by "1 validity" seed 5;
+        plain_tokens: PlainTokens by "2 tokens" seed 4;
+        token_for_each_reader: TokenForEachReader by "2 tokens";
+        release_of_anybody: ReleaseOfAnybody by "3 ends of holds";
+        renewal_recreates: RenewalRecreates by "3 ends of holds";
+        renewal_shortens: RenewalShortens by "3 ends of holds";
+        lost_at_once: LostAtOnce by "3 ends of guards";
+        retry_counts_twice: RetryCountsTwice by "4 idempotence";
+        force_ends_newer: ForceEndsNewer by "4 idempotence" seed 24;
+        limit_ignored: LimitIgnored by "4 idempotence";
+        renewal_outlives_guard: RenewalOutlivesGuard by "5 leftovers";
+        slow_heartbeat: SlowHeartbeat by "7 heartbeat";
+        silence_is_denial: SilenceIsDenial by "denial";
+        slow_renewal: SlowRenewal by "8 renewal";
+        gives_up_soon: GivesUpSoon by "8 unreachable";
+        gives_up_late: GivesUpLate by "8 unreachable" seed 5;
+        waits_for_ever: WaitsForEver by "service";
+        never_forgets: NeverForgets by "9 tidiness";
+        out_of_order: OutOfOrder by "6 local order";
+        unseen_writer: UnseenWriter by "6 local phases" seed 27;
+        reader_passes_writer: ReaderPassesWriter by "6 bypass";
+        newest_first: NewestFirst by "6 queue";
+        cancelled_stays: CancelledStays by "5 ghosts";
+        full_lease_unclaimed: FullLeaseUnclaimed by "5 dead waiters";
+        notification_to_another: NotificationToAnother by "1 validity";
+        stale_notification: StaleNotification by "1 validity";
+        downgrade_lets_writer_in: DowngradeLetsWriterIn by "1 exclusion";
+        upgrade_beside_readers: UpgradeBesideReaders by "1 exclusion";
+        leaves_once: LeavesOnce by "5 ghosts";
+        shares_for_ever: SharesForEver by "6 sharing" seed 4;
+        over_budget: OverBudget by "6 budget";
+        renews_short: RenewsShort by "3 leases of guards";
+        no_writer_waits: NoWriterWaits by "6 waited for";
+        loss_is_silence: LossIsSilence by "3 answered losses" seed 5;
+        force_not_told: ForceNotTold by "3 forced" seed 5;
+        repeat_extends_nothing: RepeatExtendsNothing by "3 ends of holds";
+        renewal_extends_nothing: RenewalExtendsNothing by "3 ends of holds";
+        ignores_notifications: IgnoresNotifications by "7 hand-over";
+        never_subscribes: NeverSubscribes by "7 subscription";
+        looks_at_half: LooksAtHalf by "inspect";
+        no_pause: NoPause by "10 asks";
+        forgets_force: ForgetsForce by "3 forced" seed 5;
+        keeps_the_dead: KeepsTheDead by "5 leftovers" seed 2;
+        refusal_is_loss: RefusalIsLoss by "3 lost conversions";
+        silent_conversion_is_loss: SilentConversionIsLoss by "4 reasons of conversions" seed 4;
+    }
+    alone => {
+        tokens_of_nobody: TokensOfNobody by "2 tokens";
+        forgets_tokens: ForgetsTokens by "cached: tokens";
+        live_again_at_once: LiveAgainAtOnce by "6 sharing";
+        ignores_break: IgnoresBreak by "6 sharing" seed 3;
+        no_age: NoAge by "6 sharing";
+        other_node: OtherNode by "6 budget";
+    }
+    Profile::caching => {
+        joins_after_recall: JoinsAfterRecall by "6 sharing" seed 12;
+        ignores_recalls: IgnoresRecalls by "cached: given up";
+        caches_unconfirmed: CachesUnconfirmed by "6 budget";
+        leaves_under_guard: LeavesUnderGuard by "1 validity";
+        cached_unrenewed: CachedUnrenewed by "cached: validity" seed 3;
+        no_recallable_flag: NoRecallableFlag by "cached: recalls";
+        recalls_once: RecallsOnce by "cached: recalls";
+        recall_per_waiter: RecallPerWaiter by "cached: recalls";
+        renewal_mute: RenewalMute by "6 waited for";
+        force_without_recall: ForceWithoutRecall by "cached: recalls" seed 5;
+        try_stays_queued: TryStaysQueued by "5 ghosts" seed 28;
+    }
+    |_| FORCED => {
+        force_misses_tokens: ForceMissesTokens by "cached: force";
+    }
+    |_| FORGETFUL => {
+        forgetful_votes: ForgetfulVotes by "1 exclusion" seed 47;
+    }
+    |_| LONG => {
+        releases_where_granted: ReleasesWhereGranted by "9 tidiness";
+        not_undone: NotUndone by "9 tidiness";
+    }
+    |_| CUT_OFF => {
+        minority_renews: MinorityRenews by "1 exclusion";
+    }
 }

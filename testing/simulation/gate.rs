@@ -21,35 +21,35 @@ const DEAD: u8 = 2;
 /// Tasks of users are wrapped in a [`Pausable`]. The engine spawns its own tasks, which go on during a pause. They
 /// reach neither server nor users until the gate opens, because all their messages pass here too.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub struct Gate {
     state: AtomicU8,
     opened: Notify,
 }
 
 impl Gate {
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         self.state.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::SeqCst).ok();
     }
 
-    pub(super) fn open(&self) {
+    pub fn open(&self) {
         self.state.compare_exchange(CLOSED, OPEN, Ordering::SeqCst, Ordering::SeqCst).ok();
         self.opened.notify_waiters();
     }
 
-    pub(super) fn crash(&self) {
+    pub fn crash(&self) {
         self.state.store(DEAD, Ordering::SeqCst);
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.state.load(Ordering::SeqCst) == OPEN
     }
 
-    pub(super) fn is_dead(&self) -> bool {
+    pub fn is_dead(&self) -> bool {
         self.state.load(Ordering::SeqCst) == DEAD
     }
 
     /// Returns when the process runs.
-    pub(super) async fn pass(&self) {
+    pub async fn pass(&self) {
         while !self.is_open() {
             let opened = self.opened.notified();
             tokio::pin!(opened);
@@ -62,14 +62,14 @@ impl Gate {
 }
 
 /// Future that is polled only while its process runs.
-pub(super) struct Pausable<F> {
+pub struct Pausable<F> {
     gate: Arc<Gate>,
     opening: Option<BoxFuture<'static, ()>>,
     inner: Pin<Box<F>>,
 }
 
 impl<F> Pausable<F> {
-    pub(super) fn new(gate: &Arc<Gate>, inner: F) -> Self {
+    pub fn new(gate: &Arc<Gate>, inner: F) -> Self {
         Self { gate: Arc::clone(gate), opening: None, inner: Box::pin(inner) }
     }
 }
@@ -94,13 +94,13 @@ impl<F: Future> Future for Pausable<F> {
 }
 
 /// Future that is dropped in place of its n-th wait. It returns `None` then.
-pub(super) struct CutAt<F> {
+pub struct CutAt<F> {
     inner: Option<Pin<Box<F>>>,
     waits: u32,
 }
 
 impl<F> CutAt<F> {
-    pub(super) fn new(waits: u32, inner: F) -> Self {
+    pub fn new(waits: u32, inner: F) -> Self {
         Self { inner: Some(Box::pin(inner)), waits }
     }
 }
@@ -129,14 +129,14 @@ impl<F: Future> Future for CutAt<F> {
 }
 
 /// Future whose requests are recorded as those of an attempt.
-pub(super) struct ActingFor<F> {
+pub struct ActingFor<F> {
     world: Arc<World>,
     attempt: Attempt,
     inner: Pin<Box<F>>,
 }
 
 impl<F> ActingFor<F> {
-    pub(super) fn new(world: &Arc<World>, attempt: Attempt, inner: F) -> Self {
+    pub fn new(world: &Arc<World>, attempt: Attempt, inner: F) -> Self {
         Self { world: Arc::clone(world), attempt, inner: Box::pin(inner) }
     }
 }

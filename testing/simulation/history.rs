@@ -7,26 +7,26 @@ use crate::base::error::{Error, LossReason};
 use crate::store::{Floor, Mode};
 
 /// True time since the start of the run, in microseconds.
-pub(super) type Micros = u64;
+pub type Micros = u64;
 /// Number of an engine. After a crash or `close`, the next engine of the same machine is another process.
-pub(super) type Process = u32;
+pub type Process = u32;
 /// Place of a server among all servers of the world.
-pub(super) type Place = usize;
-pub(super) type Lock = u8;
-pub(super) type Attempt = u32;
-pub(super) type Guard = u32;
-pub(super) type Request = u32;
+pub type Place = usize;
+pub type Lock = u8;
+pub type Attempt = u32;
+pub type Guard = u32;
+pub type Request = u32;
 
 /// Acquisition id without its random part, so that each run of a seed is the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Id {
-    pub(super) process: Process,
-    pub(super) n: u32,
+pub struct Id {
+    pub process: Process,
+    pub n: u32,
 }
 
 impl Id {
     /// Reads `<manager>.<n>.<process>`.
-    pub(super) fn of(id: &str) -> Self {
+    pub fn of(id: &str) -> Self {
         let mut parts = id.split('.').skip(1);
         let mut number = || parts.next().and_then(|part| part.parse().ok()).expect("an id of the simulation");
         let n = number();
@@ -42,10 +42,10 @@ impl fmt::Debug for Id {
 
 /// Hold on the server, or waiter in its queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
-    pub(super) id: Id,
-    pub(super) mode: Mode,
-    pub(super) deadline_ms: u64,
+pub struct Held {
+    pub id: Id,
+    pub mode: Mode,
+    pub deadline_ms: u64,
 }
 
 impl fmt::Debug for Held {
@@ -56,7 +56,7 @@ impl fmt::Debug for Held {
 
 /// Request to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Op {
+pub enum Op {
     Acquire {
         id: Id,
         mode: Mode,
@@ -99,9 +99,23 @@ pub(super) enum Op {
     Time,
 }
 
+impl Op {
+    pub fn is_acquisition(self) -> bool {
+        matches!(self, Self::Acquire { .. })
+    }
+
+    pub fn is_renewal(self) -> bool {
+        matches!(self, Self::Renew { .. })
+    }
+
+    pub fn is_leave(self) -> bool {
+        matches!(self, Self::Leave { .. })
+    }
+}
+
 /// Answer of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Reply {
+pub enum Reply {
     Granted {
         token: u64,
         tokens: u64,
@@ -140,34 +154,34 @@ pub(super) enum Reply {
 
 /// Result of an inspection.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Shown {
-    pub(super) token: u64,
+pub struct Shown {
+    pub token: u64,
     /// Holders with their remaining lease.
-    pub(super) holders: Vec<(Id, Mode, u64)>,
-    pub(super) waiters: Vec<(Id, Mode)>,
+    pub holders: Vec<(Id, Mode, u64)>,
+    pub waiters: Vec<(Id, Mode)>,
 }
 
 /// Grant to a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct SentGrant {
-    pub(super) id: Id,
-    pub(super) token: u64,
-    pub(super) tokens: u64,
-    pub(super) deadline_ms: u64,
-    pub(super) is_waited_for: bool,
+pub struct SentGrant {
+    pub id: Id,
+    pub token: u64,
+    pub tokens: u64,
+    pub deadline_ms: u64,
+    pub is_waited_for: bool,
 }
 
 /// Recall, which reports a waiter for a lock with the recallable flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Recalled {
-    pub(super) token: u64,
+pub struct Recalled {
+    pub token: u64,
     /// Id of the caller, if it only tries.
-    pub(super) tries: Option<Id>,
+    pub tries: Option<Id>,
 }
 
 /// Event on the recall subscription of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum RecallEvent {
+pub enum RecallEvent {
     Recalled(Recalled),
     /// A recall was lost or takes long.
     Missed,
@@ -181,20 +195,20 @@ pub(super) enum RecallEvent {
 
 /// State of a lock on the server.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Seen {
-    pub(super) held: Vec<Held>,
+pub struct Seen {
+    pub held: Vec<Held>,
     /// Writers first, each side in its order.
-    pub(super) queue: Vec<Held>,
+    pub queue: Vec<Held>,
     /// True if a waiter is recorded there, live or dead.
-    pub(super) anybody_recorded: bool,
+    pub anybody_recorded: bool,
     /// Last token. `forced` is the token up to which holds were ended by force.
-    pub(super) token: u64,
-    pub(super) forced: u64,
+    pub token: u64,
+    pub forced: u64,
 }
 
 /// End of an acquisition that brought no guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
+pub enum End {
     Busy,
     TimedOut,
     Unreachable,
@@ -209,7 +223,7 @@ pub(super) enum End {
 }
 
 impl End {
-    pub(super) fn of(error: &Error) -> Self {
+    pub fn of(error: &Error) -> Self {
         match error {
             Error::WaitTimeout { .. } => Self::TimedOut,
             Error::Unreachable { .. } | Error::NoQuorum { .. } => Self::Unreachable,
@@ -224,7 +238,7 @@ impl End {
 
 /// Manner in which a user gave up a guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Letting {
+pub enum Letting {
     Release,
     Drop,
     /// The guard was forgotten and is never dropped.
@@ -237,7 +251,7 @@ pub(super) enum Letting {
 
 /// Outcome of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Released {
+pub enum Released {
     Ours,
     Lost(LossReason),
     Unreachable,
@@ -246,24 +260,24 @@ pub(super) enum Released {
 
 /// Request of a user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Wish {
-    pub(super) lock: Lock,
-    pub(super) mode: Mode,
-    pub(super) lease_ms: u64,
-    pub(super) max_hold_ms: u64,
-    pub(super) wait_ms: Option<u64>,
-    pub(super) once: bool,
+pub struct Wish {
+    pub lock: Lock,
+    pub mode: Mode,
+    pub lease_ms: u64,
+    pub max_hold_ms: u64,
+    pub wait_ms: Option<u64>,
+    pub once: bool,
     /// True if the owner may nest.
-    pub(super) reentrant: bool,
+    pub reentrant: bool,
     /// Outer guard of the same owner, for a nested one.
-    pub(super) within: Option<Guard>,
+    pub within: Option<Guard>,
     /// Guard to convert.
-    pub(super) converts: Option<Guard>,
+    pub converts: Option<Guard>,
 }
 
 impl Wish {
     /// Returns the wish for a plain hold without limits.
-    pub(super) fn new(lock: Lock, mode: Mode, lease_ms: u64) -> Self {
+    pub fn new(lock: Lock, mode: Mode, lease_ms: u64) -> Self {
         let (within, converts) = (None, None);
         let max_hold_ms = 3_600_000;
         Self { lock, mode, lease_ms, max_hold_ms, wait_ms: None, once: false, reentrant: false, within, converts }
@@ -272,7 +286,7 @@ impl Wish {
 
 #[derive(Clone, PartialEq, Debug)]
 #[allow(clippy::large_enum_variant)] // nearly all are of the large variant
-pub(super) enum What {
+pub enum What {
     Started {
         process: Process,
         response_timeout_ms: u64,
@@ -535,9 +549,9 @@ pub(super) enum What {
 }
 
 #[derive(Clone, PartialEq)]
-pub(super) struct Event {
-    pub(super) at: Micros,
-    pub(super) what: What,
+pub struct Event {
+    pub at: Micros,
+    pub what: What,
 }
 
 impl fmt::Debug for Event {
@@ -547,17 +561,17 @@ impl fmt::Debug for Event {
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct History {
-    pub(super) events: Vec<Event>,
+pub struct History {
+    pub events: Vec<Event>,
 }
 
 impl History {
-    pub(super) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.around(0, usize::MAX)
     }
 
     /// Returns the text of the events around `index`.
-    pub(super) fn around(&self, index: usize, many: usize) -> String {
+    pub fn around(&self, index: usize, many: usize) -> String {
         let from = index.saturating_sub(many);
         let shown = self.events.iter().enumerate().skip(from).take(many.saturating_mul(2).saturating_add(1));
         shown

@@ -1,11 +1,7 @@
 //! Earlier faults that must not come back. Each entry has the run that showed the fault. No fault is known now, so
 //! every run is checked for all promises.
 
-use std::collections::BTreeSet;
-
-use super::profile::{BURST, DYING, HOT, LONG, LOSING, LOSSY, Profile, RUNTIMES, SPLIT};
-use super::scenes::Scene;
-use super::{checkers, run};
+use super::*;
 
 /// Returns the promises that a run breaks.
 fn broken(profile: Profile, seed: u64) -> BTreeSet<&'static str> {

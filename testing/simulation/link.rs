@@ -16,27 +16,28 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use super::history::{Lock, Place, What};
 use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
-use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
+use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, Wire, World, lock_of};
+use super::{sleep, sleep_ms};
 use crate::base::attempt::{self, NodeId};
 use crate::base::clock::Clock;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
-use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::base::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::recalls::Recalls;
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route,
-    Scheme, ServerContact, Subscription, View,
+    Granted, MasterScheme, Mode, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest,
+    RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 use master::Master;
 
 /// Greatest age of a clock sample, as in the transport.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
-pub(super) struct Link {
-    pub(super) world: Arc<World>,
-    pub(super) address: Address,
+pub struct Link {
+    pub world: Arc<World>,
+    pub address: Address,
     place: Place,
     response_timeout: Duration,
     max_clock_skew: Duration,
@@ -50,7 +51,7 @@ pub(super) struct Link {
     /// acquisitions.
     room_ahead: Semaphore,
     /// Last acquisition that was sent, for each lock.
-    pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
+    pub asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
     /// Inline releases. The runtime that drops the guard sends the release, if the runtime goes on.
     inline: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
     /// Acquisitions that the server was asked to release or to convert.
@@ -77,7 +78,7 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    pub(super) fn new(
+    pub fn new(
         world: &Arc<World>,
         address: Address,
         place: Place,
@@ -103,8 +104,12 @@ impl Link {
         }
     }
 
+    fn is_mutant(&self, mutant: Mutant) -> bool {
+        self.world.mutant == Some(mutant)
+    }
+
     async fn room(&self) -> Option<SemaphorePermit<'_>> {
-        if self.world.mutant == Some(Mutant::RoomForAll) {
+        if self.is_mutant(Mutant::RoomForAll) {
             return None;
         }
         self.room.acquire().await.ok()
@@ -170,7 +175,7 @@ impl Link {
                 *self.clock_sample.lock() = None;
                 self.on_silence();
                 if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    sleep_ms(1_000).await;
                 }
                 let arrives_until = match (world.mutant, &parcel) {
                     (Some(Mutant::NoLateConversions), Parcel::Conversion { .. }) => sent,
@@ -225,7 +230,7 @@ impl Link {
     }
 
     fn believes_late(&self, parcel: &Parcel) -> bool {
-        self.world.mutant == Some(Mutant::LateGrantBelieved) && matches!(parcel, Parcel::Acquire { .. })
+        self.is_mutant(Mutant::LateGrantBelieved) && matches!(parcel, Parcel::Acquire { .. })
     }
 
     fn unanswered(&self, sent: Moment, arrives_until: Moment, parcel: &Parcel) -> Attempt<Answer> {
@@ -240,7 +245,7 @@ impl Link {
             _ => None,
         };
         match wrong {
-            Some(value) => Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }),
+            Some(value) => Ok(Answered { sent, ..self.made_up(value) }),
             None => Err(Failure::Unknown { arrives_until, source: None }),
         }
     }
@@ -263,7 +268,7 @@ impl Link {
             delivery = &mut answered => return Some(delivery),
             () = clock.sleep_until(sent.after(self.response_timeout)) => {}
         }
-        if self.world.mutant == Some(Mutant::WaitsForEver) {
+        if self.is_mutant(Mutant::WaitsForEver) {
             return Some(answered.await);
         }
         if self.believes_late(parcel) {
@@ -295,7 +300,7 @@ impl Link {
 
     async fn leave_at_once(&self, request: &ReleaseRequest) -> Attempt<ReleaseReply> {
         let ReleaseRequest { key, id, rest_until } = request;
-        if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
+        if self.is_mutant(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
             return Ok(self.made_up(ReleaseReply::None(Absence::default())));
         }
         let parcel = Parcel::Leave { id: id.clone(), rest_until: *rest_until };
@@ -310,11 +315,11 @@ impl Link {
 
     async fn renew_one(&self, renewal: &RenewalRequest, fates: Fates) -> Attempt<Renewed> {
         let RenewalRequest { key, id, lease, rest_until, .. } = renewal;
-        let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
-        if self.world.mutant == Some(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
+        let lease = if self.is_mutant(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
+        if self.is_mutant(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
             return Err(Failure::NotDone { source: None });
         }
-        if self.world.mutant == Some(Mutant::RenewalOutlivesGuard) {
+        if self.is_mutant(Mutant::RenewalOutlivesGuard) {
             self.renew_for_ever(renewal);
         }
         let _room = match self.world.mutant {
@@ -344,7 +349,7 @@ impl Link {
     /// Returns true if a wrong process assumes that a cached hold is renewed.
     fn believes_renewed(&self, renewal: &RenewalRequest) -> bool {
         let is_unused = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
-        self.world.mutant == Some(Mutant::CachedUnrenewed) && renewal.caches && is_unused()
+        self.is_mutant(Mutant::CachedUnrenewed) && renewal.caches && is_unused()
     }
 
     fn listening(&self, key: &Key, (notifications, end): (mpsc::Receiver<Notification>, Unsubscribe)) -> Subscription {
@@ -364,7 +369,7 @@ impl Link {
             while let Some(notification) = notifications.recv().await {
                 to.try_send(notification.clone()).ok();
                 let Notification::Granted { at, mut answer, .. } = notification else { continue };
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                sleep_ms(500).await;
                 if let Some(id) = asked.lock().get(&lock) {
                     // These values look like a grant of this moment.
                     let at = at.after(Duration::from_millis(550));
@@ -381,7 +386,7 @@ impl Link {
         let renewal = renewal.clone();
         drop(tokio::spawn(async move {
             for _ in 0..20 {
-                tokio::time::sleep(renewal.lease / 3).await;
+                sleep(renewal.lease / 3).await;
                 let parcel =
                     Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, caches: None, rest_until: None };
                 let fates = world.fates(place, &parcel);
@@ -400,8 +405,8 @@ impl Link {
     async fn acquire_at(&self, key: &Key, request: &AcquireRequest, floor: Option<Floor>) -> Attempt<Acquired> {
         let key = owned(key);
         let before = self.asked.lock().insert(lock_of(&key), request.id.clone());
-        if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
-            tokio::time::sleep(Duration::from_secs(10)).await;
+        if self.is_mutant(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
+            sleep_ms(10_000).await;
         }
         let _room = self.room().await;
         let not_after_ms = self.not_after_ms(&key).await?;
@@ -427,14 +432,14 @@ impl Scheme for Link {
     ) -> BoxFuture<'a, Attempt<Converted>> {
         Box::pin(async move {
             let key = owned(key);
-            if self.world.mutant == Some(Mutant::ConvertedUnrenewed) {
+            if self.is_mutant(Mutant::ConvertedUnrenewed) {
                 self.left.lock().insert(old.clone());
             }
             let _room = self.room().await;
             let not_after_ms = self.not_after_ms(&key).await?;
             let parcel = Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms };
             let answer = self.carry(&key, parcel).await;
-            if self.world.mutant == Some(Mutant::LeavesInDoubt) && answer.is_err() {
+            if self.is_mutant(Mutant::LeavesInDoubt) && answer.is_err() {
                 let leave = Parcel::Leave { id: request.id.clone(), rest_until: None };
                 drop(self.world.post(self.wire(), &key, &leave, self.world.fates(self.place, &leave)));
             }
@@ -451,7 +456,7 @@ impl Scheme for Link {
                 let _room = self.room_ahead.acquire().await;
                 return self.leave_at_once(request).await;
             };
-            if self.world.mutant == Some(Mutant::NobodyLooksAfter) {
+            if self.is_mutant(Mutant::NobodyLooksAfter) {
                 self.left_alone.lock().insert(id.clone());
             }
             runtime.driven().await;
@@ -532,7 +537,7 @@ impl Scheme for Link {
     }
 
     fn notifications(&self) -> Option<&dyn NotifyingScheme> {
-        let subscribes = self.master.is_none() && self.world.mutant != Some(Mutant::NeverSubscribes);
+        let subscribes = self.master.is_none() && !self.is_mutant(Mutant::NeverSubscribes);
         subscribes.then_some(self as &dyn NotifyingScheme)
     }
 
@@ -576,7 +581,7 @@ impl RecallingScheme for Link {
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         self.world.reply_in_use(lock_of(key), id);
-        let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
-        Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))
+        let node = self.world.answering(self.address.process);
+        Box::pin(std::future::ready(Ok(Answered { node, ..self.made_up(()) })))
     }
 }

@@ -1,22 +1,13 @@
 //! Machines. Each machine runs a process with its runtimes and their tasks. The process can pause, die or be closed.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::gate::Pausable;
-use super::history::{Process, What};
 use super::runtime::Runtime;
-use super::workload::{Actor, Leaked, SimManager};
-use super::world::{Address, World};
-use crate::base::reentry::OwnerId;
-use crate::face::manager::RwLockManager as _;
+use super::*;
 
 /// Machine with its process and tasks.
-pub(super) struct Machine {
+pub struct Machine {
     world: Arc<World>,
-    leaked: Leaked,
-    pub(super) address: Address,
-    pub(super) manager: SimManager,
+    pub address: Address,
+    pub manager: SimManager,
     /// Runtimes that have not ended. `next_runtime` is the number of all runtimes so far.
     runtimes: Vec<Arc<Runtime>>,
     next_runtime: u32,
@@ -24,12 +15,11 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn start(world: &Arc<World>, leaked: &Leaked, process: Process, things: u32) -> Self {
+    pub fn start(world: &Arc<World>, process: Process, things: u32) -> Self {
         let address = Address::new(process);
         let manager = SimManager::start(world, &address);
         let mut machine = Self {
             world: Arc::clone(world),
-            leaked: Arc::clone(leaked),
             address,
             manager,
             runtimes: Vec::new(),
@@ -61,14 +51,13 @@ impl Machine {
             manager: self.manager.clone(),
             rng: self.world.draw(fastrand::Rng::fork),
             owner: OwnerId::new(),
-            leaked: Arc::clone(&self.leaked),
             runtime: Arc::clone(runtime),
         };
         let driven = runtime.drives(actor.work(things));
         self.tasks.push(tokio::spawn(Pausable::new(&self.address.gate, driven)));
     }
 
-    pub(super) fn pause(&self, for_ms: u64) {
+    pub fn pause(&self, for_ms: u64) {
         if !self.address.gate.is_open() {
             return;
         }
@@ -76,7 +65,7 @@ impl Machine {
         address.gate.close();
         world.record(What::Paused { process: address.process, for_ms });
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(for_ms)).await;
+            sleep_ms(for_ms).await;
             if !address.gate.is_dead() {
                 world.record(What::Resumed { process: address.process });
                 address.gate.open();
@@ -85,7 +74,7 @@ impl Machine {
     }
 
     /// Stops driving one runtime of the process, for a time or for good.
-    pub(super) fn stop_runtime(&self, pick: usize, for_ms: Option<u64>) {
+    pub fn stop_runtime(&self, pick: usize, for_ms: Option<u64>) {
         let (world, process) = (Arc::clone(&self.world), self.address.process);
         let runtime = Arc::clone(&self.runtimes[pick % self.runtimes.len()]);
         if !runtime.is_driven() || self.address.gate.is_dead() {
@@ -96,7 +85,7 @@ impl Machine {
         let Some(for_ms) = for_ms else { return };
         let gate = Arc::clone(&self.address.gate);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(for_ms)).await;
+            sleep_ms(for_ms).await;
             if !runtime.has_ended() && !gate.is_dead() {
                 world.record(What::RuntimeGoesOn { process, runtime: runtime.number });
                 runtime.goes_on();
@@ -105,7 +94,7 @@ impl Machine {
     }
 
     /// Ends one runtime of the process and starts another one.
-    pub(super) fn end_runtime(&mut self, pick: usize, leaks: bool, things: u32) {
+    pub fn end_runtime(&mut self, pick: usize, leaks: bool, things: u32) {
         if self.address.gate.is_dead() {
             return;
         }
@@ -122,7 +111,7 @@ impl Machine {
     }
 
     /// Ends the runtimes that are no longer driven.
-    pub(super) fn end_stopped_runtimes(&self) {
+    pub fn end_stopped_runtimes(&self) {
         let stopped = self.runtimes.iter().filter(|runtime| !runtime.is_driven());
         for runtime in stopped.filter(|_| !self.address.gate.is_dead()) {
             self.ends(runtime, false);
@@ -130,16 +119,15 @@ impl Machine {
     }
 
     /// Ends the process at once. None of its tasks runs any more.
-    pub(super) fn crash(&mut self) {
+    pub fn crash(&mut self) {
         self.world.record(What::Crashed { process: self.address.process });
-        self.world.all_leave(self.address.process);
         self.address.gate.crash();
         for task in &self.tasks {
             task.abort();
         }
     }
 
-    pub(super) fn close(&mut self) {
+    pub fn close(&mut self) {
         let (world, address, manager) = (Arc::clone(&self.world), self.address.clone(), self.manager.clone());
         let inner = async move {
             let process = address.process;
@@ -151,7 +139,7 @@ impl Machine {
     }
 
     /// Returns when all tasks of the process have ended.
-    pub(super) async fn join(&mut self) {
+    pub async fn join(&mut self) {
         for task in self.tasks.drain(..) {
             match task.await {
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

@@ -13,11 +13,11 @@ use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, 
 macro_rules! mutants {
     ($($(#[$fault:meta])* $mutant:ident,)*) => {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(super) enum Mutant {
+        pub enum Mutant {
             $($(#[$fault])* $mutant,)*
         }
 
-        pub(super) const ALL: &[Mutant] = &[$(Mutant::$mutant),*];
+        pub const ALL: &[Mutant] = &[$(Mutant::$mutant),*];
     };
 }
 
@@ -206,31 +206,31 @@ mutants! {
 }
 
 /// Mutants of the level where a replica has to acknowledge grants.
-pub(super) const REPLICATED: [Mutant; 3] =
+pub const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
 
 /// Memory of the mutants.
 #[derive(Default)]
-pub(super) struct Wrong {
+pub struct Wrong {
     /// Last token of each lock, and the right token behind each wrong one.
     tokens: HashMap<String, (u64, HashMap<u64, u64>)>,
     asked: HashMap<AcquisitionId, AcquireRequest>,
     /// Last token for which a recall was sent.
     recalled: HashSet<u64>,
     /// Grants and conversions that single masters have answered, and the last answered renewal of each hold.
-    pub(super) granted: HashSet<(Place, AcquisitionId)>,
-    pub(super) converted: HashSet<(Place, AcquisitionId)>,
-    pub(super) renewed: HashMap<AcquisitionId, Moment>,
+    pub granted: HashSet<(Place, AcquisitionId)>,
+    pub converted: HashSet<(Place, AcquisitionId)>,
+    pub renewed: HashMap<AcquisitionId, Moment>,
 }
 
 impl Wrong {
     /// Forgets the tokens when the server loses its data.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.tokens.clear();
     }
 
     /// Answers a request as the wrong server does, and returns its notifications of grants.
-    pub(super) fn operate(
+    pub fn operate(
         &mut self,
         mutant: Mutant,
         key: &Key,
@@ -245,7 +245,7 @@ impl Wrong {
         let mut notifications = record.take_notifications();
         match mutant {
             Mutant::PlainTokens | Mutant::TokenForEachReader | Mutant::TokensAhead => {
-                let answer = self.with_wrong_token(mutant, key, answer);
+                let answer = with_grant(answer, |granted| self.wrong_token(mutant, key, granted));
                 for notification in &mut notifications {
                     notification.granted = self.wrong_token(mutant, key, notification.granted);
                 }
@@ -255,7 +255,7 @@ impl Wrong {
                 for notification in &mut notifications {
                     notification.granted.is_waited_for = false;
                 }
-                return (without_writers(answer), notifications);
+                return (with_grant(answer, |granted| Granted { is_waited_for: false, ..granted }), notifications);
             }
             Mutant::LooksAtHalf => {
                 if let Answer::View(view) = answer {
@@ -281,7 +281,7 @@ impl Wrong {
     }
 
     /// Returns the recall of the wrong server.
-    pub(super) fn recall(
+    pub fn recall(
         &mut self,
         mutant: Mutant,
         parcel: &Parcel,
@@ -305,6 +305,9 @@ impl Wrong {
         let now_ms = now.as_micros() / 1000;
         let holds = |record: &Record, id: &AcquisitionId| {
             record.live_holds(now_ms).iter().any(|(held, _, _)| held == id.as_str())
+        };
+        let waits = |record: &Record, id: &AcquisitionId| {
+            record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str())
         };
         match (mutant, parcel) {
             (Mutant::WriterBesideReaders, Parcel::Acquire { request, not_after_ms, .. })
@@ -330,9 +333,7 @@ impl Wrong {
                 record.release(now, id);
                 Answer::ReleaseReply(ReleaseReply::Held)
             }
-            (Mutant::CancelledStays, Parcel::Leave { id, .. })
-                if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str()) =>
-            {
+            (Mutant::CancelledStays, Parcel::Leave { id, .. }) if waits(record, id) => {
                 Answer::ReleaseReply(ReleaseReply::Queued)
             }
             (Mutant::NewestFirst, Parcel::Acquire { .. }) => {
@@ -417,7 +418,7 @@ impl Wrong {
                 answer
             }
             (Mutant::TryStaysQueued, Parcel::Leave { id, .. })
-                if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str())
+                if waits(record, id)
                     && self.asked.get(id).is_some_and(|asked| matches!(asked.if_taken, IfTaken::Try { .. })) =>
             {
                 Answer::ReleaseReply(ReleaseReply::Queued)
@@ -460,18 +461,6 @@ impl Wrong {
         answer
     }
 
-    fn with_wrong_token(&mut self, mutant: Mutant, key: &Key, answer: Answer) -> Answer {
-        match answer {
-            Answer::Acquired(Acquired::Granted(granted)) => {
-                Answer::Acquired(Acquired::Granted(self.wrong_token(mutant, key, granted)))
-            }
-            Answer::Converted(Converted::Granted(granted)) => {
-                Answer::Converted(Converted::Granted(self.wrong_token(mutant, key, granted)))
-            }
-            other => other,
-        }
-    }
-
     fn wrong_token(&mut self, mutant: Mutant, key: &Key, granted: Granted) -> Granted {
         let (last, phases) = self.tokens.entry(key.name().to_owned()).or_default();
         let right = granted.token.as_u64();
@@ -495,11 +484,11 @@ impl Wrong {
     }
 }
 
-fn without_writers(answer: Answer) -> Answer {
-    let alone = |granted: Granted| Granted { is_waited_for: false, ..granted };
+/// Changes the grant in an answer, if there is one.
+fn with_grant(answer: Answer, change: impl FnOnce(Granted) -> Granted) -> Answer {
     match answer {
-        Answer::Acquired(Acquired::Granted(granted)) => Answer::Acquired(Acquired::Granted(alone(granted))),
-        Answer::Converted(Converted::Granted(granted)) => Answer::Converted(Converted::Granted(alone(granted))),
+        Answer::Acquired(Acquired::Granted(granted)) => Answer::Acquired(Acquired::Granted(change(granted))),
+        Answer::Converted(Converted::Granted(granted)) => Answer::Converted(Converted::Granted(change(granted))),
         other => other,
     }
 }
@@ -521,7 +510,7 @@ fn unextended(
     answer
 }
 
-pub(super) fn parse(id: &str) -> AcquisitionId {
+pub fn parse(id: &str) -> AcquisitionId {
     other_id(id, 0)
 }
 

@@ -10,7 +10,7 @@ use crate::store::quorum::Restarts;
 
 /// Course of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Story {
+pub enum Story {
     /// Events by chance, drawn from the seed.
     Chance,
     /// Scripted [`scene`](super::scenes).
@@ -19,80 +19,80 @@ pub(super) enum Story {
 
 /// Chances per mille for each message, and counts for each run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Profile {
-    pub(super) name: &'static str,
-    pub(super) lost_request: u32,
-    pub(super) lost_reply: u32,
+pub struct Profile {
+    pub name: &'static str,
+    pub lost_request: u32,
+    pub lost_reply: u32,
     /// Messages that travel for up to 2.5 s: beyond every response timeout, and out of order.
-    pub(super) slow: u32,
+    pub slow: u32,
     /// Requests that are carried out twice, the second time later.
-    pub(super) copied: u32,
-    pub(super) notification_lost: u32,
-    pub(super) notification_late: u32,
-    pub(super) pauses: u32,
-    pub(super) crashes: u32,
-    pub(super) closes: u32,
-    pub(super) outages: u32,
+    pub copied: u32,
+    pub notification_lost: u32,
+    pub notification_late: u32,
+    pub pauses: u32,
+    pub crashes: u32,
+    pub closes: u32,
+    pub outages: u32,
     /// Restarts of the server without its data.
-    pub(super) empties: u32,
+    pub empties: u32,
     /// Failovers to a replica that lacks the last writes.
-    pub(super) stale: u32,
+    pub stale: u32,
     /// Failovers while the primary is frozen. Later it wakes up and answers for a while.
-    pub(super) splits: u32,
+    pub splits: u32,
     /// Time within which a replica has to acknowledge a grant; zero where the primary's answer is enough.
-    pub(super) wait_ms: u64,
-    pub(super) steps: u32,
+    pub wait_ms: u64,
+    pub steps: u32,
     /// Runtimes that use the manager of each process.
-    pub(super) runtimes: u32,
+    pub runtimes: u32,
     /// Runtimes that are not driven for a while, or for good.
-    pub(super) runtime_stops: u32,
-    pub(super) runtime_ends: u32,
+    pub runtime_stops: u32,
+    pub runtime_ends: u32,
     /// Greatest difference of server clocks, in milliseconds.
-    pub(super) step_band_ms: i64,
+    pub step_band_ms: i64,
     /// Force releases by operators, per mille of the actions of users.
-    pub(super) forces: u32,
+    pub forces: u32,
     /// Time of the server for one request, in milliseconds; other requests wait meanwhile.
-    pub(super) service_ms: u64,
+    pub service_ms: u64,
     /// Greatest number of requests in flight of a process.
-    pub(super) room: usize,
+    pub room: usize,
     /// Number of records of other holders that one request may touch, if lower than on a server.
-    pub(super) records: Option<usize>,
+    pub records: Option<usize>,
     /// Course of the run.
-    pub(super) story: Story,
+    pub story: Story,
     /// True if messages take no time.
-    pub(super) hot: bool,
+    pub hot: bool,
     /// True if holds may be cached. Blocks of tokens are small then, so that they are used up.
-    pub(super) caches: bool,
+    pub caches: bool,
     /// Number of servers. One of several numbers is drawn. If it is not one, a quorum of the servers decides.
-    pub(super) servers: &'static [usize],
+    pub servers: &'static [usize],
     /// Way in which a quorum treats restarted masters; drawn if there is none.
-    pub(super) restarts: Option<Restarts>,
+    pub restarts: Option<Restarts>,
     /// Lease of all holds, if users do not choose it.
-    pub(super) lease: Option<Duration>,
+    pub lease: Option<Duration>,
     /// Faults of single masters, of these kinds, and the longest time of one.
-    pub(super) master_faults: u32,
-    pub(super) kinds: &'static [MasterFault],
-    pub(super) fault_takes: Duration,
+    pub master_faults: u32,
+    pub kinds: &'static [MasterFault],
+    pub fault_takes: Duration,
     /// True if only a minority of the masters has faults. Then users must not notice any.
-    pub(super) spares_a_majority: bool,
+    pub spares_a_majority: bool,
     /// Times in which a process reaches only some masters, or none.
-    pub(super) cuts: u32,
+    pub cuts: u32,
     /// Greatest numbers of processes and of tasks in each, and the number of actions of each task.
-    pub(super) cast: (u32, u32, u32),
+    pub cast: (u32, u32, u32),
     /// Acquisitions with a wait limit, of three.
-    pub(super) limited: u32,
+    pub limited: u32,
     /// Guards that are converted, of four.
-    pub(super) converts: u32,
+    pub converts: u32,
     /// Time after the last fault within which every waiter is served. A waiter may have to wait for several leaked
     /// holds, one after the other.
-    pub(super) served_within: Duration,
+    pub served_within: Duration,
     /// Time after the last user within which the servers must have removed what the users had.
-    pub(super) aftermath: Duration,
+    pub aftermath: Duration,
 }
 
 /// Fault of one master of a quorum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum MasterFault {
+pub enum MasterFault {
     Freezes,
     IsSlow,
     Dies,
@@ -100,7 +100,7 @@ pub(super) enum MasterFault {
     Forgets,
 }
 
-pub(super) const CALM: Profile = Profile {
+pub const CALM: Profile = Profile {
     name: "calm",
     lost_request: 0,
     lost_reply: 0,
@@ -144,7 +144,7 @@ pub(super) const CALM: Profile = Profile {
     aftermath: Duration::from_secs(75),
 };
 
-pub(super) const LOSSY: Profile = Profile {
+pub const LOSSY: Profile = Profile {
     name: "lossy network",
     lost_request: 30,
     lost_reply: 40,
@@ -156,17 +156,17 @@ pub(super) const LOSSY: Profile = Profile {
 };
 
 /// Network in which every second request has a late copy, and many answers are lost.
-pub(super) const COPIES: Profile = Profile { name: "copies", copied: 500, lost_reply: 100, slow: 200, ..LOSSY };
+pub const COPIES: Profile = Profile { name: "copies", copied: 500, lost_reply: 100, slow: 200, ..LOSSY };
 
-pub(super) const DYING: Profile =
+pub const DYING: Profile =
     Profile { name: "dying processes", slow: 20, notification_lost: 100, pauses: 4, crashes: 3, closes: 2, ..CALM };
 
 const SERVER: Profile = Profile { name: "bad server", slow: 20, outages: 3, steps: 6, notification_lost: 100, ..CALM };
 
-pub(super) const LOSING: Profile =
+pub const LOSING: Profile =
     Profile { name: "lost data", lost_reply: 20, slow: 20, empties: 2, stale: 2, steps: 2, ..CALM };
 
-pub(super) const ALL: Profile = Profile {
+pub const ALL: Profile = Profile {
     name: "everything",
     pauses: 3,
     crashes: 2,
@@ -180,14 +180,13 @@ pub(super) const ALL: Profile = Profile {
 };
 
 /// Most answers are lost.
-pub(super) const UNHEARD: Profile = Profile { name: "unheard answers", lost_reply: 700, slow: 100, ..CALM };
+pub const UNHEARD: Profile = Profile { name: "unheard answers", lost_reply: 700, slow: 100, ..CALM };
 
 /// Two primaries at once.
-pub(super) const SPLIT: Profile =
-    Profile { name: "two primaries", slow: 20, lost_reply: 20, splits: 2, forces: 10, ..CALM };
+pub const SPLIT: Profile = Profile { name: "two primaries", slow: 20, lost_reply: 20, splits: 2, forces: 10, ..CALM };
 
 /// A replica has to acknowledge grants, and takes over at the most difficult moments.
-pub(super) const REPLICATED: Profile = Profile {
+pub const REPLICATED: Profile = Profile {
     name: "replicated",
     slow: 20,
     lost_reply: 20,
@@ -209,27 +208,27 @@ const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notification
 const SMALL_BATCHES: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
 
 /// Several runtimes use one manager. Some are not driven for a while or for good, some end.
-pub(super) const RUNTIMES: Profile =
+pub const RUNTIMES: Profile =
     Profile { name: "several runtimes", runtimes: 3, runtime_stops: 6, runtime_ends: 3, notification_lost: 50, ..CALM };
 
 /// Profiles within the assumptions of the contract.
-pub(super) const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, ALL, SPLIT, BUSY, SMALL_BATCHES];
+pub const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, ALL, SPLIT, BUSY, SMALL_BATCHES];
 
 /// Tokens are taken as fast as possible, and then the data is lost.
-pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile::of_scene(Scene::HotLock) };
+pub const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile::of_scene(Scene::HotLock) };
 
 /// A process sends more requests at once than the server can handle in a response timeout. The server is so slow that a
 /// few dozen are enough.
-pub(super) const BURST: Profile = Profile { name: "burst", service_ms: 30, room: 4, ..Profile::of_scene(Scene::Burst) };
+pub const BURST: Profile = Profile { name: "burst", service_ms: 30, room: 4, ..Profile::of_scene(Scene::Burst) };
 
 /// Operators are always at work, and messages are slow.
-pub(super) const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 250, caches: true, ..CALM };
+pub const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 250, caches: true, ..CALM };
 
 /// Server clocks differ far beyond the margin: exclusion is expected to break.
-pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
+pub const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
 
 /// Several masters without faults. A lease is longer than the aftermath, so a hold that is left behind shows.
-pub(super) const QUORUM: Profile = Profile {
+pub const QUORUM: Profile = Profile {
     name: "quorum",
     servers: &[3, 5],
     lease: Some(Duration::from_secs(120)),
@@ -243,7 +242,7 @@ pub(super) const QUORUM: Profile = Profile {
 };
 
 /// A minority of the masters has faults of all kinds.
-pub(super) const MINORITY: Profile = Profile {
+pub const MINORITY: Profile = Profile {
     name: "minority",
     master_faults: 12,
     kinds: &[MasterFault::Freezes, MasterFault::IsSlow, MasterFault::Dies, MasterFault::Forgets],
@@ -253,7 +252,7 @@ pub(super) const MINORITY: Profile = Profile {
 };
 
 /// All masters and links have faults.
-pub(super) const WILD: Profile = Profile {
+pub const WILD: Profile = Profile {
     name: "wild masters",
     lost_request: 30,
     lost_reply: 30,
@@ -266,7 +265,7 @@ pub(super) const WILD: Profile = Profile {
 };
 
 /// A minority forgets again and again what bare majorities have granted.
-pub(super) const FORGETFUL: Profile = Profile {
+pub const FORGETFUL: Profile = Profile {
     name: "forgetful masters",
     lost_request: 150,
     lost_reply: 150,
@@ -281,13 +280,13 @@ pub(super) const FORGETFUL: Profile = Profile {
 };
 
 /// `WILD` with leases that outlast the run.
-pub(super) const LONG: Profile = Profile { name: "long leases", lease: QUORUM.lease, ..WILD };
+pub const LONG: Profile = Profile { name: "long leases", lease: QUORUM.lease, ..WILD };
 
 /// Operators force holds while renewals bring these holds to masters that lack them.
-pub(super) const FORCED_MASTERS: Profile = Profile { name: "forced masters", slow: 200, forces: 400, ..WILD };
+pub const FORCED_MASTERS: Profile = Profile { name: "forced masters", slow: 200, forces: 400, ..WILD };
 
 /// Processes reach only some masters for longer than a lease, again and again. There are no other faults.
-pub(super) const CUT_OFF: Profile = Profile {
+pub const CUT_OFF: Profile = Profile {
     name: "cut off",
     lost_request: 0,
     lost_reply: 0,
@@ -304,27 +303,31 @@ const QUORUMS: [Profile; 5] = [MINORITY, WILD, LONG, FORGETFUL, FORCED_MASTERS];
 
 impl Profile {
     /// Returns the options of processes in a short story, which loses no time on long limits.
-    pub(super) fn short_options(&self) -> Options {
+    pub fn short_options(&self) -> Options {
         Options {
             lease: Duration::from_secs(3),
             response_timeout: Duration::from_millis(200),
             unreachable_after: Duration::from_secs(2),
             cache_for: if self.caches { Duration::from_secs(60) } else { Duration::ZERO },
-            durability: match self.wait_ms {
-                0 => Durability::Primary,
-                ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
-            },
+            durability: self.durability(),
             ..Options::default()
         }
     }
 
+    pub fn durability(&self) -> Durability {
+        match self.wait_ms {
+            0 => Durability::Primary,
+            ms => Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(ms) },
+        }
+    }
+
     /// Returns the profile of a scene without random faults.
-    pub(super) const fn of_scene(scene: Scene) -> Self {
+    pub const fn of_scene(scene: Scene) -> Self {
         Self { name: "scene", story: Story::Scene(scene), ..CALM }
     }
 
     /// Returns the profile that `PROFILE` in the environment names, or that of the seed.
-    pub(super) fn chosen(seed: u64) -> Self {
+    pub fn chosen(seed: u64) -> Self {
         let name = std::env::var("PROFILE").unwrap_or_default();
         match name.as_str() {
             "caching" => return Self::caching(seed),
@@ -336,28 +339,28 @@ impl Profile {
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
     }
 
-    pub(super) fn limits(&self) -> RecordLimits {
+    pub fn limits(&self) -> RecordLimits {
         let most = RecordLimits::default();
         let tokens = if self.caches { 64 } else { most.tokens };
         RecordLimits { records: self.records.unwrap_or(most.records), tokens }
     }
 
     /// Returns the profile of a scene with cached holds.
-    pub(super) const fn caching_in(scene: Scene) -> Self {
+    pub const fn caching_in(scene: Scene) -> Self {
         Self { caches: true, ..Self::of_scene(scene) }
     }
 
     /// Returns the profile of the seed, with cached holds.
-    pub(super) fn caching(seed: u64) -> Self {
+    pub fn caching(seed: u64) -> Self {
         Self { caches: true, ..Self::of_seed(seed) }
     }
 
     /// Returns the profile of the seed with several masters.
-    pub(super) fn quorum(seed: u64) -> Self {
+    pub fn quorum(seed: u64) -> Self {
         QUORUMS[usize::try_from(seed % QUORUMS.len() as u64).expect("small")]
     }
 
-    pub(super) fn of_seed(seed: u64) -> Self {
+    pub fn of_seed(seed: u64) -> Self {
         let pick = usize::try_from(seed % PROFILES.len() as u64).expect("small");
         PROFILES[pick]
     }

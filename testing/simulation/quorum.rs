@@ -3,29 +3,21 @@
 
 mod scenes;
 
-use std::collections::BTreeSet;
-
-use super::profile::{CUT_OFF, Profile};
-use super::{first_failure, kinds, run, seeds_of_build, seeds_or};
+use super::*;
 
 #[test]
 fn promises_hold_at_a_quorum() {
-    if let Some(report) = first_failure(seeds_or(seeds_of_build(240)), Profile::quorum) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(seeds_of_build(240)), Profile::quorum);
 }
 
 #[test]
 fn promises_hold_at_a_quorum_of_which_processes_are_cut_off() {
-    if let Some(report) = first_failure(seeds_or(seeds_of_build(240)), |_| CUT_OFF) {
-        panic!("{report}");
-    }
+    assert_promises_hold(seeds_or(seeds_of_build(240)), |_| CUT_OFF);
 }
 
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn everything_happens_at_a_quorum() {
-    let seen: BTreeSet<_> = (0..48).flat_map(|seed| kinds(&run(seed, Profile::quorum(seed), None))).collect();
     let expected = [
         "Granted",
         "Failed Busy",
@@ -49,14 +41,12 @@ fn everything_happens_at_a_quorum() {
         "RequestLost",
         "ReplyLost",
     ];
-    let missing: Vec<_> = expected.into_iter().filter(|kind| !seen.contains(*kind)).collect();
-    assert!(missing.is_empty(), "never happens: {missing:?}, of {seen:?}");
+    assert_all_happen(48, Profile::quorum, expected);
 }
 
 #[test]
 fn same_seed_same_run_at_a_quorum() {
     for seed in 0..4 {
-        let [first, again] = [(); 2].map(|()| run(seed, Profile::quorum(seed), None).text());
-        assert!(first == again, "seed {seed} differs");
+        assert_same(seed, Profile::quorum(seed));
     }
 }

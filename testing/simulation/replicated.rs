@@ -1,9 +1,6 @@
 //! Level at which a replica must acknowledge grants. A failover loses no hold at this level.
 
-use super::checkers::{self, Violation};
-use super::mutants::{self, Mutant};
-use super::profile::REPLICATED;
-use super::{report, run, seeds_of_build, seeds_or};
+use super::*;
 
 /// Promises that the level adds or could break. The runs without the level check the others.
 const JUDGED: [&str; 2] = ["1 exclusion", "1 validity"];

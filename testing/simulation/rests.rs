@@ -1,21 +1,7 @@
 //! Locks that stay taken for a time at least. A process that dies at any step, a future that is dropped at any wait, and
 //! late copies of requests leave a rest only where one is owed.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use parking_lot::Mutex;
-
-use super::gate::{CutAt, Pausable};
-use super::history::{History, Op, What};
-use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
-use super::seeds_of_build;
-use super::workload::SimManager;
-use super::world::{Address, World};
-use crate::face::guard::WriteGuard;
-use crate::face::manager::RwLockManager as _;
+use super::*;
 
 const NAME: &str = "nightly";
 /// Longer than a run, so that a rest is still there at its end.
@@ -59,10 +45,6 @@ struct Outcome {
     is_left: bool,
 }
 
-fn paused() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
-}
-
 /// Returns the times in the arming renewals of this process.
 fn armed(history: &History) -> BTreeSet<u64> {
     let sent = history.events.iter().filter_map(|event| match &event.what {
@@ -75,7 +57,7 @@ fn armed(history: &History) -> BTreeSet<u64> {
 async fn work(guard: crate::Result<WriteGuard>, handed_out: &AtomicBool, seed: u64) {
     let Ok(guard) = guard else { return };
     handed_out.store(true, Ordering::SeqCst);
-    tokio::time::sleep(JOB).await;
+    sleep(JOB).await;
     if seed.is_multiple_of(2) {
         drop(guard);
     } else {
@@ -85,7 +67,7 @@ async fn work(guard: crate::Result<WriteGuard>, handed_out: &AtomicBool, seed: u
 
 fn play(seed: u64, profile: Profile, before: Before, fault: Fault) -> Outcome {
     let profile = Profile { caches: before == Before::Cached, ..profile };
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let world = World::new(seed, profile, None);
         let (address, other) = (Address::new(0), Address::new(1));
         let manager = SimManager::with(&world, &address, world.profile.short_options());
@@ -95,7 +77,7 @@ fn play(seed: u64, profile: Profile, before: Before, fault: Fault) -> Outcome {
             Before::Held => {
                 let held = other.write(NAME).await;
                 drop(tokio::spawn(async move {
-                    tokio::time::sleep(JOB).await;
+                    sleep(JOB).await;
                     drop(held);
                 }));
             }
@@ -126,18 +108,18 @@ fn play(seed: u64, profile: Profile, before: Before, fault: Fault) -> Outcome {
         let job = tokio::spawn(Pausable::new(&address.gate, job));
         match fault {
             Fault::Dies(after_ms) => {
-                tokio::time::sleep(Duration::from_millis(after_ms)).await;
+                sleep_ms(after_ms).await;
                 address.gate.crash();
             }
             Fault::Closed(after_ms) => {
-                tokio::time::sleep(Duration::from_millis(after_ms)).await;
+                sleep_ms(after_ms).await;
                 drop(manager.close().await);
             }
             Fault::None | Fault::Dropped(_) | Fault::DroppedAfter(_) | Fault::Limit(_) => {}
         }
-        tokio::time::sleep(HEALED_AFTER).await;
+        sleep(HEALED_AFTER).await;
         world.heals();
-        tokio::time::sleep(HEALED_AFTER * 2).await;
+        sleep(HEALED_AFTER * 2).await;
         job.abort();
         let is_left = world.holds().iter().any(|(_, held)| held.id.process == 0);
         let armed = armed(&world.take_history());
@@ -236,7 +218,7 @@ async fn crontab(manager: SimManager, behind: Duration, at_least: Duration, log:
         match manager.write(NAME).at_least(at_least).try_now().await {
             Ok(Some(guard)) => {
                 log.lock().runs.push(minute);
-                tokio::time::sleep(JOB).await;
+                sleep(JOB).await;
                 drop(guard);
             }
             Ok(None) => {}
@@ -248,7 +230,7 @@ async fn crontab(manager: SimManager, behind: Duration, at_least: Duration, log:
 /// Runs the crontab lines. In each minute, a primary fails over if the profile has failovers.
 fn ten_minutes(seed: u64, profile: Profile, at_least: Duration) -> Log {
     let log = Arc::<Mutex<Log>>::default();
-    paused().block_on(async {
+    paused_runtime().block_on(async {
         let world = World::new(seed, profile, None);
         let machines: Vec<_> = (0_u32..)
             .zip(BEHIND)
@@ -263,7 +245,7 @@ fn ten_minutes(seed: u64, profile: Profile, at_least: Duration) -> Log {
             drop(tokio::spawn(async move {
                 loop {
                     let wait_ms = world.draw(|rng| rng.u64(1..60_000));
-                    tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+                    sleep_ms(wait_ms).await;
                     world.falls_back();
                 }
             }));

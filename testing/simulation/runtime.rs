@@ -10,15 +10,15 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 
 use super::gate::{Gate, Pausable};
-use super::history::{Guard as GuardNo, Letting, What};
-use super::workload::{AnyGuard, Leaked};
+use super::history::{Guard as GuardNo, Letting, What, Wish};
+use super::workload::AnyGuard;
 use super::world::World;
 use crate::store::BoxFuture;
 
 /// Runtime of a process.
 #[derive(Default)]
-pub(super) struct Runtime {
-    pub(super) number: u32,
+pub struct Runtime {
+    pub number: u32,
     /// Gate that is closed while the runtime is not driven.
     gate: Arc<Gate>,
     tasks: Mutex<Vec<Weak<Seat>>>,
@@ -39,12 +39,12 @@ thread_local! {
 }
 
 /// Returns the runtime whose task runs now, even if it only drops the task.
-pub(super) fn current() -> Option<Arc<Runtime>> {
+pub fn current() -> Option<Arc<Runtime>> {
     CURRENT.with_borrow(Option::clone)
 }
 
 /// Future that polls the task at a seat, and is ready when there is none.
-pub(super) struct Driven {
+pub struct Driven {
     seat: Arc<Seat>,
     runtime: Arc<Runtime>,
 }
@@ -65,12 +65,12 @@ impl Future for Driven {
 }
 
 impl Runtime {
-    pub(super) fn new(number: u32) -> Arc<Self> {
+    pub fn new(number: u32) -> Arc<Self> {
         Arc::new(Self { number, ..Self::default() })
     }
 
     /// Returns the task as this runtime drives it.
-    pub(super) fn drives(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> Pausable<Driven> {
+    pub fn drives(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> Pausable<Driven> {
         let seat = Arc::new(Seat { task: Mutex::new(Some(Box::pin(task))), waker: Mutex::default() });
         self.tasks.lock().push(Arc::downgrade(&seat));
         Pausable::new(&self.gate, Driven { seat, runtime: Arc::clone(self) })
@@ -85,32 +85,32 @@ impl Runtime {
     }
 
     /// Stops driving the tasks.
-    pub(super) fn stops(&self) {
+    pub fn stops(&self) {
         self.gate.close();
     }
 
-    pub(super) fn goes_on(&self) {
+    pub fn goes_on(&self) {
         self.gate.open();
     }
 
-    pub(super) fn is_driven(&self) -> bool {
+    pub fn is_driven(&self) -> bool {
         self.gate.is_open()
     }
 
     /// Waits until the runtime is driven. Never returns after the end of the runtime.
-    pub(super) async fn driven(&self) {
+    pub async fn driven(&self) {
         self.gate.pass().await;
         if self.has_ended() {
             std::future::pending::<()>().await;
         }
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 
     /// Drops all tasks of the runtime. Their guards are dropped with them, or forgotten.
-    pub(super) fn ends(self: &Arc<Self>, leaks: bool) {
+    pub fn ends(self: &Arc<Self>, leaks: bool) {
         self.leaks.store(leaks, Ordering::SeqCst);
         self.ended.store(true, Ordering::SeqCst);
         for seat in std::mem::take(&mut *self.tasks.lock()).iter().filter_map(Weak::upgrade) {
@@ -126,18 +126,16 @@ impl Runtime {
 }
 
 /// Guard that a task holds.
-pub(super) struct Hand {
-    pub(super) world: Arc<World>,
-    pub(super) runtime: Arc<Runtime>,
-    pub(super) leaked: Leaked,
-    pub(super) number: GuardNo,
-    pub(super) guard: Option<AnyGuard>,
-    /// True if the guard may be forgotten. A forgotten guard keeps others out for as long as its hold may last.
-    pub(super) may_leak: bool,
+pub struct Hand {
+    pub world: Arc<World>,
+    pub runtime: Arc<Runtime>,
+    pub number: GuardNo,
+    pub wish: Wish,
+    pub guard: Option<AnyGuard>,
 }
 
 impl Hand {
-    pub(super) fn opens(mut self) -> AnyGuard {
+    pub fn opens(mut self) -> AnyGuard {
         self.guard.take().expect("it is opened once")
     }
 }
@@ -155,43 +153,36 @@ impl Drop for Hand {
         let Some(guard) = self.guard.take().filter(|_| self.runtime.has_ended()) else {
             return;
         };
-        let leaks = self.may_leak && self.runtime.leaks.load(Ordering::SeqCst);
+        let leaks = self.wish.may_leak() && self.runtime.leaks.load(Ordering::SeqCst);
         let how = if leaks { Letting::Leak } else { Letting::Drop };
         self.world.record(What::LetGo { guard: self.number, how });
-        self.world.leaves(self.number);
         if leaks {
-            self.leaked.lock().push(guard);
+            self.world.leaked.lock().push(guard);
         }
     }
 }
 
 /// Events that are recorded if the runtime ends before the outcome of an action is known.
-pub(super) struct Otherwise {
+pub struct Otherwise {
     world: Arc<World>,
     runtime: Arc<Runtime>,
     events: Vec<What>,
 }
 
 impl Otherwise {
-    pub(super) fn new(world: &Arc<World>, runtime: &Arc<Runtime>, events: Vec<What>) -> Self {
+    pub fn new(world: &Arc<World>, runtime: &Arc<Runtime>, events: Vec<What>) -> Self {
         Self { world: Arc::clone(world), runtime: Arc::clone(runtime), events }
     }
 
-    pub(super) fn known(mut self) {
+    pub fn known(mut self) {
         self.events.clear();
     }
 }
 
 impl Drop for Otherwise {
     fn drop(&mut self) {
-        if !self.runtime.has_ended() {
-            return;
-        }
-        for what in self.events.drain(..) {
-            if let What::LetGo { guard, .. } = what {
-                self.world.leaves(guard);
-            }
-            self.world.record(what);
+        if self.runtime.has_ended() {
+            self.events.drain(..).for_each(|what| self.world.record(what));
         }
     }
 }

@@ -1,22 +1,8 @@
 //! Detached holds. A process that dies at any step, a future that is dropped at any wait, late copies, lost answers, and
 //! tickets that are lost, late, or used twice: there are never two valid guards, and nothing stays for long.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
-
-use parking_lot::Mutex;
-
-use super::gate::{CutAt, Pausable};
-use super::profile::{CALM, COPIES, LOSSY, Profile, REPLICATED};
-use super::seeds_of_build;
-use super::workload::SimManager;
-use super::world::{Address, World};
+use super::*;
 use crate::base::error::Result;
-use crate::base::ticket::Ticket;
-use crate::face::guard::{HoldWatch, WriteGuard};
-use crate::face::manager::RwLockManager as _;
-use crate::lock::end::HoldState;
 
 const NAME: &str = "job";
 /// Longer than all that a run waits for before it looks at the lock.
@@ -50,11 +36,13 @@ struct Outcome {
     is_left_for_ever: bool,
 }
 
-/// Guards that exist, with the highest number of valid ones at a time.
+/// Guards that exist, with the highest number of valid ones at a time, and what happened to the ticket.
 #[derive(Default)]
 struct Inside {
     watches: Mutex<Vec<HoldWatch>>,
     most: AtomicU32,
+    is_detached: AtomicBool,
+    adopted: AtomicU32,
 }
 
 impl Inside {
@@ -74,7 +62,7 @@ impl Inside {
 
     async fn work(&self, guard: WriteGuard) {
         self.add(&guard);
-        tokio::time::sleep(JOB).await;
+        sleep(JOB).await;
         self.look();
         self.remove(&guard);
         drop(guard.release().await);
@@ -85,7 +73,7 @@ impl Inside {
 async fn detaches(manager: SimManager, inside: Arc<Inside>, fault: Fault) -> Option<Ticket> {
     let guard = manager.write(NAME).await.ok()?;
     inside.add(&guard);
-    tokio::time::sleep(JOB).await;
+    sleep(JOB).await;
     inside.remove(&guard);
     let detaching = guard.detach(VALID_FOR);
     let detached = match fault {
@@ -96,13 +84,9 @@ async fn detaches(manager: SimManager, inside: Arc<Inside>, fault: Fault) -> Opt
 }
 
 /// Adopts the ticket and works.
-async fn adopts(
-    adopting: impl Future<Output = Option<Result<WriteGuard>>>,
-    inside: Arc<Inside>,
-    adopted: Arc<AtomicU32>,
-) {
+async fn adopts(adopting: impl Future<Output = Option<Result<WriteGuard>>>, inside: Arc<Inside>) {
     if let Some(Ok(guard)) = adopting.await {
-        adopted.fetch_add(1, Ordering::SeqCst);
+        inside.adopted.fetch_add(1, Ordering::SeqCst);
         inside.work(guard).await;
     }
 }
@@ -113,7 +97,7 @@ async fn contends(manager: SimManager, inside: Arc<Inside>) {
         if let Ok(guard) = manager.write(NAME).wait_timeout(Duration::from_secs(5)).await {
             inside.work(guard).await;
         }
-        tokio::time::sleep(JOB * 4).await;
+        sleep(JOB * 4).await;
     }
 }
 
@@ -122,7 +106,7 @@ fn disturb(world: &Arc<World>, addresses: &[Address], profile: Profile, fault: F
     if let Fault::Dies(process, after_ms) = fault {
         let gate = Arc::clone(&addresses[process as usize].gate);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(after_ms)).await;
+            sleep_ms(after_ms).await;
             gate.crash();
         }));
     }
@@ -130,31 +114,29 @@ fn disturb(world: &Arc<World>, addresses: &[Address], profile: Profile, fault: F
         drop(tokio::spawn(Arc::clone(world).replicate()));
         let world = Arc::clone(world);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(world.draw(|rng| rng.u64(1..400)))).await;
+            sleep_ms(world.draw(|rng| rng.u64(1..400))).await;
             world.falls_back();
         }));
     }
 }
 
 fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime").block_on(async {
+    paused_runtime().block_on(async {
         let world = World::new(seed, profile, None);
         let addresses: Vec<_> = (0..4).map(Address::new).collect();
         let managers: Vec<_> =
             addresses.iter().map(|address| SimManager::with(&world, address, world.profile.short_options())).collect();
         let [first, second, third, other] = managers.try_into().unwrap_or_else(|_| unreachable!("there are four"));
-        let (inside, adopted, detached) =
-            (Arc::<Inside>::default(), Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());
+        let inside = Arc::<Inside>::default();
         disturb(&world, &addresses, profile, fault);
         let contending = tokio::spawn(contends(other, Arc::clone(&inside)));
         let story = {
-            let (inside, adopted, detached) = (Arc::clone(&inside), Arc::clone(&adopted), Arc::clone(&detached));
+            let inside = Arc::clone(&inside);
             let gates: Vec<_> = addresses.iter().map(|address| Arc::clone(&address.gate)).collect();
             async move {
                 let ticket = Pausable::new(&gates[0], detaches(first, Arc::clone(&inside), fault)).await;
                 let Some(ticket) = ticket else { return };
-                detached.store(1, Ordering::SeqCst);
+                inside.is_detached.store(true, Ordering::SeqCst);
                 if fault == Fault::TicketLost {
                     return;
                 }
@@ -165,26 +147,26 @@ fn play(seed: u64, profile: Profile, fault: Fault) -> (Outcome, u32) {
                         _ => Some(one.await),
                     }
                 };
-                let one = adopts(one, Arc::clone(&inside), Arc::clone(&adopted));
+                let one = adopts(one, Arc::clone(&inside));
                 let other = async {
-                    tokio::time::sleep(Duration::from_millis(seed % 90)).await;
-                    adopts(async { Some(third.adopt_write(ticket).await) }, inside, adopted).await;
+                    sleep_ms(seed % 90).await;
+                    adopts(async { Some(third.adopt_write(ticket).await) }, inside).await;
                 };
                 tokio::join!(Pausable::new(&gates[1], one), Pausable::new(&gates[2], other));
             }
         };
         let story = tokio::spawn(story);
-        tokio::time::sleep(HEALED_AFTER).await;
+        sleep(HEALED_AFTER).await;
         world.heals();
         contending.abort();
-        tokio::time::sleep(HEALED_AFTER * 2).await;
+        sleep(HEALED_AFTER * 2).await;
         inside.look();
         let is_left = !world.holds().is_empty();
-        tokio::time::sleep(VALID_FOR).await;
+        sleep(VALID_FOR).await;
         story.abort();
         let outcome = Outcome {
-            is_detached: detached.load(Ordering::SeqCst) > 0,
-            adopted: adopted.load(Ordering::SeqCst),
+            is_detached: inside.is_detached.load(Ordering::SeqCst),
+            adopted: inside.adopted.load(Ordering::SeqCst),
             is_left,
             is_left_for_ever: !world.holds().is_empty(),
         };

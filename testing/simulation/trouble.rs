@@ -1,28 +1,19 @@
 //! Faults by chance, except those of messages. The seed determines which of them happen, when, and to which process or
 //! server.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::history::Process;
-use super::machine::Machine;
-use super::mutants::Mutant;
-use super::profile::MasterFault;
-use super::workload::Leaked;
-use super::world::{Down, World, millis};
-use crate::store::quorum::Restarts;
+use super::*;
 
 /// Time during which faults happen.
 const TROUBLE: Duration = Duration::from_secs(12);
 
 /// Machines of a run.
-pub(super) struct Cast {
+pub struct Cast {
     /// Number of the next process.
-    pub(super) next: u32,
-    pub(super) machines: Vec<Machine>,
-    pub(super) gone: Vec<Machine>,
+    pub next: u32,
+    pub machines: Vec<Machine>,
+    pub gone: Vec<Machine>,
     /// Faults of masters and of links to them, several at a time.
-    pub(super) faults: Vec<tokio::task::JoinHandle<()>>,
+    pub faults: Vec<tokio::task::JoinHandle<()>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +33,7 @@ enum Trouble {
 }
 
 /// Causes all faults except those of messages. The seed determines their order and their times.
-pub(super) async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast) {
+pub async fn trouble(world: &Arc<World>, cast: &mut Cast) {
     let profile = world.profile;
     let mut plan = Vec::new();
     let kinds = [
@@ -70,16 +61,19 @@ pub(super) async fn trouble(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast
     plan.sort_by_key(|(at, _)| *at);
     let began = world.now() / 1000;
     for (at, kind) in plan {
-        let now = world.now() / 1000;
-        tokio::time::sleep(Duration::from_millis((began + at).saturating_sub(now))).await;
-        happens(world, leaked, cast, kind).await;
+        sleep_until(world, began + at).await;
+        happens(world, cast, kind).await;
     }
-    let now = world.now() / 1000;
-    tokio::time::sleep(TROUBLE.saturating_sub(Duration::from_millis(now - began))).await;
+    sleep_until(world, began + millis(TROUBLE)).await;
     cast.faults.drain(..).for_each(|fault| fault.abort());
 }
 
-async fn happens(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast, kind: Trouble) {
+/// Returns at this time of the run, in milliseconds.
+async fn sleep_until(world: &World, at_ms: u64) {
+    sleep_ms(at_ms.saturating_sub(world.now() / 1000)).await;
+}
+
+async fn happens(world: &Arc<World>, cast: &mut Cast, kind: Trouble) {
     let victim = world.draw(|rng| rng.usize(0..cast.machines.len()));
     match kind {
         Trouble::Pause => {
@@ -88,7 +82,7 @@ async fn happens(world: &Arc<World>, leaked: &Leaked, cast: &mut Cast, kind: Tro
             cast.machines[victim].pause(for_ms);
         }
         Trouble::Crash | Trouble::Close => {
-            let heir = Machine::start(world, leaked, cast.next, world.profile.cast.2 / 2);
+            let heir = Machine::start(world, cast.next, world.profile.cast.2 / 2);
             cast.next += 1;
             let mut old = std::mem::replace(&mut cast.machines[victim], heir);
             if matches!(kind, Trouble::Crash) {
@@ -132,7 +126,7 @@ async fn outage(world: &Arc<World>, change: impl FnOnce(&World)) {
     world.goes_down(0, if is_silent { Down::Silent } else { Down::Refusing });
     let long = world.draw(|rng| rng.u32(0..4) == 0);
     let for_ms = world.draw(|rng| if long { rng.u64(2_000..8_000) } else { rng.u64(120..1_500) });
-    tokio::time::sleep(Duration::from_millis(for_ms)).await;
+    sleep_ms(for_ms).await;
     change(world);
     world.comes_up(0);
 }
@@ -150,7 +144,7 @@ enum Step {
 async fn split(world: &Arc<World>) {
     world.freezes(0);
     let for_ms = world.draw(|rng| rng.u64(200..1_500));
-    tokio::time::sleep(Duration::from_millis(for_ms)).await;
+    sleep_ms(for_ms).await;
     world.promotes();
     let wakes = world.draw(|rng| rng.u64(0..2_000));
     let long = world.draw(|rng| rng.bool());
@@ -164,8 +158,7 @@ async fn split(world: &Arc<World>) {
     steps.sort_by_key(|(at, _)| *at);
     let began = world.now() / 1000;
     for (at, step) in steps {
-        let now = world.now() / 1000;
-        tokio::time::sleep(Duration::from_millis((began + at).saturating_sub(now))).await;
+        sleep_until(world, began + at).await;
         match step {
             Step::Reroute(process) => world.reroutes(process),
             Step::Wake => world.wakes(),
@@ -190,12 +183,12 @@ async fn master_fault(world: Arc<World>) {
     match kind {
         MasterFault::Freezes => {
             world.freezes(victim);
-            tokio::time::sleep(takes).await;
+            sleep(takes).await;
             world.thaws(victim);
         }
         MasterFault::IsSlow => {
             world.slows(victim, true);
-            tokio::time::sleep(takes).await;
+            sleep(takes).await;
             world.slows(victim, false);
         }
         MasterFault::Dies | MasterFault::Forgets if world.is_down(victim) => {}
@@ -206,7 +199,7 @@ async fn master_fault(world: Arc<World>) {
             let is_delayed = world.restarts == Restarts::Delayed && world.mutant != Some(Mutant::ForgetfulVotes);
             let lease = profile.lease.filter(|_| forgets && is_delayed).unwrap_or_default();
             world.goes_down(victim, Down::Dead);
-            tokio::time::sleep(takes + lease * 11 / 10).await;
+            sleep(takes + lease * 11 / 10).await;
             if forgets {
                 world.empties(victim);
             }
@@ -223,6 +216,6 @@ async fn cut(world: Arc<World>, process: Process) {
         (rng.usize(1..=places.len()), rng.u64(300..3_000))
     });
     world.cuts(process, &places[..many]);
-    tokio::time::sleep(Duration::from_millis(takes)).await;
+    sleep_ms(takes).await;
     world.cuts(process, &[]);
 }

@@ -9,8 +9,9 @@ use super::link::Link;
 use super::mutants::Mutant;
 use super::runtime::{Hand, Otherwise, Runtime};
 use super::world::{Address, Live, World, ids_of, is_valid, millis};
+use super::{sleep, sleep_ms};
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::durability::{Durability, Replicas};
+use crate::base::durability::Durability;
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::key::Key;
 use crate::base::lease::{self, FencingToken};
@@ -26,8 +27,8 @@ use crate::store::{MasterScheme, Mode, Scheme};
 
 /// Manager whose servers are those of the world.
 #[derive(Clone, Debug)]
-pub(super) struct SimManager {
-    pub(super) engine: Arc<Engine>,
+pub struct SimManager {
+    pub engine: Arc<Engine>,
 }
 
 impl Sealed for SimManager {
@@ -40,7 +41,7 @@ impl Sealed for SimManager {
 impl RwLockManager for SimManager {}
 
 impl SimManager {
-    pub(super) fn start(world: &Arc<World>, address: &Address) -> Self {
+    pub fn start(world: &Arc<World>, address: &Address) -> Self {
         let options = world.draw(|rng| Options {
             response_timeout: Duration::from_millis([100, 200, 500][rng.usize(0..3)]),
             unreachable_after: Duration::from_millis([2_000, 5_000][rng.usize(0..2)]),
@@ -49,11 +50,13 @@ impl SimManager {
             ..Options::default()
         });
         let lease = world.profile.lease.unwrap_or(options.lease);
-        let options = Options { durability: durability(world), cache_for: cache_for(world), lease, ..options };
+        let is_wrong = world.mutant == Some(Mutant::ClaimsUnacknowledged);
+        let durability = if is_wrong { Durability::Primary } else { world.profile.durability() };
+        let options = Options { durability, cache_for: cache_for(world), lease, ..options };
         Self::with(world, address, options)
     }
 
-    pub(super) fn with(world: &Arc<World>, address: &Address, options: Options) -> Self {
+    pub fn with(world: &Arc<World>, address: &Address, options: Options) -> Self {
         let options = Options { label: Some(address.process.to_string()), ..options };
         world.record(What::Started {
             process: address.process,
@@ -81,20 +84,13 @@ impl SimManager {
 }
 
 /// Returns the scheme of a process for several masters, with a link to each.
-pub(super) fn quorum(world: &Arc<World>, address: &Address, options: &Options) -> Quorum {
+pub fn quorum(world: &Arc<World>, address: &Address, options: &Options) -> Quorum {
     let link = |place| -> Arc<dyn MasterScheme> { Arc::new(Link::new(world, address.clone(), place, options)) };
     let links = (0..world.servers()).map(link).collect();
     let max_clock_skew = options.max_clock_skew;
     let margins = Margins { max_clock_skew, max_delay: lease::max_delay(options.response_timeout, max_clock_skew) };
     let any = Key::new("rwlock", "-").expect("a name");
     Quorum::new(links, &BackgroundRuntime::Callers, &any, margins, world.restarts, options.lease)
-}
-
-fn durability(world: &World) -> Durability {
-    if world.profile.wait_ms == 0 || world.mutant == Some(Mutant::ClaimsUnacknowledged) {
-        return Durability::Primary;
-    }
-    Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_millis(world.profile.wait_ms) }
 }
 
 /// Returns the `cache_for` of a process. Some processes cache no holds.
@@ -107,7 +103,7 @@ fn cache_for(world: &World) -> Duration {
 
 /// Guard of either side.
 #[derive(Debug)]
-pub(super) enum AnyGuard {
+pub enum AnyGuard {
     Read(ReadGuard),
     Write(WriteGuard),
 }
@@ -122,11 +118,11 @@ macro_rules! either {
 }
 
 impl AnyGuard {
-    pub(super) fn token(&self) -> FencingToken {
+    pub fn token(&self) -> FencingToken {
         either!(self, guard => guard.fencing_token())
     }
 
-    pub(super) fn state(&self) -> HoldState {
+    pub fn state(&self) -> HoldState {
         either!(self, guard => guard.state())
     }
 
@@ -134,20 +130,20 @@ impl AnyGuard {
         either!(self, guard => guard.remaining())
     }
 
-    pub(super) fn watch(&self) -> HoldWatch {
+    pub fn watch(&self) -> HoldWatch {
         either!(self, guard => guard.watch())
     }
 
-    pub(super) async fn lost(&self) -> LossReason {
+    pub async fn lost(&self) -> LossReason {
         either!(self, guard => guard.lost().await)
     }
 
-    pub(super) async fn release(self) -> Result<()> {
+    pub async fn release(self) -> Result<()> {
         either!(self, guard => guard.release().await)
     }
 
     /// Converts the guard to the other side, or returns it with the reason of the failure.
-    pub(super) async fn turn(self) -> std::result::Result<Self, (Self, End)> {
+    pub async fn turn(self) -> std::result::Result<Self, (Self, End)> {
         match self {
             Self::Write(guard) => guard.downgrade().await.map(Self::Read).map_err(|refused| {
                 let end = End::of(refused.error());
@@ -161,7 +157,7 @@ impl AnyGuard {
     }
 
     /// Reads the id from the debug output.
-    pub(super) fn id(&self) -> Id {
+    pub fn id(&self) -> Id {
         let text = format!("{self:?}");
         let id = text.split("id: \"").nth(1).and_then(|rest| rest.split('"').next()).expect("guards show their ids");
         Id::of(id)
@@ -169,29 +165,25 @@ impl AnyGuard {
 }
 
 /// Task of a virtual process.
-pub(super) struct Actor {
-    pub(super) world: Arc<World>,
-    pub(super) address: Address,
-    pub(super) manager: SimManager,
-    pub(super) rng: fastrand::Rng,
-    pub(super) owner: OwnerId,
-    pub(super) leaked: Leaked,
+pub struct Actor {
+    pub world: Arc<World>,
+    pub address: Address,
+    pub manager: SimManager,
+    pub rng: fastrand::Rng,
+    pub owner: OwnerId,
     /// Runtime of the task.
-    pub(super) runtime: Arc<Runtime>,
+    pub runtime: Arc<Runtime>,
 }
-
-/// Store for forgotten guards until the run is over.
-pub(super) type Leaked = Arc<parking_lot::Mutex<Vec<AnyGuard>>>;
 
 /// Error of a closed manager.
 struct Closed;
 
 impl Actor {
     /// Acts up to `things` times, or until the manager is closed.
-    pub(super) async fn work(mut self, things: u32) {
+    pub async fn work(mut self, things: u32) {
         for _ in 0..things {
             let think = self.rng.u64(0..400);
-            tokio::time::sleep(Duration::from_millis(think)).await;
+            sleep_ms(think).await;
             let done = if self.rng.u32(0..5) == 0 { self.hurry().await } else { self.do_something().await };
             if done.is_err() {
                 return;
@@ -204,14 +196,11 @@ impl Actor {
         let lock = self.lock();
         for _ in 0..self.rng.u32(2..6) {
             let wish = Wish { mode: Mode::Write, once: false, wait_ms: None, reentrant: false, ..self.wish(lock) };
-            let Some((number, guard)) = self.take(wish).await? else {
+            let Some(hand) = self.take(wish).await? else {
                 return Ok(());
             };
-            self.sample(number, &guard, lock);
-            let accepted = self.world.use_fenced(lock, guard.token());
-            let valid = is_valid(guard.state());
-            self.world.record(What::Fenced { guard: number, valid, token: guard.token().as_u64(), accepted });
-            self.let_go(number, guard, wish).await;
+            self.use_fenced(&hand);
+            self.let_go(hand).await;
         }
         Ok(())
     }
@@ -228,18 +217,18 @@ impl Actor {
             return Ok(());
         }
         let wish = self.wish(lock);
-        let Some((number, guard)) = self.take(wish).await? else {
+        let Some(hand) = self.take(wish).await? else {
             return Ok(());
         };
-        self.hold(number, &guard, lock).await;
-        let Some((number, guard)) = self.convert(number, guard, wish).await else {
+        self.hold(&hand).await;
+        let Some(hand) = self.convert(hand).await else {
             return Ok(());
         };
         let nests = wish.reentrant && self.rng.u32(0..10) == 0;
-        let nested = if nests { self.nest(number, &guard, wish).await? } else { None };
-        self.let_go(number, guard, wish).await;
-        if let Some((inner, guard)) = nested {
-            self.let_go(inner, guard, Wish { within: Some(number), ..wish }).await;
+        let nested = if nests { self.nest(&hand, wish).await? } else { None };
+        self.let_go(hand).await;
+        if let Some(inner) = nested {
+            self.let_go(inner).await;
         }
         Ok(())
     }
@@ -274,14 +263,14 @@ impl Actor {
     }
 
     /// Takes a lock. Returns `None` if the attempt was denied or its future dropped.
-    async fn take(&mut self, wish: Wish) -> std::result::Result<Option<(GuardNo, Hand)>, Closed> {
+    async fn take(&mut self, wish: Wish) -> std::result::Result<Option<Hand>, Closed> {
         let attempt = self.asks(wish);
         let cut_off = self.otherwise(vec![What::Failed { attempt, end: End::Cut }]);
         let cut = (wish.within.is_none() && self.rng.u32(0..6) == 0).then(|| self.rng.u32(0..12));
         // Some give up when they have been first in the queue for a while.
         let impatient = (wish.within.is_none() && self.rng.u32(0..8) == 0).then(|| self.rng.u64(0..2_500));
         if self.asks_later(wish) {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep_ms(100).await;
         }
         let taking = ActingFor::new(&self.world, attempt, taking(self.manager.clone(), self.owner, wish));
         let outcome = match (cut, impatient) {
@@ -291,7 +280,7 @@ impl Actor {
         };
         cut_off.known();
         let end = match outcome {
-            Some(Ok(Some(guard))) => return Ok(Some(self.in_hand(self.granted(attempt, guard, wish), wish))),
+            Some(Ok(Some(guard))) => return Ok(Some(self.granted(attempt, guard, wish))),
             Some(Ok(None)) => End::Busy,
             Some(Err(error)) => End::of(&error),
             None => End::Cut,
@@ -300,7 +289,7 @@ impl Actor {
         if end == End::Closed { Err(Closed) } else { Ok(None) }
     }
 
-    pub(super) fn asks(&self, wish: Wish) -> Attempt {
+    pub fn asks(&self, wish: Wish) -> Attempt {
         let attempt = self.world.next_attempt();
         let (process, runtime) = (self.address.process, self.runtime.number);
         self.world.record(What::Asked { attempt, process, runtime, wish });
@@ -312,10 +301,9 @@ impl Actor {
         Otherwise::new(&self.world, &self.runtime, events)
     }
 
-    fn in_hand(&self, (number, guard): (GuardNo, AnyGuard), wish: Wish) -> (GuardNo, Hand) {
-        let (world, runtime, leaked) = (Arc::clone(&self.world), Arc::clone(&self.runtime), Arc::clone(&self.leaked));
-        let may_leak = may_leak(wish);
-        (number, Hand { world, runtime, leaked, number, guard: Some(guard), may_leak })
+    pub fn in_hand(&self, number: GuardNo, guard: AnyGuard, wish: Wish) -> Hand {
+        let (world, runtime) = (Arc::clone(&self.world), Arc::clone(&self.runtime));
+        Hand { world, runtime, number, wish, guard: Some(guard) }
     }
 
     /// Returns true if a mutant delays the request, so that other tasks do not know of it for a while.
@@ -328,7 +316,7 @@ impl Actor {
         }
     }
 
-    pub(super) fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> (GuardNo, AnyGuard) {
+    pub fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> Hand {
         let world = &self.world;
         let (number, id) = (world.next_guard(), guard.id());
         let remaining_us = u64::try_from(guard.remaining().as_micros()).expect("leases are short");
@@ -336,142 +324,128 @@ impl Actor {
         let key = self.manager.engine.key(&name(wish.lock)).expect("a valid name");
         let process = self.address.process;
         world.enters(Live { guard: number, process, key, lock: wish.lock, id, watch: guard.watch() });
-        (number, guard)
+        self.in_hand(number, guard, wish)
     }
 
     /// Works under the lock until the work is done or the hold is lost.
-    async fn hold(&mut self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
+    async fn hold(&mut self, hand: &Hand) {
         for _ in 0..self.rng.u32(1..4) {
-            self.use_resource(number, guard, lock).await;
+            self.use_resource(hand).await;
             let long = self.rng.u32(0..6) == 0;
             let rest = Duration::from_millis(if long { self.rng.u64(0..2_500) } else { self.rng.u64(0..200) });
             tokio::select! {
                 biased;
-                reason = guard.lost() => {
-                    self.world.record(What::LossSeen { guard: number, reason });
-                    return;
-                }
-                () = tokio::time::sleep(rest) => {}
+                reason = hand.lost() => return self.world.record(What::LossSeen { guard: hand.number, reason }),
+                () = sleep(rest) => {}
             }
         }
     }
 
-    async fn use_resource(&mut self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
-        self.sample(number, guard, lock);
-        let valid = is_valid(guard.state());
-        let accepted = self.world.use_fenced(lock, guard.token());
-        self.world.record(What::Fenced { guard: number, valid, token: guard.token().as_u64(), accepted });
+    async fn use_resource(&mut self, hand: &Hand) {
+        let (guard, valid) = (hand.number, self.use_fenced(hand));
         let takes = Duration::from_millis(self.rng.u64(0..30));
-        self.world.record(What::Inside { guard: number, valid });
-        tokio::time::sleep(takes).await;
-        self.world.record(What::Outside { guard: number, valid: is_valid(guard.state()) });
+        self.world.record(What::Inside { guard, valid });
+        sleep(takes).await;
+        self.world.record(What::Outside { guard, valid: is_valid(hand.state()) });
     }
 
-    pub(super) fn sample(&self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
-        let key = self.manager.engine.key(&name(lock)).expect("a valid name");
-        let server_ms = self.world.server_ms(&key, guard.id());
-        let remaining = guard.remaining();
-        let remaining_us = Some(u64::try_from(remaining.as_micros()).expect("leases are short"));
-        let state = guard.state();
+    /// Uses the resource that checks tokens. Returns true if the guard takes its hold for valid.
+    fn use_fenced(&self, hand: &Hand) -> bool {
+        self.sample(hand);
+        let (valid, token) = (is_valid(hand.state()), hand.token());
+        let accepted = self.world.use_fenced(hand.wish.lock, token);
+        self.world.record(What::Fenced { guard: hand.number, valid, token: token.as_u64(), accepted });
+        valid
+    }
+
+    pub fn sample(&self, hand: &Hand) {
+        let key = self.manager.engine.key(&name(hand.wish.lock)).expect("a valid name");
+        let server_ms = self.world.server_ms(&key, hand.id());
+        let remaining_us = Some(u64::try_from(hand.remaining().as_micros()).expect("leases are short"));
+        let state = hand.state();
         let (valid, confirmed) = (is_valid(state), state == HoldState::Held);
-        self.world.record(What::Sample { guard: number, valid, confirmed, remaining_us, server_ms });
+        self.world.record(What::Sample { guard: hand.number, valid, confirmed, remaining_us, server_ms });
     }
 
     /// Takes the lock once more as the same owner.
-    async fn nest(
-        &mut self,
-        outer: GuardNo,
-        guard: &AnyGuard,
-        wish: Wish,
-    ) -> std::result::Result<Option<(GuardNo, Hand)>, Closed> {
-        if !is_valid(guard.state()) {
+    async fn nest(&mut self, outer: &Hand, wish: Wish) -> std::result::Result<Option<Hand>, Closed> {
+        if !is_valid(outer.state()) {
             return Ok(None);
         }
         let mode = if self.rng.bool() { Mode::Read } else { Mode::Write };
-        self.take(Wish { mode, once: true, within: Some(outer), ..wish }).await
+        self.take(Wish { mode, once: true, within: Some(outer.number), ..wish }).await
     }
 
     /// Converts the guard to the other side, or leaves it. `None` if both holds are given up.
-    async fn convert(&mut self, number: GuardNo, guard: Hand, wish: Wish) -> Option<(GuardNo, Hand)> {
+    async fn convert(&mut self, hand: Hand) -> Option<Hand> {
         if self.rng.u32(0..4) >= self.world.profile.converts {
-            return Some((number, guard));
+            return Some(hand);
         }
-        match self.converted(number, guard, wish).await {
+        match self.converted(hand).await {
             Ok(converted_hand) => converted_hand,
             Err(in_doubt) => {
-                self.hold(number, &in_doubt, wish.lock).await;
-                if number.is_multiple_of(2) {
-                    return Some((number, in_doubt));
+                self.hold(&in_doubt).await;
+                if in_doubt.number.is_multiple_of(2) {
+                    return Some(in_doubt);
                 }
-                let again = self.converted(number, in_doubt, wish).await;
-                again.unwrap_or_else(|in_doubt| Some((number, in_doubt)))
+                self.converted(in_doubt).await.unwrap_or_else(Some)
             }
         }
     }
 
     /// Converts the guard, and returns it unchanged as the error if no answer came.
-    async fn converted(
-        &mut self,
-        number: GuardNo,
-        guard: Hand,
-        wish: Wish,
-    ) -> std::result::Result<Option<(GuardNo, Hand)>, Hand> {
-        let mode = match *guard {
+    async fn converted(&mut self, hand: Hand) -> std::result::Result<Option<Hand>, Hand> {
+        let mode = match *hand {
             AnyGuard::Read(_) => Mode::Write,
             AnyGuard::Write(_) => Mode::Read,
         };
-        let wish = Wish { mode, converts: Some(number), once: true, wait_ms: None, ..wish };
+        let number = hand.number;
+        let wish = Wish { mode, converts: Some(number), once: true, wait_ms: None, ..hand.wish };
         let attempt = self.asks(wish);
         let lets_go = What::LetGo { guard: number, how: Letting::CutConversion };
-        let cut_off = self.otherwise(vec![What::Failed { attempt, end: End::Cut }, lets_go]);
-        let converting = ActingFor::new(&self.world, attempt, guard.opens().turn());
+        let cut_off = self.otherwise(vec![What::Failed { attempt, end: End::Cut }, lets_go.clone()]);
+        let converting = ActingFor::new(&self.world, attempt, hand.opens().turn());
         let cut = (self.rng.u32(0..6) == 0).then(|| self.rng.u32(0..8));
         let outcome = match cut {
             Some(waits) => CutAt::new(waits, converting).await,
             None => Some(converting.await),
         };
         cut_off.known();
-        let how = if outcome.is_some() { Letting::Converted } else { Letting::CutConversion };
         match outcome {
             Some(Err((guard, end))) => {
                 self.world.record(What::Failed { attempt, end });
-                let (number, guard) = self.in_hand((number, guard), wish);
-                if end == End::Unreachable {
-                    return Err(guard);
-                }
-                Ok(Some((number, guard)))
+                let hand = self.in_hand(number, guard, wish);
+                if end == End::Unreachable { Err(hand) } else { Ok(Some(hand)) }
             }
             Some(Ok(guard)) => {
-                self.world.record(What::LetGo { guard: number, how });
-                self.world.leaves(number);
-                let (number, guard) = self.in_hand(self.granted(attempt, guard, wish), wish);
-                self.hold(number, &guard, wish.lock).await;
-                Ok(Some((number, guard)))
+                self.world.record(What::LetGo { guard: number, how: Letting::Converted });
+                let hand = self.granted(attempt, guard, wish);
+                self.hold(&hand).await;
+                Ok(Some(hand))
             }
             None => {
                 self.world.record(What::Failed { attempt, end: End::Cut });
-                self.world.record(What::LetGo { guard: number, how });
-                self.world.leaves(number);
+                self.world.record(lets_go);
                 Ok(None)
             }
         }
     }
 
-    async fn let_go(&mut self, number: GuardNo, guard: Hand, wish: Wish) {
-        self.sample(number, &guard, wish.lock);
-        let guard = guard.opens();
+    async fn let_go(&mut self, hand: Hand) {
+        self.sample(&hand);
+        let (number, may_leak) = (hand.number, hand.wish.may_leak());
+        let guard = hand.opens();
         let pick = self.rng.u32(0..20);
         let how = match pick {
             0..5 => Letting::Drop,
-            5 if may_leak(wish) => Letting::Leak,
+            5 if may_leak => Letting::Leak,
             _ => Letting::Release,
         };
         self.world.record(What::LetGo { guard: number, how });
-        self.world.leaves(number);
         match how {
             Letting::Drop => drop(guard),
             Letting::Leak => {
-                self.leaked.lock().push(guard);
+                self.world.leaked.lock().push(guard);
                 // Later attempts are not nested in the leaked guard.
                 self.owner = OwnerId::new();
             }
@@ -490,12 +464,14 @@ impl Actor {
     }
 }
 
-/// Returns true if a guard may be leaked. Some would keep others out for an hour.
-fn may_leak(wish: Wish) -> bool {
-    wish.max_hold_ms < 10_000 && wish.within.is_none()
+impl Wish {
+    /// Returns true if the guard may be leaked. Some would keep others out for an hour.
+    pub fn may_leak(&self) -> bool {
+        self.max_hold_ms < 10_000 && self.within.is_none()
+    }
 }
 
-pub(super) fn released(outcome: Option<Result<()>>) -> Released {
+pub fn released(outcome: Option<Result<()>>) -> Released {
     match outcome {
         Some(Ok(())) => Released::Ours,
         Some(Err(Error::Lost { reason, .. })) => Released::Lost(reason),
@@ -505,11 +481,11 @@ pub(super) fn released(outcome: Option<Result<()>>) -> Released {
     }
 }
 
-pub(super) fn name(lock: Lock) -> String {
+pub fn name(lock: Lock) -> String {
     char::from(lock).to_string()
 }
 
-pub(super) async fn taking(manager: SimManager, owner: OwnerId, wish: Wish) -> Result<Option<AnyGuard>> {
+pub async fn taking(manager: SimManager, owner: OwnerId, wish: Wish) -> Result<Option<AnyGuard>> {
     let name = name(wish.lock);
     match wish.mode {
         Mode::Read => Ok(asked(manager.read(&name), owner, wish).await?.map(AnyGuard::Read)),

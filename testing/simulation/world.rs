@@ -12,51 +12,63 @@ mod recalls;
 mod replica;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-
-pub(super) use network::Wire;
-pub(super) use notifications::Unsubscribe;
-use notifications::{Message, ProcessLink, Subscriber};
-pub(super) use parcel::{Answer, Delivery, Fates, Parcel, operate};
-use recalls::ListeningProcess;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::gate::Gate;
 use super::history::{
-    Attempt, Event, Guard, Held, History, Id, Lock, Micros, Place, Process, Recalled, Request, Seen, SentGrant, What,
+    Attempt, Event, Guard, Held, History, Id, Lock, Micros, Op, Place, Process, RecallEvent, Recalled, Reply, Request,
+    Seen, SentGrant, Shown, What,
 };
-use super::mutants::{Mutant, Wrong};
+use super::mutants::{Mutant, Wrong, parse};
 use super::profile::Profile;
 use super::runtime::Runtime;
+use super::workload::AnyGuard;
+use super::{sleep, sleep_ms};
+use crate::base::attempt::{self, NodeId};
 use crate::base::clock::Clock;
 use crate::base::key::Key;
-use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
+use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::face::guard::HoldWatch;
 use crate::lock::hold::HoldState;
 use crate::store::memory::replica::Image;
 use crate::store::memory::{self, PendingRecall, Record, Store};
 use crate::store::quorum::Restarts;
-use crate::store::{Granted, View};
+use crate::store::{
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Converted, Floor, Forced, Granted, IfTaken, Mode,
+    Notification, ReleaseReply, Renewed, View,
+};
+use notifications::{Message, ProcessLink, Subscriber};
+use parcel::Fate;
+use recalls::ListeningProcess;
+
+pub use network::Wire;
+pub use notifications::Unsubscribe;
+pub use parcel::{Answer, Delivery, Fates, Parcel, operate};
 
 /// Server's clock at the start, in microseconds since the Unix epoch.
-pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
+pub const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// Time for which the servers have been up at the start.
 const UP_BEFORE: Micros = 600_000_000;
 /// Place of the server in a world with one server. Only such a world has failovers, notifications and recalls.
 const ONLY: Place = 0;
 
-pub(super) struct World {
-    pub(super) clock: Clock,
-    pub(super) origin: Moment,
-    pub(super) profile: Profile,
-    pub(super) mutant: Option<Mutant>,
-    pub(super) restarts: Restarts,
+pub struct World {
+    pub clock: Clock,
+    pub origin: Moment,
+    pub profile: Profile,
+    pub mutant: Option<Mutant>,
+    pub restarts: Restarts,
     /// Minority of the masters that may lose data, and that alone has faults if a majority is spared.
-    pub(super) fragile: Vec<Place>,
+    pub fragile: Vec<Place>,
     state: Mutex<State>,
+    /// Guards that users have forgotten. The end of the run drops them.
+    pub leaked: Mutex<Vec<AnyGuard>>,
     /// Wakes requests that wait for a frozen server, when it goes on or is replaced.
     thawed: Notify,
 }
@@ -131,7 +143,7 @@ struct Server {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Down {
+pub enum Down {
     Silent,
     Refusing,
     /// The process of the server has ended, and all connections with it.
@@ -149,16 +161,16 @@ impl Down {
 }
 
 /// Guard in the hands of a user.
-pub(super) struct Live {
-    pub(super) guard: Guard,
-    pub(super) process: Process,
-    pub(super) key: Arc<Key>,
-    pub(super) lock: Lock,
-    pub(super) id: Id,
-    pub(super) watch: HoldWatch,
+pub struct Live {
+    pub guard: Guard,
+    pub process: Process,
+    pub key: Arc<Key>,
+    pub lock: Lock,
+    pub id: Id,
+    pub watch: HoldWatch,
 }
 
-pub(super) fn millis(d: Duration) -> u64 {
+pub fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -187,7 +199,7 @@ impl Server {
 
 impl World {
     /// Creates the world. Needs a runtime whose clock is paused.
-    pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
+    pub fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
         // The engine's jitter comes from the generator of the thread.
         fastrand::seed(seed);
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -233,6 +245,7 @@ impl World {
                 old: None,
                 behind: BTreeSet::new(),
             }),
+            leaked: Mutex::default(),
             thawed: Notify::new(),
         });
         if many > 1 {
@@ -244,34 +257,41 @@ impl World {
         world
     }
 
-    pub(super) fn now(&self) -> Micros {
+    pub fn now(&self) -> Micros {
         u64::try_from(self.clock.now().since(self.origin).as_micros()).expect("runs are short")
     }
 
     /// Passes the memory of the mutants to `act`.
-    pub(super) fn wrong<T>(&self, act: impl FnOnce(&mut Wrong) -> T) -> T {
+    pub fn wrong<T>(&self, act: impl FnOnce(&mut Wrong) -> T) -> T {
         act(&mut self.state.lock().wrong)
     }
 
-    pub(super) fn count_pipeline(&self) {
+    pub fn count_pipeline(&self) {
         self.state.lock().pipelines += 1;
     }
 
     /// Returns how many requests were sent. A pipeline counts as one.
-    pub(super) fn pipelines(&self) -> usize {
+    pub fn pipelines(&self) -> usize {
         self.state.lock().pipelines
     }
 
-    pub(super) fn record(&self, what: What) {
-        let event = Event { at: self.now(), what };
-        self.state.lock().history.events.push(event);
+    /// Records an event. A guard that a user lets go, or whose process dies, is not live any more.
+    pub fn record(&self, what: What) {
+        let at = self.now();
+        let mut state = self.state.lock();
+        match what {
+            What::LetGo { guard, .. } => state.live.retain(|live| live.guard != guard),
+            What::Crashed { process } => state.live.retain(|live| live.process != process),
+            _ => {}
+        }
+        state.history.events.push(Event { at, what });
     }
 
-    pub(super) fn take_history(&self) -> History {
+    pub fn take_history(&self) -> History {
         std::mem::take(&mut self.state.lock().history)
     }
 
-    pub(super) fn draw<T>(&self, draw: impl FnOnce(&mut fastrand::Rng) -> T) -> T {
+    pub fn draw<T>(&self, draw: impl FnOnce(&mut fastrand::Rng) -> T) -> T {
         draw(&mut self.state.lock().rng)
     }
 
@@ -281,20 +301,20 @@ impl World {
         state.numbers[kind]
     }
 
-    pub(super) fn acts(&self, attempt: Option<Attempt>) {
+    pub fn acts(&self, attempt: Option<Attempt>) {
         self.state.lock().acting = attempt;
     }
 
-    pub(super) fn next_attempt(&self) -> u32 {
+    pub fn next_attempt(&self) -> u32 {
         self.number(0)
     }
 
-    pub(super) fn next_guard(&self) -> Guard {
+    pub fn next_guard(&self) -> Guard {
         self.number(1)
     }
 
     /// Returns true if a quorum of several servers decides.
-    pub(super) fn is_quorum(&self) -> bool {
+    pub fn is_quorum(&self) -> bool {
         self.profile.servers != [1]
     }
 
@@ -307,7 +327,7 @@ impl World {
     }
 
     /// Returns the live holds of all servers.
-    pub(super) fn holds(&self) -> Vec<(Place, Held)> {
+    pub fn holds(&self) -> Vec<(Place, Held)> {
         let state = self.state.lock();
         let holds = state.servers.iter().enumerate().flat_map(|(place, server)| {
             let now_ms = self.time_of(server).as_micros() / 1000;
@@ -318,7 +338,7 @@ impl World {
     }
 
     /// Records what is left on the servers at the end.
-    pub(super) fn record_left(&self) {
+    pub fn record_left(&self) {
         let holds = self.holds();
         let state = self.state.lock();
         let subscribers = state.subscribers.len();
@@ -402,7 +422,7 @@ impl World {
     }
 
     /// Returns the remaining lease on the server of a hold, or of the hold that it was converted into.
-    pub(super) fn server_ms(&self, key: &Key, id: Id) -> Option<u64> {
+    pub fn server_ms(&self, key: &Key, id: Id) -> Option<u64> {
         let now_ms = self.server_time().as_micros() / 1000;
         let held = seen(&self.store().record(key), now_ms).held;
         let state = self.state.lock();
@@ -413,7 +433,7 @@ impl World {
     // --- Users.
 
     /// Notes a new guard. All other guards of the lock record their state.
-    pub(super) fn enters(&self, live: Live) {
+    pub fn enters(&self, live: Live) {
         let lock = live.lock;
         self.state.lock().live.push(live);
         let stands: Vec<_> = {
@@ -428,16 +448,8 @@ impl World {
         }
     }
 
-    pub(super) fn leaves(&self, guard: Guard) {
-        self.state.lock().live.retain(|live| live.guard != guard);
-    }
-
-    pub(super) fn all_leave(&self, process: Process) {
-        self.state.lock().live.retain(|live| live.process != process);
-    }
-
     /// Uses the resource that checks tokens. Returns true if the resource accepts the token.
-    pub(super) fn use_fenced(&self, lock: Lock, token: FencingToken) -> bool {
+    pub fn use_fenced(&self, lock: Lock, token: FencingToken) -> bool {
         let mut state = self.state.lock();
         let highest = state.fences.entry(lock).or_default();
         let accepted = token.as_u64() >= *highest;
@@ -446,11 +458,11 @@ impl World {
     }
 }
 
-pub(super) fn is_valid(state: HoldState) -> bool {
+pub fn is_valid(state: HoldState) -> bool {
     !matches!(state, HoldState::Lost(_))
 }
 
-pub(super) fn lock_of(key: &Key) -> Lock {
+pub fn lock_of(key: &Key) -> Lock {
     key.name().bytes().next().unwrap_or_default()
 }
 
@@ -464,7 +476,7 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
 }
 
 /// Returns the holders that a view shows.
-pub(super) fn ids_of(view: &View) -> Vec<Id> {
+pub fn ids_of(view: &View) -> Vec<Id> {
     view.holders.iter().map(|holder| Id::of(&holder.id)).collect()
 }
 
@@ -480,15 +492,15 @@ fn sent_grant(notification: &memory::GrantNotification, now_ms: u64) -> SentGran
 
 /// Virtual process as the world knows it.
 #[derive(Clone)]
-pub(super) struct Address {
-    pub(super) process: Process,
-    pub(super) gate: Arc<Gate>,
+pub struct Address {
+    pub process: Process,
+    pub gate: Arc<Gate>,
     /// Runtime that used the manager first. Mutants run background work there.
-    pub(super) first: Arc<OnceLock<Arc<Runtime>>>,
+    pub first: Arc<OnceLock<Arc<Runtime>>>,
 }
 
 impl Address {
-    pub(super) fn new(process: Process) -> Self {
+    pub fn new(process: Process) -> Self {
         Self { process, gate: Arc::default(), first: Arc::default() }
     }
 }

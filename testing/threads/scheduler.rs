@@ -12,6 +12,7 @@
 //!
 //! The crates `loom` and `shuttle` do the same. Their mutexes work in their own runs only, so the other tests of the crate
 //! would need a second build with other mutexes.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -25,7 +26,7 @@ use std::thread;
 
 /// Kind of an access to shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SharedAccess {
+pub enum SharedAccess {
     Lock,
     TryLock,
     Unlock,
@@ -38,26 +39,23 @@ pub(crate) enum SharedAccess {
 }
 
 /// Work of one thread.
-pub(crate) type ThreadBody = Box<dyn FnOnce() + Send>;
+pub type ThreadBody = Box<dyn FnOnce() + Send>;
 
 /// Threads of one run, and what is to be true when all have ended.
-pub(crate) struct ThreadScene {
+pub struct ThreadScene {
     threads: Vec<ThreadBody>,
     judge: Box<dyn FnOnce() -> Result<(), String>>,
 }
 
 impl ThreadScene {
-    pub(crate) fn new<const N: usize>(
-        threads: [ThreadBody; N],
-        judge: impl FnOnce() -> Result<(), String> + 'static,
-    ) -> Self {
+    pub fn new<const N: usize>(threads: [ThreadBody; N], judge: impl FnOnce() -> Result<(), String> + 'static) -> Self {
         Self { threads: threads.into(), judge: Box::new(judge) }
     }
 }
 
 /// Fault, and the order of the threads that leads to it.
-pub(crate) struct FoundInOrder {
-    pub(crate) what: String,
+pub struct FoundInOrder {
+    pub what: String,
     order: Vec<(usize, SharedAccess, &'static str)>,
 }
 
@@ -214,7 +212,7 @@ fn count_locks(change: impl FnOnce(usize) -> usize) {
 }
 
 /// Lets the scheduler decide which thread runs on, before an access.
-pub(super) fn access(access: SharedAccess, of: &'static str) {
+pub fn access(access: SharedAccess, of: &'static str) {
     if let Some(SceneThread { course, number, .. }) = this_thread() {
         course.pass(number, Progress::Runs, access, of);
     }
@@ -222,7 +220,7 @@ pub(super) fn access(access: SharedAccess, of: &'static str) {
 
 /// Waits until another thread unlocks the mutex at this address. Returns false at once in a thread that belongs to no
 /// scene.
-pub(super) fn await_free(address: usize, of: &'static str) -> bool {
+pub fn await_free(address: usize, of: &'static str) -> bool {
     let thread = this_thread();
     if let Some(SceneThread { course, number, .. }) = &thread {
         course.pass(*number, Progress::Waits(address), SharedAccess::Wait, of);
@@ -231,12 +229,12 @@ pub(super) fn await_free(address: usize, of: &'static str) -> bool {
 }
 
 /// Notes that the present thread has locked a mutex.
-pub(super) fn on_lock() {
+pub fn on_lock() {
     count_locks(|locks| locks + 1);
 }
 
 /// Notes that the present thread has unlocked the mutex at this address.
-pub(super) fn on_unlock(address: usize, of: &'static str) {
+pub fn on_unlock(address: usize, of: &'static str) {
     count_locks(|locks| locks - 1);
     if let Some(SceneThread { course, number, .. }) = this_thread() {
         course.release(address);
@@ -245,7 +243,7 @@ pub(super) fn on_unlock(address: usize, of: &'static str) {
 }
 
 /// Returns true if the present thread has locked a mutex.
-pub(crate) fn has_lock() -> bool {
+pub fn has_lock() -> bool {
     this_thread().is_some_and(|thread| thread.locks > 0)
 }
 
@@ -272,7 +270,7 @@ impl Wake for ThreadSignal {
 }
 
 /// Polls a future in a thread of a scene until it is ready. Between two polls, the thread waits until it is woken.
-pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let SceneThread { course, number, .. } = this_thread().expect("a thread of a scene");
     let signal = Arc::new(ThreadSignal { is_woken: AtomicBool::new(false), course: Arc::clone(&course) });
     let waker = Waker::from(Arc::clone(&signal));
@@ -326,7 +324,7 @@ fn run_once(scene: ThreadScene, decisions: Vec<Decision>, preemptions: usize) ->
 
 /// Runs a scene once for each order of its threads in which at most `preemptions` times a thread that could run on does
 /// not. Returns the number of orders, or the first order in which something is wrong.
-pub(crate) fn explore_orders(preemptions: usize, scene: impl Fn() -> ThreadScene) -> Result<usize, FoundInOrder> {
+pub fn explore_orders(preemptions: usize, scene: impl Fn() -> ThreadScene) -> Result<usize, FoundInOrder> {
     let mut decisions = Vec::new();
     for orders in 1.. {
         let (made, found) = run_once(scene(), decisions, preemptions);

@@ -1,4 +1,5 @@
 //! Mutexes and atomic variables for tests. A thread that belongs to no scene uses them as it would use those that ship.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use std::any::type_name;
 use std::fmt;
@@ -8,21 +9,21 @@ use std::sync::atomic::{self, Ordering};
 use super::scheduler::{self, SharedAccess};
 
 /// Mutex whose accesses are points of the scheduler.
-pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
+pub struct Mutex<T>(parking_lot::Mutex<T>);
 
 /// Right to use the value of a mutex. The end of the right is a point of the scheduler, too.
-pub(crate) struct MutexGuard<'a, T> {
+pub struct MutexGuard<'a, T> {
     /// Present until the drop.
     value: Option<parking_lot::MutexGuard<'a, T>>,
     mutex: &'a Mutex<T>,
 }
 
 impl<T> Mutex<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    pub const fn new(value: T) -> Self {
         Self(parking_lot::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         scheduler::access(SharedAccess::Lock, type_name::<T>());
         loop {
             if let Some(guard) = self.guard(self.0.try_lock()) {
@@ -34,7 +35,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         scheduler::access(SharedAccess::TryLock, type_name::<T>());
         self.guard(self.0.try_lock())
     }
@@ -83,57 +84,38 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Defines a wrapper of an atomic type.
+/// Defines a wrapper of an atomic type, with these methods that change its value.
 macro_rules! atomic {
-    ($name:ident, $value:ty) => {
+    ($name:ident, $value:ty, $($change:ident),*) => {
         /// Atomic variable whose accesses are points of the scheduler.
         #[derive(Debug, Default)]
-        pub(crate) struct $name(atomic::$name);
+        pub struct $name(atomic::$name);
 
         impl $name {
-            pub(crate) const fn new(value: $value) -> Self {
+            pub const fn new(value: $value) -> Self {
                 Self(atomic::$name::new(value))
             }
 
-            pub(crate) fn load(&self, ordering: Ordering) -> $value {
+            pub fn load(&self, ordering: Ordering) -> $value {
                 scheduler::access(SharedAccess::Load, stringify!($name));
                 self.0.load(ordering)
             }
 
-            pub(crate) fn store(&self, value: $value, ordering: Ordering) {
+            pub fn store(&self, value: $value, ordering: Ordering) {
                 scheduler::access(SharedAccess::Store, stringify!($name));
                 self.0.store(value, ordering);
             }
+
+            $(
+                pub fn $change(&self, value: $value, ordering: Ordering) -> $value {
+                    scheduler::access(SharedAccess::Swap, stringify!($name));
+                    self.0.$change(value, ordering)
+                }
+            )*
         }
     };
 }
 
-atomic!(AtomicBool, bool);
-atomic!(AtomicU64, u64);
-atomic!(AtomicUsize, usize);
-
-impl AtomicBool {
-    pub(crate) fn swap(&self, value: bool, ordering: Ordering) -> bool {
-        scheduler::access(SharedAccess::Swap, "AtomicBool");
-        self.0.swap(value, ordering)
-    }
-}
-
-impl AtomicU64 {
-    pub(crate) fn fetch_add(&self, value: u64, ordering: Ordering) -> u64 {
-        scheduler::access(SharedAccess::Swap, "AtomicU64");
-        self.0.fetch_add(value, ordering)
-    }
-}
-
-impl AtomicUsize {
-    pub(crate) fn fetch_add(&self, value: usize, ordering: Ordering) -> usize {
-        scheduler::access(SharedAccess::Swap, "AtomicUsize");
-        self.0.fetch_add(value, ordering)
-    }
-
-    pub(crate) fn fetch_sub(&self, value: usize, ordering: Ordering) -> usize {
-        scheduler::access(SharedAccess::Swap, "AtomicUsize");
-        self.0.fetch_sub(value, ordering)
-    }
-}
+atomic!(AtomicBool, bool, swap);
+atomic!(AtomicU64, u64, fetch_add);
+atomic!(AtomicUsize, usize, fetch_add, fetch_sub);

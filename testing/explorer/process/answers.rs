@@ -5,7 +5,7 @@ use super::*;
 /// Answers and notifications.
 impl Driver<'_> {
     /// Applies the answer to a copy. `is_unreachable`: there is none, and the conversion ends with that.
-    pub(super) fn on_answer(&mut self, number: u8, reply: Option<HeardReply>, is_unreachable: bool) {
+    pub fn on_answer(&mut self, number: u8, reply: Option<HeardReply>, is_unreachable: bool) {
         let Some(at) = self.process.copies.iter().position(|copy| copy.number == number) else { return };
         let copy = self.process.copies.remove(at);
         self.out.closed.push(number);
@@ -21,33 +21,33 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn answered<T>(&self, sent: Moment, value: T) -> Answered<T> {
+    pub fn answered<T>(&self, sent: Moment, value: T) -> Answered<T> {
         Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }
     }
 
-    pub(super) fn unknown(&self, sent: Moment) -> Failure {
+    pub fn unknown(&self, sent: Moment) -> Failure {
         Failure::Unknown { arrives_until: sent.after(self.rules.max_delay), source: None }
     }
 
-    pub(super) fn token(&self, first: i8) -> FencingToken {
+    pub fn token(&self, first: i8) -> FencingToken {
         FencingToken::from_wire((self.process.top + i64::from(first)).cast_unsigned()).expect("small")
     }
 
-    pub(super) fn granted(&self, HeardGrant { remaining, first, tokens, is_waited_for }: HeardGrant) -> Granted {
+    pub fn granted(&self, HeardGrant { remaining, first, tokens, is_waited_for }: HeardGrant) -> Granted {
         let remaining = ticks(remaining.into());
         Granted { token: self.token(first), tokens: tokens.into(), remaining, is_waited_for }
     }
 
     /// Returns the time that an answer to a request from `sent` grants.
-    pub(super) fn grant(&self, sent: Moment, remaining: Duration, asked: Duration) -> Grant {
-        let counts = if self.process.blunder == Some(Blunder::CountsFromAnswer) { self.now() } else { sent };
+    pub fn grant(&self, sent: Moment, remaining: Duration, asked: Duration) -> Grant {
+        let counts = if self.has(Blunder::CountsFromAnswer) { self.now() } else { sent };
         let outlives = matches!(self.process.blunder, Some(Blunder::OutlivesItsLease | Blunder::EntersWhatIsOver));
         let longer = if outlives { ticks(20) } else { Duration::ZERO };
         Grant { sent: counts, remaining: remaining + longer, asked: asked + longer, server: ServerTime::default() }
     }
 
     /// The answer to an acquisition as the store gives it.
-    pub(super) fn attempt(&self, sent: Moment, reply: Option<HeardReply>) -> Attempt<Acquired> {
+    pub fn attempt(&self, sent: Moment, reply: Option<HeardReply>) -> Attempt<Acquired> {
         let retry_in = TICK;
         let value = match reply {
             Some(HeardReply::Granted(grant)) => Acquired::Granted(self.granted(grant)),
@@ -60,32 +60,24 @@ impl Driver<'_> {
         Ok(self.answered(sent, value))
     }
 
-    pub(super) fn on_acquire_answer(&mut self, number: u8, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
+    pub fn on_acquire_answer(&mut self, number: u8, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
         let (now, sent) = (self.now(), copy.sent);
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         let attempt = self.attempt(sent, reply);
         if let Ok(Answered { value: Acquired::Granted(granted), .. }) = &attempt {
-            let new_hold = NewHold {
-                granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
-                grant: self.grant(sent, granted.remaining, HOLD_LEASE),
-                share: self.wants().from(sent),
-                in_doubt_requests: InDoubt::default(),
-                // There is no join window: each reader that comes later asks the server.
-                share_until: (!granted.is_waited_for).then_some(sent),
-                is_claim: false,
-                cache: self.cache_state(Some(self.cache_answer(&copy, granted.is_waited_for))),
-                jitter: Jitter::of(0),
-            };
+            let cache = self.cache_answer(&copy, granted.is_waited_for);
+            let new_hold = self.new_hold((slot, mode), granted, (sent, HOLD_LEASE), Some(cache));
             return self.on_grant(number, slot, new_hold);
         }
         self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
+        let blunder = self.process.blunder;
         let is_mine =
             self.process.state.end_attempt(mode, waiter_id, now.after(self.rules.poll_within)).map(|pending| {
                 pending.note_attempt(&attempt);
-                if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
+                if blunder == Some(Blunder::ForgetsAbandoned) {
                     pending.copies = InDoubt::default();
                 }
-                if reply == Some(HeardReply::Late) && self.process.blunder == Some(Blunder::LateForgetsRecord) {
+                if reply == Some(HeardReply::Late) && blunder == Some(Blunder::LateForgetsRecord) {
                     pending.is_recorded = false;
                 }
             });
@@ -107,7 +99,28 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_grant(&mut self, number: u8, slot: Slot, new_hold: NewHold) {
+    /// Returns the hold that a grant at `sent` gives. `answer` is absent for a grant by a notification.
+    pub fn new_hold(
+        &self,
+        (slot, mode): (Slot, Mode),
+        granted: &Granted,
+        (sent, asked): (Moment, Duration),
+        answer: Option<CacheAnswer>,
+    ) -> NewHold {
+        NewHold {
+            granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
+            grant: self.grant(sent, granted.remaining, asked),
+            share: self.wants().from(sent),
+            in_doubt_requests: InDoubt::default(),
+            // There is no join window: each reader that comes later asks the server.
+            share_until: (!granted.is_waited_for).then_some(sent),
+            is_claim: answer.is_none(),
+            cache: self.cache_state(answer),
+            jitter: Jitter::of(0),
+        }
+    }
+
+    pub fn on_grant(&mut self, number: u8, slot: Slot, new_hold: NewHold) {
         let now = self.now();
         let ExploredTask { waiter_id, mode, .. } = *self.task(number);
         let has_enough = new_hold.has_enough(now, Duration::ZERO);
@@ -133,14 +146,14 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn note_new_hold(&mut self, hold: u64, slot: Slot) {
+    pub fn note_new_hold(&mut self, hold: u64, slot: Slot) {
         if self.process.holds.iter().any(|(_, of)| *of == slot) {
             self.out.broken = Some(Broken::TwoHolds);
         }
         self.process.holds.push((hold, slot));
     }
 
-    pub(super) fn seat(&mut self, number: u8, hold: u64, share_id: ShareId, token: FencingToken) {
+    pub fn seat(&mut self, number: u8, hold: u64, share_id: ShareId, token: FencingToken) {
         let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
         // A task that is not polled in time may be overtaken.
         let is_late = |task: &ExploredTask| self.has_threads() && (task.was_late || task.stage == Stage::Waits(true));
@@ -155,21 +168,18 @@ impl Driver<'_> {
     }
 
     /// Hands a guard of this hold to its task.
-    pub(super) fn enter_hold(&mut self, number: u8, mode: Mode, (hold, share_id): (u64, ShareId), token: FencingToken) {
+    pub fn enter_hold(&mut self, number: u8, mode: Mode, (hold, share_id): (u64, ShareId), token: FencingToken) {
         self.task(number).stage = Stage::Holds { hold, share_id };
         let relative = i64::try_from(token.as_u64()).expect("small") - self.process.top;
         let slot = self.process.slot_of_hold(hold);
         self.out.entered.push((mode, i8::try_from(relative).unwrap_or(i8::MIN), slot));
     }
 
-    pub(super) fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
-        let (now, rules, waiter_id) = (self.now(), self.rules, self.task(number).waiter_id);
+    pub fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
+        let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let share = (share_id, self.wants().from(now));
-        let accepted = self.event(|state, _, effects| {
-            state.change(hold, effects, |record, effects| {
-                record.accept(waiter_id, share, since, now, rules, &mut effects.signals)
-            })
-        });
+        let accepted =
+            self.event_of(hold, |record, rules, signals| record.accept(waiter_id, share, since, now, rules, signals));
         match accepted {
             Accepted::Taken(token) => self.seat(number, hold, share_id, token),
             Accepted::Short { .. } => {
@@ -208,7 +218,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_renew_answer(&mut self, hold: u64, lease: Duration, copy: FlyingCopy, reply: Option<HeardReply>) {
+    pub fn on_renew_answer(&mut self, hold: u64, lease: Duration, copy: FlyingCopy, reply: Option<HeardReply>) {
         let now = self.now();
         let renewed = match reply {
             Some(HeardReply::Renewed { remaining, is_waited_for, tokens }) => {
@@ -229,13 +239,13 @@ impl Driver<'_> {
             }
         });
         not_converted.iter().for_each(|open| self.depart_conversion(open));
-        let next = self.process.state.record(hold).due();
+        let next = self.record(hold).due();
         if matches!(next, Next::Lost(_)) {
             self.look_soon(hold);
         }
     }
 
-    pub(super) fn on_leave_answer(&mut self, slot: Slot, sent: Moment, reply: Option<HeardReply>) {
+    pub fn on_leave_answer(&mut self, slot: Slot, sent: Moment, reply: Option<HeardReply>) {
         let (now, retry) = (self.now(), self.now().after(TICK));
         let Some(at) = self.process.departing.iter().position(|departing| departing.slot == slot) else { return };
         let departing = &mut self.process.departing[at];
@@ -256,14 +266,14 @@ impl Driver<'_> {
         hold.into_iter().for_each(|hold| self.on_end(hold));
     }
 
-    pub(super) fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
+    pub fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
         let now = self.now();
-        let takes_old = self.process.blunder == Some(Blunder::TakesGrantsThatAreOver);
+        let takes_old = self.has(Blunder::TakesGrantsThatAreOver);
         let grant = grant.map(|grant| match grant.remaining {
             0 if takes_old => HeardGrant { remaining: 2, ..grant },
             _ => grant,
         });
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+        for number in self.numbers() {
             let ExploredTask { waiter_id, mode, is_asleep, ref stage, .. } = *self.task(number);
             let awaits = matches!(stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
             if is_asleep || !awaits {
@@ -274,18 +284,9 @@ impl Driver<'_> {
                 _ if !is_own => {}
                 None => self.task(number).stage = Stage::Asks(Ask::Again),
                 Some(heard) => {
+                    // The answer to the claim says whether the hold may be cached.
                     let granted = self.granted(heard);
-                    let new_hold = NewHold {
-                        granting: GrantIdentity { id: id_of(slot), mode, token: granted.token, tokens: granted.tokens },
-                        grant: self.grant(now, granted.remaining, ticks(MAX_DELAY)),
-                        share: self.wants().from(now),
-                        in_doubt_requests: InDoubt::default(),
-                        share_until: (!granted.is_waited_for).then_some(now),
-                        is_claim: true,
-                        // The answer to the claim says whether the hold may be cached.
-                        cache: self.cache_state(None),
-                        jitter: Jitter::of(0),
-                    };
+                    let new_hold = self.new_hold((slot, mode), &granted, (now, ticks(MAX_DELAY)), None);
                     self.on_grant(number, slot, new_hold);
                 }
             }

@@ -2,7 +2,7 @@
 
 /// Faults of a wrong process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Blunder {
+pub enum Blunder {
     /// Counts the validity from the answer, not from the request.
     CountsFromAnswer,
     /// Takes a notified grant that is over.
@@ -72,47 +72,4 @@ pub(crate) enum Blunder {
     WakesOne,
     /// Puts a hold into the queue of deadlines at the moment that was right when the event was applied.
     SchedulesWhatItRead,
-}
-
-impl Blunder {
-    /// Faults that concern cached holds.
-    pub(crate) const CACHING: [Self; 13] = [
-        Self::StaysWhenRecalled,
-        Self::ReliesUnconfirmed,
-        Self::ReliesOnWhatItAskedBefore,
-        Self::ReliesAcrossBreak,
-        Self::KeepsUnheard,
-        Self::ForgetsEarlyRecall,
-        Self::BelievesOlderAnswer,
-        Self::IgnoresWhatARenewalTells,
-        Self::GivesUpUnderGuard,
-        Self::EntersWhatIsOver,
-        Self::ReusesToken,
-        Self::AnswersInUseWhenIdle,
-        Self::TryStays,
-    ];
-    /// Faults of effects, for a process with threads.
-    pub(crate) const THREADS: [Self; 2] = [Self::WakesOne, Self::SchedulesWhatItRead];
-    /// Faults that concern neither.
-    pub(crate) const ALL: [Self; 19] = [
-        Self::CountsFromAnswer,
-        Self::TakesGrantsThatAreOver,
-        Self::OutlivesItsLease,
-        Self::ForgetsAbandoned,
-        Self::LeavesOnce,
-        Self::LateForgetsRecord,
-        Self::KeepsRequest,
-        Self::LeavesUntold,
-        Self::ConfirmsAtOnce,
-        Self::ConfirmsWhatItFound,
-        Self::ConfirmsWhenAnswered,
-        Self::ConfirmsTooSoon,
-        Self::AsksAnew,
-        Self::NeverAsksAgain,
-        Self::BelievesRefusalBeforeStrays,
-        Self::KeepsConverted,
-        Self::TakesGrantFromBefore,
-        Self::ForgetsNewHold,
-        Self::NeverLooksForStalled,
-    ];
 }

@@ -8,7 +8,7 @@ const MAX_BLOCK: u8 = 2;
 
 impl Process {
     /// Returns a process that is subscribed to recalls from the start, or believes that.
-    pub(crate) fn into_subscriber(mut self) -> Self {
+    pub fn into_subscriber(mut self) -> Self {
         self.last_epoch += 1;
         self.reception.subscription = Some(SubscriptionId { epoch: self.last_epoch, node: NodeId::default() });
         self.reception.live_until = Moment::NEVER;
@@ -16,19 +16,19 @@ impl Process {
     }
 
     /// Returns true if a recall may concern a hold of this process, or one that it asks for.
-    pub(crate) fn hears_recalls(&self) -> bool {
+    pub fn hears_recalls(&self) -> bool {
         let asks = |copy: &FlyingCopy| matches!(copy.purpose, Purpose::Acquire { .. } | Purpose::Convert { .. });
         self.caches && (!self.holds.is_empty() || self.copies.iter().any(asks))
     }
 
     /// Returns true if holds are cached and no guard is inside.
-    pub(crate) fn has_cached(&self) -> bool {
+    pub fn has_cached(&self) -> bool {
         let mut state = self.state.clone();
         self.holds.iter().any(|(hold, _)| state.record(*hold).is_cached())
     }
 
     /// Returns the slots of the holds that a further guard could use without a request.
-    pub(crate) fn open_holds(&self) -> Vec<Slot> {
+    pub fn open_holds(&self) -> Vec<Slot> {
         let mut state = self.state.clone();
         let wants = self.wants();
         let joined = state.join(wants, &self.reception, self.now);
@@ -38,7 +38,7 @@ impl Process {
 
     /// Returns the numbers and slots of the waiters in the queue of the server that no answer is on its way to, and that are
     /// not asleep.
-    pub(crate) fn queued(&self) -> Vec<(WaiterId, Slot)> {
+    pub fn queued(&self) -> Vec<(WaiterId, Slot)> {
         let mut state = self.state.clone();
         let queued = self.tasks.iter().filter(|task| {
             let awaits = matches!(task.stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
@@ -50,51 +50,51 @@ impl Process {
     }
 
     /// Returns true if this waiter still asks the server.
-    pub(crate) fn still_asks(&self, waiter_id: WaiterId) -> bool {
+    pub fn still_asks(&self, waiter_id: WaiterId) -> bool {
         let asks = |task: &ExploredTask| task.waiter_id == waiter_id && matches!(task.stage, Stage::Asks(_));
         self.tasks.iter().any(asks)
     }
 
     /// Returns true if no answer is on its way to this process or has failed to come, and nothing is to be given back.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         // The renewal for which such a task waits has failed, and the next one comes with the next tick.
         let awaits_renewal = self.tasks.iter().any(|task| matches!(task.stage, Stage::Accepts { .. }));
         let is_answered = self.copies.is_empty() && self.pausing().next().is_none() && !awaits_renewal;
         is_answered && self.departing.is_empty() && !self.is_behind
     }
 
-    pub(super) fn wants(&self) -> ShareRequest {
+    pub fn wants(&self) -> ShareRequest {
         let cache_for = if self.caches { LONG } else { Duration::ZERO };
         ShareRequest { owner: OwnerId::NOBODY, lease: HOLD_LEASE, max_hold: LONG, cache_for }
     }
 }
 
 impl Driver<'_> {
-    pub(super) fn wants(&self) -> ShareRequest {
+    pub fn wants(&self) -> ShareRequest {
         self.process.wants()
     }
 
     /// Returns the subscription on which a request that is sent now offers to cache the hold.
-    pub(super) fn offered(&self) -> Option<SubscriptionId> {
+    pub fn offered(&self) -> Option<SubscriptionId> {
         self.process.reception.subscription.filter(|_| self.process.caches)
     }
 
     /// Returns the number of tokens that a request asks for.
-    pub(super) fn missing_tokens(&mut self, purpose: Purpose) -> u8 {
+    pub fn missing_tokens(&mut self, purpose: Purpose) -> u8 {
         let missing = match purpose {
-            Purpose::Renew { hold, .. } => self.process.state.record(hold).missing_tokens(),
+            Purpose::Renew { hold, .. } => self.record(hold).missing_tokens(),
             _ => 0,
         };
         u8::try_from(missing).unwrap_or(MAX_BLOCK).min(MAX_BLOCK)
     }
 
     /// Returns the cache state of a new hold. `answer` is absent for a grant by a notification.
-    pub(super) fn cache_state(&self, answer: Option<CacheAnswer>) -> Option<(Box<CacheState>, Option<CacheAnswer>)> {
+    pub fn cache_state(&self, answer: Option<CacheAnswer>) -> Option<(Box<CacheState>, Option<CacheAnswer>)> {
         self.process.caches.then(|| (Box::new(CacheState::new(self.wants().cache_for)), answer))
     }
 
     /// Returns the parts of the answer to a copy that concern caching.
-    pub(super) fn cache_answer(&self, copy: &FlyingCopy, is_waited_for: bool) -> CacheAnswer {
+    pub fn cache_answer(&self, copy: &FlyingCopy, is_waited_for: bool) -> CacheAnswer {
         let blunder = self.process.blunder;
         let relies_late = blunder == Some(Blunder::ReliesOnWhatItAskedBefore);
         let offered_on = if relies_late { self.offered() } else { copy.offered };
@@ -105,13 +105,7 @@ impl Driver<'_> {
     }
 
     /// Applies the answer to a copy to the cache state of its hold.
-    pub(super) fn on_cache_answer(
-        &mut self,
-        hold: u64,
-        copy: &FlyingCopy,
-        is_waited_for: bool,
-        tokens: Option<(i8, u8)>,
-    ) {
+    pub fn on_cache_answer(&mut self, hold: u64, copy: &FlyingCopy, is_waited_for: bool, tokens: Option<(i8, u8)>) {
         if copy.offered.is_none() {
             return;
         }
@@ -124,7 +118,7 @@ impl Driver<'_> {
         });
     }
 
-    pub(super) fn on_recall(&mut self, token: i8, tries: Option<u8>) {
+    pub fn on_recall(&mut self, token: i8, tries: Option<u8>) {
         let (now, token, blunder) = (self.now(), self.token(token), self.process.blunder);
         if blunder == Some(Blunder::StaysWhenRecalled) {
             return;
@@ -150,8 +144,8 @@ impl Driver<'_> {
     }
 
     /// A guard is inside, so a try ends.
-    pub(super) fn on_in_use(&mut self, slot: Slot) {
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+    pub fn on_in_use(&mut self, slot: Slot) {
+        for number in self.numbers() {
             let ExploredTask { waiter_id, mode, ref stage, .. } = *self.task(number);
             if matches!(stage, Stage::Asks(Ask::AwaitsReplies { .. })) && self.has_asked_as(mode, waiter_id, slot) {
                 self.end_try(number);
@@ -160,14 +154,14 @@ impl Driver<'_> {
     }
 
     /// Returns true if this waiter has asked the server under this slot.
-    pub(super) fn has_asked_as(&mut self, mode: Mode, waiter_id: WaiterId, slot: Slot) -> bool {
+    pub fn has_asked_as(&mut self, mode: Mode, waiter_id: WaiterId, slot: Slot) -> bool {
         let id = id_of(slot);
         let pending = self.process.state.pending(mode, waiter_id);
         pending.is_some_and(|pending| pending.as_ref().is_some_and(|pending| pending.id == id))
     }
 
     /// A try waits for the replies to its recall.
-    pub(super) fn await_replies(&mut self, number: u8) {
+    pub fn await_replies(&mut self, number: u8) {
         let (now, then) = (self.now(), self.now().after(TICK));
         let until = *self.task(number).recalls_until.get_or_insert(then);
         self.task(number).stage = Stage::Asks(Ask::AwaitsReplies { until });
@@ -177,7 +171,7 @@ impl Driver<'_> {
     }
 
     /// The time for replies is over. The try asks once more, because a reply may have been lost.
-    pub(super) fn on_no_reply(&mut self, number: u8) {
+    pub fn on_no_reply(&mut self, number: u8) {
         if std::mem::replace(&mut self.task(number).has_heard_nothing, true) {
             self.end_try(number);
         } else {
@@ -191,8 +185,8 @@ impl Driver<'_> {
         self.leave(number, mode, waiter_id);
     }
 
-    pub(super) fn on_subscribed(&mut self) {
-        if self.process.blunder != Some(Blunder::ReliesAcrossBreak) {
+    pub fn on_subscribed(&mut self) {
+        if !self.has(Blunder::ReliesAcrossBreak) {
             self.process.last_epoch += 1;
         }
         let epoch = self.process.last_epoch;
@@ -200,14 +194,14 @@ impl Driver<'_> {
         self.process.reception.live_until = Moment::NEVER;
     }
 
-    pub(super) fn on_subscription_broken(&mut self) {
-        if self.process.blunder != Some(Blunder::KeepsUnheard) {
+    pub fn on_subscription_broken(&mut self) {
+        if !self.has(Blunder::KeepsUnheard) {
             self.process.reception.live_until = self.now().after(TICK);
         }
     }
 
-    pub(super) fn on_subscription_lost(&mut self) {
-        if self.process.blunder == Some(Blunder::KeepsUnheard) {
+    pub fn on_subscription_lost(&mut self) {
+        if self.has(Blunder::KeepsUnheard) {
             return;
         }
         (self.process.reception.subscription, self.process.reception.live_until) = (None, Moment::from_nanos(0));
@@ -215,28 +209,28 @@ impl Driver<'_> {
     }
 
     /// Gives up the cached holds, because they are too many.
-    pub(super) fn give_up_cached(&mut self) {
+    pub fn give_up_cached(&mut self) {
         let now = self.now();
         for (hold, _) in self.process.holds.clone() {
-            if self.process.state.record(hold).is_cached() {
+            if self.record(hold).is_cached() {
                 self.event_of(hold, |record, _, _| record.note_wanted(now));
             }
         }
     }
 
     /// Does what the background does with the cached holds that are to be given up now.
-    pub(super) fn look_at_cached(&mut self) {
+    pub fn look_at_cached(&mut self) {
         let now = self.now();
         let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         for hold in holds {
-            if self.process.state.record(hold).cached_until().is_some_and(|until| until <= now) {
+            if self.record(hold).cached_until().is_some_and(|until| until <= now) {
                 self.look_at(hold);
             }
         }
     }
 
     /// Ends the cached holds of this process that exclude an acquisition. Their releases are sent before its request.
-    pub(super) fn release_cached(&mut self, mode: Mode) {
+    pub fn release_cached(&mut self, mode: Mode) {
         let ended = self.event(|state, _, effects| state.end_cached(mode, effects));
         ended.iter().for_each(|hold| self.give_back(hold.number(), Some(hold.number())));
         if !ended.is_empty() {

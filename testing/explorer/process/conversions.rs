@@ -4,10 +4,10 @@ use super::*;
 
 impl Driver<'_> {
     /// Does what `upgrade` and `downgrade` do.
-    pub(super) fn convert(&mut self, number: u8) {
+    pub fn convert(&mut self, number: u8) {
         let Stage::Holds { hold, share_id } = self.task(number).stage else { return };
         let now = self.now();
-        let to = match self.process.state.record(hold).mode() {
+        let to = match self.record(hold).mode() {
             Mode::Read => Mode::Write,
             Mode::Write => Mode::Read,
         };
@@ -16,7 +16,7 @@ impl Driver<'_> {
             return;
         }
         // A later copy of the same conversion finds what an earlier one did.
-        let earlier = self.process.state.record(hold).take_open_conversion();
+        let earlier = self.record(hold).take_open_conversion();
         let slot = earlier.as_ref().map_or_else(|| self.new_slot(), |open| slot_of(&open.id));
         let copies = earlier.map(|open| InDoubt::of_earlier(open.arrives_until, open.lease)).unwrap_or_default();
         let conversion =
@@ -25,7 +25,7 @@ impl Driver<'_> {
         self.send_conversion(number);
     }
 
-    pub(super) fn send_conversion(&mut self, number: u8) {
+    pub fn send_conversion(&mut self, number: u8) {
         let (now, from) = (self.now(), self.converted_slot(number));
         let Stage::Converts { hold, conversion, .. } = &mut self.task(number).stage else { return };
         conversion.copies.begin();
@@ -43,13 +43,7 @@ impl Driver<'_> {
     }
 
     /// Applies the answer to a copy of a conversion. If there is none and the conversion `is_unreachable`, it ends.
-    pub(super) fn on_convert_answer(
-        &mut self,
-        number: u8,
-        copy: FlyingCopy,
-        reply: Option<HeardReply>,
-        is_unreachable: bool,
-    ) {
+    pub fn on_convert_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>, is_unreachable: bool) {
         let (now, sent) = (self.now(), copy.sent);
         let Stage::Converts { hold, share_id, mut conversion } = self.task(number).stage else { return };
         match reply {
@@ -57,9 +51,7 @@ impl Driver<'_> {
             Some(_) => conversion.copies.on_answer(sent),
             None => conversion.copies.abandon(sent.after(self.rules.max_delay)),
         }
-        if matches!(reply, Some(HeardReply::Refused { .. }))
-            && self.process.blunder == Some(Blunder::BelievesRefusalBeforeStrays)
-        {
+        if matches!(reply, Some(HeardReply::Refused { .. })) && self.has(Blunder::BelievesRefusalBeforeStrays) {
             conversion.copies = InDoubt::default();
         }
         self.task(number).stage = Stage::Converts { hold, share_id, conversion };
@@ -108,7 +100,7 @@ impl Driver<'_> {
             true => record.renew_now(now),
             false => record.cancel_conversion(),
         });
-        let is_over = now >= self.process.state.record(hold).deadline();
+        let is_over = now >= self.record(hold).deadline();
         match (is_unreachable, is_in_doubt) {
             (true, true) => self.leave_open(number),
             (true, false) => {
@@ -144,16 +136,9 @@ impl Driver<'_> {
         let Stage::Converts { hold, share_id, conversion } = self.task(number).stage else { return };
         let ExploredConversion { slot, to, copies, .. } = conversion;
         let granted = self.granted(heard);
-        let new_hold = NewHold {
-            granting: GrantIdentity { id: id_of(slot), mode: to, token: granted.token, tokens: granted.tokens },
-            grant: self.grant(sent, granted.remaining, HOLD_LEASE),
-            share: self.process.state.record(hold).share(share_id),
-            in_doubt_requests: copies,
-            share_until: (!granted.is_waited_for).then_some(sent),
-            is_claim: false,
-            cache: self.cache_state(Some(self.cache_answer(copy, granted.is_waited_for))),
-            jitter: Jitter::of(0),
-        };
+        let (share, cache) = (self.record(hold).share(share_id), self.cache_answer(copy, granted.is_waited_for));
+        let new_hold = self.new_hold((slot, to), &granted, (sent, HOLD_LEASE), Some(cache));
+        let new_hold = NewHold { share, in_doubt_requests: copies, ..new_hold };
         let make = |number, _| Arc::new(ExploredHold(number));
         let converted =
             self.event(|state, inputs, effects| state.on_converted(make, hold, new_hold, now, inputs, effects));
@@ -165,7 +150,7 @@ impl Driver<'_> {
             return self.drop_conversion(number);
         };
         self.note_new_hold(new.number(), slot);
-        if self.process.blunder == Some(Blunder::KeepsConverted) {
+        if self.has(Blunder::KeepsConverted) {
             let stage = Stage::Holds { hold, share_id };
             let task = ExploredTask { stage, ..self.task(number).clone() };
             self.process.tasks.push(task);
@@ -194,7 +179,7 @@ impl Driver<'_> {
     }
 
     /// Ends a hold as lost, because it is unknown whether it was converted, and releases both holds. The guard stays.
-    pub(super) fn drop_conversion(&mut self, number: u8) {
+    pub fn drop_conversion(&mut self, number: u8) {
         let now = self.now();
         let Stage::Converts { hold, mut conversion, .. } = self.task(number).stage else { return };
         self.event_of(hold, |record, _, signals| record.lose(LossReason::Gone, now, signals));
@@ -202,13 +187,13 @@ impl Driver<'_> {
         self.close(|copy| matches!(copy.purpose, Purpose::Convert { task, .. } if task == number));
         self.end_conversion(number);
         self.give_back(hold, Some(hold));
-        if self.process.blunder != Some(Blunder::ForgetsNewHold) {
+        if !self.has(Blunder::ForgetsNewHold) {
             self.depart_conversion(&open_of(&conversion, now));
         }
     }
 
     /// Gives the new hold of a conversion back.
-    pub(super) fn depart_conversion(&mut self, open: &OpenConversion) {
+    pub fn depart_conversion(&mut self, open: &OpenConversion) {
         self.depart(slot_of(&open.id), Some(open.arrives_until), None);
     }
 }

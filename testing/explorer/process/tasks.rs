@@ -4,7 +4,7 @@ use super::*;
 
 /// Steps of the tasks, until nothing is left to do at once.
 impl Driver<'_> {
-    pub(super) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         while self.polls() {}
         self.look_at_cached();
         while self.polls() {}
@@ -13,9 +13,9 @@ impl Driver<'_> {
         self.forget_tasks();
     }
 
-    pub(super) fn polls(&mut self) -> bool {
+    pub fn polls(&mut self) -> bool {
         let mut goes_on = false;
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+        for number in self.numbers() {
             // In a process with threads, that is a step of its own.
             let is_polled_later = self.has_threads() && matches!(self.task(number).stage, Stage::Waits(_));
             goes_on |= !is_polled_later && !self.task(number).is_asleep && self.poll(number);
@@ -24,7 +24,7 @@ impl Driver<'_> {
     }
 
     /// Polls the future of a task. Returns true if it has done something.
-    pub(super) fn poll(&mut self, number: u8) -> bool {
+    pub fn poll(&mut self, number: u8) -> bool {
         let ExploredTask { waiter_id, mode, waits, stage, .. } = self.task(number).clone();
         match stage {
             Stage::Waits(was_woken) => {
@@ -54,8 +54,9 @@ impl Driver<'_> {
                 true
             }
             Stage::Accepts { hold, share_id, since } => {
-                let record = self.process.state.record(hold);
-                if record.awaits_renewal(waiter_id) && self.process.now < record.deadline() {
+                let now = self.now();
+                let record = self.record(hold);
+                if record.awaits_renewal(waiter_id) && now < record.deadline() {
                     return false;
                 }
                 self.accept(number, hold, share_id, since);
@@ -78,11 +79,11 @@ impl Driver<'_> {
     }
 
     /// Asks the server, as the leader of a side.
-    pub(super) fn ask(&mut self, number: u8, mode: Mode, waiter_id: WaiterId, waits: bool) {
+    pub fn ask(&mut self, number: u8, mode: Mode, waiter_id: WaiterId, waits: bool) {
         let now = self.now();
         let slot = self.new_slot();
         let begin = || Pending::new(id_of(slot));
-        if self.process.blunder == Some(Blunder::AsksAnew) {
+        if self.has(Blunder::AsksAnew) {
             self.process.state.give_up_pending(mode, waiter_id);
         }
         let begun = self.process.state.begin_attempt(mode, waiter_id, now.after(self.rules.poll_within), begin).map(
@@ -100,8 +101,8 @@ impl Driver<'_> {
     }
 
     /// Joins a read hold of this process, by asking the server whether a writer waits.
-    pub(super) fn recheck(&mut self, number: u8, waiter_id: WaiterId) -> bool {
-        let (now, rules, wants) = (self.now(), self.rules, self.wants());
+    pub fn recheck(&mut self, number: u8, waiter_id: WaiterId) -> bool {
+        let (now, wants) = (self.now(), self.wants());
         if let Some((hold, share_id)) = self.process.state.join(wants, &self.process.reception, now) {
             self.join(number, hold.number(), share_id);
             return true;
@@ -111,11 +112,8 @@ impl Driver<'_> {
         if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(self.rules.poll_within)) {
             return false;
         }
-        let begun = self.event(|state, _, effects| {
-            state.change(hold, effects, |record, effects| {
-                record.begin_recheck(wants.from(now), now, rules, &mut effects.signals)
-            })
-        });
+        let begun =
+            self.event_of(hold, |record, rules, signals| record.begin_recheck(wants.from(now), now, rules, signals));
         let Some((share_id, _)) = begun else { return false };
         let slot = self.process.slot_of_hold(hold);
         self.task(number).stage = Stage::Asks(Ask::Rechecks { hold, share_id });
@@ -123,29 +121,27 @@ impl Driver<'_> {
         true
     }
 
-    pub(super) fn join(&mut self, number: u8, hold: u64, share_id: ShareId) {
+    pub fn join(&mut self, number: u8, hold: u64, share_id: ShareId) {
         let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let pending = self.event(|state, _, effects| state.on_seated(Mode::Read, waiter_id, hold, now, effects));
         pending.iter().for_each(|pending| self.take_back(pending));
         self.accept(number, hold, share_id, now);
     }
 
-    pub(super) fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {
-        let (now, rules, sent) = (self.now(), self.rules, copy.sent);
+    pub fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {
+        let (now, sent) = (self.now(), copy.sent);
         let Stage::Asks(Ask::Rechecks { hold, share_id }) = self.task(number).stage else { return };
         let attempt = self.attempt(sent, reply);
-        self.process.state.record(hold).copies_mut().resolve(&attempt);
+        self.record(hold).copies_mut().resolve(&attempt);
         self.task(number).stage = Stage::Asks(Ask::RechecksLater);
         let value = attempt.map(|answer| answer.value);
         match value {
-            Ok(Acquired::Granted(granted)) if granted.token == self.process.state.record(hold).token() => {
+            Ok(Acquired::Granted(granted)) if granted.token == self.record(hold).token() => {
                 self.on_cache_answer(hold, &copy, granted.is_waited_for, None);
                 let share_until = (!granted.is_waited_for).then_some(sent);
                 let grant = self.grant(sent, granted.remaining, HOLD_LEASE);
-                let (is_held, _) = self.event(|state, _, effects| {
-                    state.change(hold, effects, |record, effects| {
-                        record.on_rechecked(grant, share_until, now, rules, &mut effects.signals)
-                    })
+                let (is_held, _) = self.event_of(hold, |record, rules, signals| {
+                    record.on_rechecked(grant, share_until, now, rules, signals)
                 });
                 if is_held && !granted.is_waited_for {
                     return self.join(number, hold, share_id);
@@ -155,11 +151,7 @@ impl Driver<'_> {
             }
             Ok(Acquired::Late) | Err(_) => self.remove_share(hold, share_id),
             Ok(_) => {
-                let was_live = self.event(|state, _, effects| {
-                    state.change(hold, effects, |record, effects| {
-                        record.lose(LossReason::Gone, now, &mut effects.signals)
-                    })
-                });
+                let was_live = self.event_of(hold, |record, _, signals| record.lose(LossReason::Gone, now, signals));
                 if was_live {
                     self.look_soon(hold);
                 }
@@ -169,7 +161,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn send_releases(&mut self) {
+    pub fn send_releases(&mut self) {
         let now = self.now();
         for at in 0..self.process.departing.len() {
             let departing = &mut self.process.departing[at];
@@ -179,7 +171,7 @@ impl Driver<'_> {
                 self.send(slot, Asked::Leave, Purpose::Leave { slot });
             }
         }
-        if self.process.blunder == Some(Blunder::ConfirmsAtOnce) {
+        if self.has(Blunder::ConfirmsAtOnce) {
             let departing = std::mem::take(&mut self.process.departing);
             departing.into_iter().filter_map(|departing| departing.hold).for_each(|hold| self.on_end(hold));
         }
@@ -200,7 +192,7 @@ impl Driver<'_> {
     }
 
     /// Drops the handles that neither the state nor a task has.
-    pub(super) fn forget_holds(&mut self) {
+    pub fn forget_holds(&mut self) {
         let listed: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         let holds = std::mem::take(&mut self.process.holds);
         for (hold, slot) in holds {
@@ -209,7 +201,7 @@ impl Driver<'_> {
                 .copies
                 .iter()
                 .any(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
-            let has_guards = self.process.state.record(hold).guards() > 0;
+            let has_guards = self.record(hold).guards() > 0;
             let is_awaited = self.process.departing.iter().any(|departing| departing.hold == Some(hold));
             if listed.contains(&hold) || has_guards || flies || is_awaited {
                 self.process.holds.push((hold, slot));

@@ -11,7 +11,7 @@ use super::*;
 
 /// Effects that are not carried out yet, and the queue of deadlines.
 #[derive(Clone, Hash, Debug, Default)]
-pub(super) struct PendingEffects {
+pub struct PendingEffects {
     /// Holds in the queue, with their places. A hold for which nothing is due any more has a place before all others.
     places: Vec<(u64, Moment)>,
     /// Holds that a thread is about to put into the queue. A wrong thread has read the moment already.
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 /// Returns true if the queue has this hold at `at` or before, or if the process has no queue.
-pub(super) fn is_looked_at_by(hold: u64, at: Moment) -> bool {
+pub fn is_looked_at_by(hold: u64, at: Moment) -> bool {
     PLACES.with_borrow(|places| {
         places.as_ref().is_none_or(|places| places.iter().any(|(of, place)| *of == hold && *place <= at))
     })
@@ -45,34 +45,29 @@ impl PendingEffects {
 
 impl Process {
     /// Returns a process whose effects are steps of their own.
-    pub(crate) fn with_threads(blunder: Option<Blunder>) -> Self {
+    pub fn with_threads(blunder: Option<Blunder>) -> Self {
         Self { pending: Some(PendingEffects::default()), ..Self::new(false, blunder) }
     }
 
-    /// Returns the number of acquisitions that have begun so far.
-    pub(crate) fn begun(&self) -> usize {
-        self.begun.into()
-    }
-
     /// Returns the tasks that were woken and are not polled yet.
-    pub(crate) fn woken(&self) -> impl Iterator<Item = u8> {
+    pub fn woken(&self) -> impl Iterator<Item = u8> {
         self.numbered(|stage| *stage == Stage::Waits(true)).filter(|_| self.pending.is_some())
     }
 
     /// Returns the holds that a thread is about to put into the queue, each at its place in the list of these holds.
-    pub(crate) fn unscheduled(&self) -> impl Iterator<Item = u8> {
+    pub fn unscheduled(&self) -> impl Iterator<Item = u8> {
         let holds = self.pending.as_ref().map_or(0, |pending| pending.unscheduled.len());
         0..u8::try_from(holds).expect("few")
     }
 
     /// Returns true if the background has to look at a hold now.
-    pub(crate) fn is_due(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         let is_due = |(_, at): &(u64, Moment)| *at != RETIRED && *at <= self.now;
         self.pending.as_ref().is_some_and(|pending| pending.places.iter().any(is_due))
     }
 
     /// Returns the copies whose answers are awaited, with what each has asked for.
-    pub(crate) fn awaited(&self) -> Vec<(u8, AwaitedAnswer)> {
+    pub fn awaited(&self) -> Vec<(u8, AwaitedAnswer)> {
         let mut state = self.state.clone();
         let mut awaited = |copy: &FlyingCopy| match copy.purpose {
             Purpose::Acquire { task, .. } => {
@@ -92,13 +87,13 @@ impl Process {
     }
 
     /// Returns the slots of the acquisitions in the queue of the server, with their sides.
-    pub(crate) fn queued_sides(&self) -> Vec<(Slot, Mode)> {
+    pub fn queued_sides(&self) -> Vec<(Slot, Mode)> {
         let side = |waiter_id| self.tasks.iter().find(|task| task.waiter_id == waiter_id).map(|task| task.mode);
         self.queued().into_iter().filter_map(|(waiter_id, slot)| Some((slot, side(waiter_id)?))).collect()
     }
 
     /// Returns true if the process has a hold that excludes this side, and has not begun to release it.
-    pub(crate) fn excludes(&self, mode: Mode) -> bool {
+    pub fn excludes(&self, mode: Mode) -> bool {
         let mut state = self.state.clone();
         self.holds.iter().any(|(hold, _)| {
             let record = state.record(*hold);
@@ -106,14 +101,14 @@ impl Process {
         })
     }
 
-    pub(super) fn note_places(&self) {
+    pub fn note_places(&self) {
         PLACES.set(self.pending.as_ref().map(|pending| pending.places.clone()));
     }
 }
 
 /// Request whose answer a process awaits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum AwaitedAnswer {
+pub enum AwaitedAnswer {
     Acquire {
         mode: Mode,
         waits: bool,
@@ -127,13 +122,13 @@ pub(crate) enum AwaitedAnswer {
 }
 
 impl Driver<'_> {
-    pub(super) fn has_threads(&self) -> bool {
+    pub fn has_threads(&self) -> bool {
         self.process.pending.is_some()
     }
 
     /// Notes that a thread is about to put this hold into the queue.
-    pub(super) fn schedule_later(&mut self, hold: u64) {
-        let reads_early = self.process.blunder == Some(Blunder::SchedulesWhatItRead);
+    pub fn schedule_later(&mut self, hold: u64) {
+        let reads_early = self.has(Blunder::SchedulesWhatItRead);
         let read = reads_early.then(|| self.due(hold)).flatten();
         let Some(pending) = &mut self.process.pending else { return };
         let effect = (hold, read);
@@ -144,7 +139,7 @@ impl Driver<'_> {
 
     /// Returns the moment of the next deadline of a hold, if there is one.
     fn due(&mut self, hold: u64) -> Option<Moment> {
-        match self.process.state.record(hold).due() {
+        match self.record(hold).due() {
             Next::At(at) => Some(at),
             // The background looks at it at once.
             Next::Lost(_) => Some(self.now()),
@@ -162,7 +157,7 @@ impl Driver<'_> {
     }
 
     /// A thread puts a hold into the queue, as `Deadlines::schedule` does.
-    pub(super) fn schedule(&mut self, effect: u8) {
+    pub fn schedule(&mut self, effect: u8) {
         let Some(pending) = &mut self.process.pending else { return };
         let (hold, read) = pending.unscheduled.remove(effect.into());
         if pending.place(hold) != RETIRED {
@@ -172,13 +167,13 @@ impl Driver<'_> {
     }
 
     /// Nothing is due for a hold any more.
-    pub(super) fn retire(&mut self, hold: u64) {
+    pub fn retire(&mut self, hold: u64) {
         if self.has_threads() {
             self.put(hold, Some(RETIRED));
         }
     }
 
-    pub(super) fn forget_places(&mut self, hold: u64) {
+    pub fn forget_places(&mut self, hold: u64) {
         if let Some(pending) = &mut self.process.pending {
             pending.unscheduled.retain(|(of, _)| *of != hold);
         }
@@ -186,7 +181,7 @@ impl Driver<'_> {
     }
 
     /// The background takes the holds that are due out of the queue, and looks at them.
-    pub(super) fn drive(&mut self) {
+    pub fn drive(&mut self) {
         let now = self.now();
         let Some(pending) = &self.process.pending else { return };
         let due: Vec<_> = pending.places.iter().filter(|(_, at)| *at != RETIRED && *at <= now).copied().collect();
@@ -197,7 +192,7 @@ impl Driver<'_> {
     }
 
     /// Checks that no wake-up and no deadline is lost.
-    pub(super) fn check_effects(&mut self) {
+    pub fn check_effects(&mut self) {
         let Some(pending) = self.process.pending.clone() else { return };
         let mut state = self.process.state.clone();
         for task in self.process.tasks.iter().filter(|task| task.stage == Stage::Waits(false)) {

@@ -4,7 +4,7 @@ use super::*;
 
 /// Inputs of the process.
 impl Driver<'_> {
-    pub(super) fn hear(&mut self, told: Told) {
+    pub fn hear(&mut self, told: Told) {
         match told {
             Told::Acquire { mode, waits } => self.enter(mode, waits),
             Told::Cancel { task } => self.cancel(task),
@@ -40,7 +40,7 @@ impl Driver<'_> {
     }
 
     /// Does what `acquire` does before its loop.
-    pub(super) fn enter(&mut self, mode: Mode, waits: bool) {
+    pub fn enter(&mut self, mode: Mode, waits: bool) {
         let now = self.now();
         self.process.begun += 1;
         let (wants, reception) = (self.wants(), self.process.reception);
@@ -63,7 +63,7 @@ impl Driver<'_> {
             let number = u8::try_from(self.process.tasks.len()).expect("few");
             self.process.tasks.push(task);
             let first = self.process.state.record(hold.number()).token();
-            let token = if self.process.blunder == Some(Blunder::ReusesToken) { first } else { share_id.token };
+            let token = if self.has(Blunder::ReusesToken) { first } else { share_id.token };
             return self.enter_hold(number, mode, (hold.number(), share_id), token);
         }
         let entered = self.event(|state, inputs, effects| match waits {
@@ -83,7 +83,7 @@ impl Driver<'_> {
     }
 
     /// Ends the acquisition of a task whose future is dropped or has got its answer.
-    pub(super) fn cancel(&mut self, number: u8) {
+    pub fn cancel(&mut self, number: u8) {
         let ExploredTask { waiter_id, mode, stage, .. } = self.task(number).clone();
         if let Stage::Converts { hold, share_id, .. } = stage {
             self.drop_conversion(number);
@@ -94,11 +94,8 @@ impl Driver<'_> {
         match stage {
             Stage::Asks(Ask::Rechecks { hold, share_id }) => {
                 let until = self.now().after(self.rules.max_delay);
-                if self.process.blunder == Some(Blunder::ForgetsAbandoned) {
-                    self.process.state.record(hold).copies_mut().abandon(Moment::from_nanos(0));
-                } else {
-                    self.process.state.record(hold).copies_mut().abandon(until);
-                }
+                let until = if self.has(Blunder::ForgetsAbandoned) { Moment::from_nanos(0) } else { until };
+                self.record(hold).copies_mut().abandon(until);
                 self.close(|copy| matches!(copy.purpose, Purpose::Recheck { task, .. } if task == number));
                 self.remove_share(hold, share_id);
             }
@@ -108,7 +105,7 @@ impl Driver<'_> {
         self.leave(number, mode, waiter_id);
     }
 
-    pub(super) fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
+    pub fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
         let now = self.now();
         let left =
             self.event(|state, inputs, effects| state.leave(mode, waiter_id, Backoff::new(), now, inputs, effects));
@@ -129,14 +126,14 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn take_back(&mut self, pending: &Pending) {
+    pub fn take_back(&mut self, pending: &Pending) {
         if !pending.is_unknown_to_server() {
             let arrives_until = pending.copies.until(self.now().after(self.rules.max_delay));
             self.depart(slot_of(&pending.id), arrives_until, None);
         }
     }
 
-    pub(super) fn depart(&mut self, slot: Slot, arrives_until: Option<Moment>, hold: Option<u64>) {
+    pub fn depart(&mut self, slot: Slot, arrives_until: Option<Moment>, hold: Option<u64>) {
         let arrives_until = arrives_until.and_then(|until| match self.process.blunder {
             Some(Blunder::LeavesOnce) => None,
             Some(Blunder::ConfirmsTooSoon) => Some(Moment::from_nanos(until.as_nanos() - TICK_NANOS)),
@@ -154,7 +151,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn release(&mut self, number: u8) {
+    pub fn release(&mut self, number: u8) {
         if let Stage::Holds { hold, share_id } = self.task(number).stage {
             self.task(number).stage = Stage::Over;
             self.remove_share(hold, share_id);
@@ -162,7 +159,7 @@ impl Driver<'_> {
     }
 
     /// Does what the drop of a guard does.
-    pub(super) fn remove_share(&mut self, hold: u64, share_id: ShareId) {
+    pub fn remove_share(&mut self, hold: u64, share_id: ShareId) {
         let now = self.now();
         let reception = self.process.reception;
         let others_stay = self.process.state.leave_others(hold, share_id);
@@ -174,7 +171,7 @@ impl Driver<'_> {
         let removed = self.event(|state, inputs, effects| state.remove_share(hold, share_id, now, inputs, effects));
         match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
-            ShareRemoved::Last | ShareRemoved::LastLate(_) if self.process.blunder == Some(Blunder::LeavesUntold) => {
+            ShareRemoved::Last | ShareRemoved::LastLate(_) if self.has(Blunder::LeavesUntold) => {
                 self.on_end(hold);
             }
             ShareRemoved::Last | ShareRemoved::LastLate(_) => self.give_back(hold, Some(hold)),
@@ -182,11 +179,11 @@ impl Driver<'_> {
     }
 
     /// Releases a hold that is over. Local waiters wait for the release of `waited_for`.
-    pub(super) fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
+    pub fn give_back(&mut self, hold: u64, waited_for: Option<u64>) {
         let now = self.now();
         self.retire(hold);
         let arrives_until = self.process.state.record(hold).arrives_until(now, self.rules);
-        let open = self.process.state.record(hold).take_open_conversion();
+        let open = self.record(hold).take_open_conversion();
         let slot = self.process.slot_of_hold(hold);
         self.close(|copy| matches!(copy.purpose, Purpose::Renew { hold: of, .. } if of == hold));
         self.depart(slot, arrives_until, waited_for);
@@ -210,13 +207,13 @@ impl Driver<'_> {
             self.process.copies.iter().filter(|copy| now.since(copy.sent) >= overdue).map(|copy| copy.number).collect();
         late.into_iter().for_each(|copy| self.on_answer(copy, None, false));
         self.replace_stalled();
+        let sends_no_heartbeat = self.has(Blunder::NeverAsksAgain);
         for task in self.process.tasks.iter_mut().filter(|task| !task.is_asleep) {
-            let sends_no_heartbeat = self.process.blunder == Some(Blunder::NeverAsksAgain);
             if !(sends_no_heartbeat && task.stage == Stage::Asks(Ask::Pauses { is_queued: true })) {
                 task.stage = after_pause(std::mem::replace(&mut task.stage, Stage::Over));
             }
         }
-        for number in 0..u8::try_from(self.process.tasks.len()).expect("few") {
+        for number in self.numbers() {
             let ExploredTask { is_asleep, ref stage, .. } = *self.task(number);
             if !is_asleep && matches!(stage, Stage::Asks(Ask::AwaitsReplies { until }) if *until <= now) {
                 self.on_no_reply(number);
@@ -228,7 +225,7 @@ impl Driver<'_> {
 
     /// Does what the background does with leaders that are not polled.
     fn replace_stalled(&mut self) {
-        let looks = self.process.blunder != Some(Blunder::NeverLooksForStalled);
+        let looks = !self.has(Blunder::NeverLooksForStalled);
         if looks && self.process.tasks.iter().any(|task| task.is_asleep) {
             let now = self.now();
             self.event(|state, inputs, _| state.on_stalled_leader(now, inputs));
@@ -236,15 +233,15 @@ impl Driver<'_> {
     }
 
     /// Lets the background look at a hold. In a process with threads, its queue of deadlines says when.
-    pub(super) fn look_soon(&mut self, hold: u64) {
+    pub fn look_soon(&mut self, hold: u64) {
         if !self.has_threads() {
             self.look_at(hold);
         }
     }
 
     /// Does what the background does with a hold whose deadline may have come.
-    pub(super) fn look_at(&mut self, hold: u64) {
-        let (now, rules) = (self.now(), self.rules);
+    pub fn look_at(&mut self, hold: u64) {
+        let now = self.now();
         let slot = self.process.slot_of_hold(hold);
         if self.process.departing.iter().any(|departing| departing.slot == slot) {
             return;
@@ -252,11 +249,8 @@ impl Driver<'_> {
         let next = self.event(|state, _, effects| state.record(hold).next(now, &mut effects.signals));
         match next {
             Next::At(_) => {
-                let lease = self.event(|state, _, effects| {
-                    state.change(hold, effects, |record, effects| {
-                        record.begin_renewal(now, now, rules, &mut effects.signals)
-                    })
-                });
+                let lease =
+                    self.event_of(hold, |record, rules, signals| record.begin_renewal(now, now, rules, signals));
                 if let Some(lease) = lease {
                     self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
                 }
@@ -270,7 +264,7 @@ impl Driver<'_> {
         }
     }
 
-    pub(super) fn on_end(&mut self, hold: u64) {
+    pub fn on_end(&mut self, hold: u64) {
         self.event(|state, _, effects| state.on_end(hold, effects));
     }
 }

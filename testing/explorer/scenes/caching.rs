@@ -1,9 +1,6 @@
 //! Scenes of processes that may cache their holds.
 
-use super::{
-    Blunder, CONVERSION, COPY, Caching, DEATH, DELAY, FORCE, Fault, Faults, Invariant, LOSS, NONE, SLEEP, Scene, WIPE,
-    concurrent, dying_and_converting, serial,
-};
+use super::*;
 
 const BREAK: Faults = Faults { breaks: 1, ..NONE };
 
@@ -87,47 +84,39 @@ fn subscriptions_of_processes_that_break_and_holds_that_are_forced_hold() {
 
 #[test]
 fn each_blunder_of_a_process_that_caches_holds_is_found() {
-    for blunder in Blunder::CACHING {
-        let (scene, invariant, steps) = match blunder {
-            Blunder::StaysWhenRecalled => (cached(2, 1, NONE), Invariant::StandsAside, 3),
-            Blunder::ReliesUnconfirmed => (subscribing(2, 1, NONE), Invariant::StandsAside, 2),
-            Blunder::ReliesOnWhatItAskedBefore => (subscribing(2, 1, DELAY), Invariant::StandsAside, 4),
-            Blunder::ReliesAcrossBreak => (cached(2, 1, Faults { delays: 1, ..BREAK }), Invariant::StandsAside, 6),
-            Blunder::KeepsUnheard => (cached(2, 1, BREAK), Invariant::StandsAside, 4),
-            Blunder::ForgetsEarlyRecall => (cached(2, 1, DELAY), Invariant::StandsAside, 4),
-            Blunder::BelievesOlderAnswer => (cached(2, 1, DELAY), Invariant::StandsAside, 4),
-            Blunder::IgnoresWhatARenewalTells => (cached(2, 1, NONE).mute(), Invariant::StandsAside, 2),
-            Blunder::GivesUpUnderGuard => (cached(2, 1, NONE), Invariant::Exclusion, 4),
-            Blunder::EntersWhatIsOver => (cached(2, 2, NONE), Invariant::Exclusion, 5),
-            Blunder::ReusesToken => (cached(1, 3, NONE), Invariant::Tokens, 4),
-            Blunder::AnswersInUseWhenIdle => (cached(2, 1, NONE).trying(), Invariant::Used, 4),
-            Blunder::TryStays => (cached(2, 1, NONE).trying(), Invariant::Leftovers, 3),
-            _ => unreachable!("the fault belongs to processes that cache no holds"),
-        };
-        scene.finds(None, Some(blunder), invariant, steps);
-    }
+    find_blunders([
+        (Blunder::StaysWhenRecalled, cached(2, 1, NONE), Invariant::StandsAside, 3),
+        (Blunder::ReliesUnconfirmed, subscribing(2, 1, NONE), Invariant::StandsAside, 2),
+        (Blunder::ReliesOnWhatItAskedBefore, subscribing(2, 1, DELAY), Invariant::StandsAside, 4),
+        (Blunder::ReliesAcrossBreak, cached(2, 1, Faults { delays: 1, ..BREAK }), Invariant::StandsAside, 6),
+        (Blunder::KeepsUnheard, cached(2, 1, BREAK), Invariant::StandsAside, 4),
+        (Blunder::ForgetsEarlyRecall, cached(2, 1, DELAY), Invariant::StandsAside, 4),
+        (Blunder::BelievesOlderAnswer, cached(2, 1, DELAY), Invariant::StandsAside, 4),
+        (Blunder::IgnoresWhatARenewalTells, cached(2, 1, NONE).mute(), Invariant::StandsAside, 2),
+        (Blunder::GivesUpUnderGuard, cached(2, 1, NONE), Invariant::Exclusion, 4),
+        (Blunder::EntersWhatIsOver, cached(2, 2, NONE), Invariant::Exclusion, 5),
+        (Blunder::ReusesToken, cached(1, 3, NONE), Invariant::Tokens, 4),
+        (Blunder::AnswersInUseWhenIdle, cached(2, 1, NONE).trying(), Invariant::Used, 4),
+        (Blunder::TryStays, cached(2, 1, NONE).trying(), Invariant::Leftovers, 3),
+    ]);
 }
 
 #[test]
 fn each_fault_of_a_server_is_found_by_processes_that_cache_holds() {
-    for fault in Fault::CACHING {
-        let (scene, invariant, steps) = match fault {
-            Fault::FlagOutlives => (subscribing(2, 2, NONE), Invariant::Call, 5),
-            Fault::FlagTooLate => (cached(2, 2, NONE), Invariant::Call, 2),
-            Fault::NobodyRecalls => (cached(2, 1, NONE), Invariant::Call, 2),
-            Fault::RecallsOnce => (cached(2, 1, NONE), Invariant::Call, 4),
-            Fault::RecallsByOlderToken => (cached(2, 1, NONE), Invariant::Call, 2),
-            Fault::TriesRecallUnnamed => (cached(2, 1, NONE).trying(), Invariant::Call, 2),
-            Fault::TriesAreRefused => (cached(2, 1, NONE).trying(), Invariant::HoldStands, 2),
-            Fault::RenewalTellsNothing => (cached(2, 1, NONE), Invariant::WaitedFor, 4),
-            Fault::RenewalBringsOldTokens => (cached(1, 1, NONE), Invariant::Tokens, 2),
-            Fault::RenewedTokensAhead => (cached(1, 1, NONE), Invariant::Tokens, 2),
-            Fault::ForceMissesNewBlock => (cached(1, 1, FORCE), Invariant::Forced, 4),
-            Fault::ForceRecallsNobody => (cached(1, 1, FORCE), Invariant::Call, 3),
-            Fault::ConversionClearsFlag => (cached(2, 2, CONVERSION), Invariant::Call, 3),
-            Fault::ConversionRecallsNobody => (cached(2, 2, CONVERSION), Invariant::Call, 3),
-            _ => unreachable!("the fault belongs to servers without cached holds"),
-        };
-        scene.finds(Some(fault), None, invariant, steps);
-    }
+    find_faults([
+        (Fault::FlagOutlives, subscribing(2, 2, NONE), Invariant::Call, 5),
+        (Fault::FlagTooLate, cached(2, 2, NONE), Invariant::Call, 2),
+        (Fault::NobodyRecalls, cached(2, 1, NONE), Invariant::Call, 2),
+        (Fault::RecallsOnce, cached(2, 1, NONE), Invariant::Call, 4),
+        (Fault::RecallsByOlderToken, cached(2, 1, NONE), Invariant::Call, 2),
+        (Fault::TriesRecallUnnamed, cached(2, 1, NONE).trying(), Invariant::Call, 2),
+        (Fault::TriesAreRefused, cached(2, 1, NONE).trying(), Invariant::HoldStands, 2),
+        (Fault::RenewalTellsNothing, cached(2, 1, NONE), Invariant::WaitedFor, 4),
+        (Fault::RenewalBringsOldTokens, cached(1, 1, NONE), Invariant::Tokens, 2),
+        (Fault::RenewedTokensAhead, cached(1, 1, NONE), Invariant::Tokens, 2),
+        (Fault::ForceMissesNewBlock, cached(1, 1, FORCE), Invariant::Forced, 4),
+        (Fault::ForceRecallsNobody, cached(1, 1, FORCE), Invariant::Call, 3),
+        (Fault::ConversionClearsFlag, cached(2, 2, CONVERSION), Invariant::Call, 3),
+        (Fault::ConversionRecallsNobody, cached(2, 2, CONVERSION), Invariant::Call, 3),
+    ]);
 }

@@ -1,9 +1,9 @@
 //! Faults of a wrong server with cached holds, after the operation of a right one.
 
-use super::{Block, Fault, RecallableFlag, Record, Reply, Request, Server, ServerRecall, Shelf, What};
+use super::*;
 
 impl Server {
-    pub(super) fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
+    pub fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
         let was_recallable = before.recallable.is_some_and(|mark| mark.token == before.token);
         let marked_at = |token| move |mark: RecallableFlag| RecallableFlag { token, ..mark };
         match (self.fault, &mut *reply) {
@@ -25,10 +25,10 @@ impl Server {
                 *reply = Reply::Contended;
             }
             (Some(Fault::RenewalTellsNothing), Reply::Renewed { is_waited_for, .. }) => *is_waited_for = false,
-            (Some(Fault::RenewalBringsOldTokens), Reply::Renewed { tokens: Some(Block { first, .. }), .. }) => {
+            (Some(Fault::RenewalBringsOldTokens), Reply::Renewed { tokens: Some((first, _)), .. }) => {
                 *first -= 1;
             }
-            (Some(Fault::RenewedTokensAhead), Reply::Renewed { tokens: Some(Block { count, .. }), .. }) => {
+            (Some(Fault::RenewedTokensAhead), Reply::Renewed { tokens: Some((_, count)), .. }) => {
                 *count += 1;
                 record.token += 1;
                 record.recallable = record.recallable.map(marked_at(record.token));
@@ -37,12 +37,7 @@ impl Server {
         }
     }
 
-    pub(super) fn call_wrongly(
-        &self,
-        call: Option<ServerRecall>,
-        request: &Request,
-        before: &Shelf,
-    ) -> Option<ServerRecall> {
+    pub fn call_wrongly(&self, call: Option<ServerRecall>, request: &Request, before: &Shelf) -> Option<ServerRecall> {
         let waited = before.knows(request.id);
         let asks = matches!(request.what, What::Acquire { .. });
         call.and_then(|call| match self.fault {

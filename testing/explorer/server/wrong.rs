@@ -1,14 +1,9 @@
 //! Faults of a wrong server, before and after the operation of a right one.
 
-use std::collections::VecDeque;
-
-use super::{
-    AcquisitionId, Fault, Grant, Id, LEASE, RETENTION_MS, Record, Reply, Request, Server, ServerTime, Side, TICK_MS,
-    TOKENS, What, span,
-};
+use super::*;
 
 impl Server {
-    pub(super) fn go_wrong_before(&self, record: &mut Record, now: ServerTime, request: &Request) {
+    pub fn go_wrong_before(&self, record: &mut Record, now: ServerTime, request: &Request) {
         let now_ms = now.as_micros() / 1000;
         match (self.fault, request.what) {
             (Some(Fault::LastWriterForgotten), What::Leave) => {
@@ -51,7 +46,7 @@ impl Server {
         }
     }
 
-    pub(super) fn go_wrong_after(
+    pub fn go_wrong_after(
         &self,
         before: &Record,
         record: &mut Record,
@@ -149,7 +144,7 @@ impl Server {
         Reply::Granted(Self::grant(record.grant_of(now_ms, id, waits).expect("it was let in"), at_us))
     }
 
-    pub(super) fn distort(&self, notifications: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {
+    pub fn distort(&self, notifications: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {
         match self.fault {
             Some(Fault::NotificationForAnother) => {
                 let another = record.waiting_writers.front().map(|waiting| Self::number(&waiting.request.id));

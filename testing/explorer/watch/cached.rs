@@ -1,7 +1,6 @@
 //! Second model, for holds that may be cached.
 
-use super::super::server::{Block, Id, Outcome, Reply, Request, ServerRecall, Side, What};
-use super::{Invariant, Judged, List, Watch, hold};
+use super::*;
 
 impl Watch {
     /// Returns true if the hold that keeps the waiter out may be cached. A waiting writer recalls for itself and for
@@ -11,12 +10,12 @@ impl Watch {
     }
 
     /// Returns true if a try is in the queue: where it recalls, or if it was there before.
-    pub(super) fn takes_a_place(&self, id: Id, side: Side) -> bool {
+    pub fn takes_a_place(&self, id: Id, side: Side) -> bool {
         self.is_cached_against(side) || self.queue.iter().any(|place| place.until.id == id)
     }
 
     /// Judges the recall, and records whether the lock has the recallable flag from now on.
-    pub(super) fn judge_call(&mut self, request: Request, outcome: &Outcome) -> Judged {
+    pub fn judge_call(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let token = self.top.map_or(0, |(top, _)| top);
         let by_all = ServerRecall { token, tries: None };
         let by_one = ServerRecall { tries: Some(request.id), ..by_all };
@@ -47,7 +46,7 @@ impl Watch {
 
     /// Judges a force. A force ends the hold that the inspection showed, even if the hold has got newer tokens since.
     /// It recalls a hold that may be cached.
-    pub(super) fn judge_force(&mut self, seen: u16, back: u8, outcome: &Outcome) -> Judged {
+    pub fn judge_force(&mut self, seen: u16, back: u8, outcome: &Outcome) -> Judged {
         let is_there = self.writer.is_some_and(|writer| seen & (1 << writer.until.id) != 0);
         let is_carried_out = is_there || back == 0;
         let writer = self.writer.map(|writer| writer.until).filter(|until| until.ticks > 0);
@@ -68,7 +67,7 @@ impl Watch {
 
     /// Judges the tokens of a renewal, and its report of waiters. New tokens are above all others and not ahead of the
     /// clock. They come if they were requested.
-    pub(super) fn judge_what_a_renewal_tells(&mut self, request: Request, outcome: &Outcome) -> Judged {
+    pub fn judge_what_a_renewal_tells(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let Reply::Renewed { is_waited_for, tokens, .. } = outcome.reply else { return Ok(()) };
         let waits = match self.writer {
             Some(_) => !self.queue.is_empty(),
@@ -80,7 +79,7 @@ impl Watch {
         let (top, side) = self.top.unwrap_or_default();
         let asked = request.keeps.filter(|count| *count > 0 && self.writer.is_some());
         match (asked, tokens, &mut self.writer) {
-            (Some(most), Some(Block { first, count }), Some(writer)) => {
+            (Some(most), Some((first, count)), Some(writer)) => {
                 let last = first + i8::try_from(count).unwrap_or(i8::MAX) - 1;
                 hold(first > top && (1..=most).contains(&count) && last <= 0, Invariant::Tokens)?;
                 writer.back = last - first;
@@ -94,7 +93,7 @@ impl Watch {
 
     /// Records the token of a guard, relative to the highest token. A writer's token is above all earlier tokens. A
     /// reader's token is above the tokens of all writers.
-    pub(in super::super) fn is_handed(&mut self, token: i8, side: Side) {
+    pub fn is_handed(&mut self, token: i8, side: Side) {
         let is_above = self
             .handed
             .is_none_or(|(last, of)| token > last || token == last && (of, side) == (Side::Read, Side::Read));
@@ -103,7 +102,7 @@ impl Watch {
     }
 
     /// Moves the token of the last guard when the highest token has changed.
-    pub(in super::super) fn move_on(&mut self, moved: impl Fn(&mut i8)) {
+    pub fn move_on(&mut self, moved: impl Fn(&mut i8)) {
         if let Some((token, _)) = &mut self.handed {
             moved(token);
         }

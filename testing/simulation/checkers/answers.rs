@@ -1,11 +1,6 @@
 //! Checks that an answer describes the lock as it is: whether a writer waits afterwards, and what an inspection shows.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, id_of};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Id, Lock, Op, Reply, Seen, Shown, What};
+use super::*;
 
 fn queued(seen: &Seen, mode: Mode) -> Vec<Id> {
     seen.queue.iter().filter(|held| held.mode == mode).map(|held| held.id).collect()
@@ -17,8 +12,7 @@ fn leaves(op: Op, id: Id) -> bool {
 
 /// Checks `is_waited_for`. Readers share a hold without a request while the last answer said that no writer waits. A
 /// writer keeps its hold while there is no waiter.
-pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 waited for");
+pub fn waited_for(facts: &Facts<'_>, findings: &mut Findings) {
     // Waiters that were seen in the queue and have neither entered nor left since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -41,16 +35,18 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
         let waiting = |mode| after.queue.iter().filter(move |waiting| concerns(mode, waiting.mode));
         if let (Reply::Granted { is_waited_for, .. }, Some(id)) = (reply, id_of(*op)) {
             let (mode, waits) = (mode_of(id), waiting(mode_of(id)).count() > 0);
-            findings.add_unless(*is_waited_for == waits || (*is_waited_for && unreached(mode)), at, || {
-                format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue)
-            });
+            findings.add_unless(
+                *is_waited_for == waits || (*is_waited_for && unreached(mode)),
+                at,
+                format_args!("{op:?} is answered {reply:?}, and {:?} wait", after.queue),
+            );
         }
         // A renewal does not examine the waiters, so those that it reports may be dead by then.
         if let (Op::Renew { caches: true, .. }, Reply::Renewed { is_waited_for: false, .. }, Some(id)) =
             (op, reply, id_of(*op))
         {
             let waits = waiting(mode_of(id)).count() > 0;
-            findings.add_unless(!waits, at, || format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue));
+            findings.add_unless(!waits, at, format_args!("{op:?} is answered {reply:?}, and {:?} wait", after.queue));
         }
         for notification in notifications {
             let mode = mode_of(notification.id);
@@ -58,15 +54,13 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
             let is_before = |id: Id| Some(id) != id_of(*op) || before.queue.iter().any(|other| other.id == id);
             let others = waiting(mode).any(|waiting| is_before(waiting.id));
             let right = notification.is_waited_for == others || (notification.is_waited_for && unreached(mode));
-            findings.add_unless(right, at, || format!("{notification:?}, and {:?} wait", after.queue));
+            findings.add_unless(right, at, format_args!("{notification:?}, and {:?} wait", after.queue));
         }
     }
-    findings
 }
 
 /// Checks that an inspection shows the state of the lock.
-pub(super) fn looks(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("inspect");
+pub fn looks(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, _, what) in facts.each() {
         let What::Applied { reply: Reply::View(shown), server_us, before, .. } = what else {
             continue;
@@ -85,7 +79,10 @@ pub(super) fn looks(facts: &Facts<'_>) -> Findings {
         let part = *token == before.token
             && listed.iter().all(|held| holders.contains(held))
             && waiters.iter().all(|(id, _)| before.queue.iter().any(|held| held.id == *id));
-        findings.add_unless(same || (facts.small_batches && part), at, || format!("{shown:?} is shown of {before:?}"));
+        findings.add_unless(
+            same || (facts.small_batches && part),
+            at,
+            format_args!("{shown:?} is shown of {before:?}"),
+        );
     }
-    findings
 }

@@ -1,12 +1,7 @@
 //! Checks cached holds. The process learns of waiters, gives a recalled hold up in time, and no guard enters after
 //! that. `docs/CACHED_HOLDS.md` has the times.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, Given, MS, SECOND};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Held, Id, Lock, Micros, Op, Recalled, Reply, Seen, What};
+use super::*;
 
 /// Time from a recall to the server's record that the hold is over, if nothing goes wrong.
 const HOP: Micros = 100 * MS;
@@ -31,8 +26,7 @@ struct KnownFlag {
 
 /// Checks that a waiter recalls a cached hold that keeps it out. All waiters together recall at most twice a second. An
 /// attempt that only tries always recalls.
-pub(super) fn recalls(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: recalls");
+pub fn recalls(facts: &Facts<'_>, findings: &mut Findings) {
     // `None`: the flag that a replica has when it takes over is not known.
     let mut flags: BTreeMap<(u32, Lock), Option<KnownFlag>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -50,18 +44,22 @@ pub(super) fn recalls(facts: &Facts<'_>) -> Findings {
                 let inside = after.held.iter().any(|held| *mode == Mode::Write || held.mode == Mode::Write);
                 let named = recalled.is_some_and(|recalled| recalled.tries == tries.then_some(*id));
                 let right = if *tries || !is_early { named || !inside } else { recalled.is_none() };
-                findings.add_unless(right, at, || {
-                    format!("{op:?} is refused and recalls {recalled:?}, {since:?} ms later")
-                });
+                findings.add_unless(
+                    right,
+                    at,
+                    format_args!("{op:?} is refused and recalls {recalled:?}, {since:?} ms later"),
+                );
             }
             (Op::Acquire { .. }, _) => {
-                findings.add_unless(recalled.is_none() || flag.is_none(), at, || {
-                    format!("{op:?} is answered {reply:?} and recalls {recalled:?}")
-                });
+                findings.add_unless(
+                    recalled.is_none() || flag.is_none(),
+                    at,
+                    format_args!("{op:?} is answered {reply:?} and recalls {recalled:?}"),
+                );
             }
             (Op::Force { .. }, Reply::Forced(ended)) if is_recallable(before) => {
                 let right = ended.is_empty() || recalled.is_some_and(|recalled| recalled.tries.is_none());
-                findings.add_unless(right, at, || format!("{ended:?} end by force, and no holder is recalled"));
+                findings.add_unless(right, at, format_args!("{ended:?} end by force, and no holder is recalled"));
             }
             _ => {}
         }
@@ -70,7 +68,6 @@ pub(super) fn recalls(facts: &Facts<'_>) -> Findings {
         }
         set_flag(flag, *op, reply, (before, after));
     }
-    findings
 }
 
 /// Sets the recallable flag when a holder may cache its hold. The flag counts for holds with the same token, and
@@ -87,27 +84,24 @@ fn set_flag(flag: &mut Option<KnownFlag>, op: Op, reply: &Reply, (before, after)
         // The time of the last recall is not known either.
         return;
     }
-    let renews = matches!(op, Op::Renew { .. });
+    let renews = op.is_renewal();
     let was_recallable = flag.filter(|flag| flag.token == if renews { before.token } else { after.token });
     let recalled_ms = was_recallable.filter(|_| is_waited_for).and_then(|flag| flag.recalled_ms);
     *flag = Some(KnownFlag { token: after.token, recalled_ms });
 }
 
 /// Checks that a force ends the writer that was seen, whatever tokens it has by now.
-pub(super) fn forced(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: force");
+pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, _, what) in facts.each() {
         let What::Applied { op: Op::Force { writer: Some(writer), .. }, after, .. } = what else { continue };
         let is_there = after.held.iter().any(|held| held.id == *writer);
-        findings.add_unless(!is_there, at, || format!("{writer:?} was seen, and stays"));
+        findings.add_unless(!is_there, at, format_args!("{writer:?} was seen, and stays"));
     }
-    findings
 }
 
 /// Checks the tokens that renewals bring. They are the last that the server has given. Each writer's token is above
 /// those of all earlier guards, whatever hold of whatever process they had.
-pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: tokens");
+pub fn tokens(facts: &Facts<'_>, findings: &mut Findings) {
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -117,7 +111,7 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
         match what {
             What::Applied { reply: Reply::Renewed { tokens: Some((first, count)), .. }, after, .. } => {
                 let last = first + count - 1;
-                findings.add_unless(after.token == last, at, || format!("{last} is given, and {after:?} known"));
+                findings.add_unless(after.token == last, at, format_args!("{last} is given, and {after:?} known"));
             }
             What::Granted { guard, id, token, .. } => {
                 let held = &facts.guards[guard];
@@ -130,29 +124,31 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
                 let is_lost = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
                 let passed = facts.deposed.get(&held.wish.lock).is_some_and(|deposed| *highest <= *deposed);
                 let excused = held.wish.within.is_some() || is_lost || passed || facts.excused(*id, now);
-                findings
-                    .add_unless(rises || excused, at, || format!("guard {guard} has token {token} after {highest}"));
+                findings.add_unless(
+                    rises || excused,
+                    at,
+                    format_args!("guard {guard} has token {token} after {highest}"),
+                );
                 *highest = (*highest).max(*token);
             }
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that no guard enters after the local end of the last answer.
-pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: validity");
+pub fn in_time(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
         if facts.process(guard.process).cache_for == 0 {
             continue;
         }
-        let until = facts.vouched(guard.id, &facts.about(guard.id).collect::<Vec<_>>(), guard.granted);
-        findings.add_unless(guard.granted <= until, guard.index, || {
-            format!("guard {number} enters, and its hold is over at {until} us")
-        });
+        let until = facts.vouched(guard.id, guard.granted);
+        findings.add_unless(
+            guard.granted <= until,
+            guard.index,
+            format_args!("guard {number} enters, and its hold is over at {until} us"),
+        );
     }
-    findings
 }
 
 /// Waiter, and the cached hold that keeps it out.
@@ -164,8 +160,7 @@ struct Wait {
 
 /// Checks that a process gives up a cached hold when there is a waiter. It does so within one message, or within a
 /// heartbeat if a recall is lost. The next renewal is the last time.
-pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("cached: given up");
+pub fn given_up(facts: &Facts<'_>, findings: &mut Findings) {
     let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         let What::Applied { lock, before, after, server_us, .. } = what else { continue };
@@ -177,9 +172,11 @@ pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
             // release arrives.
             let has_left = |by: &Micros| leaves(facts, *waiting).any(|left| left <= *by);
             let by = by.filter(|by| !has_left(by));
-            findings.add_unless(by.is_none_or(|by| now <= by), at, || {
-                format!("{waiting:?} waits for {:?} since {} us, and nobody uses that", wait.held, wait.from)
-            });
+            findings.add_unless(
+                by.is_none_or(|by| now <= by),
+                at,
+                format_args!("{waiting:?} waits for {:?} since {} us, and nobody uses that", wait.held, wait.from),
+            );
         }
         waits.retain(|(held, waiting), wait| {
             let is_there = after.held.iter().any(|other| other.id == *held);
@@ -195,12 +192,11 @@ pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
             }
         }
     }
-    findings
 }
 
 /// Returns the times at which an acquisition sent its releases.
 fn leaves(facts: &Facts<'_>, id: Id) -> impl Iterator<Item = Micros> {
-    facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. })).map(|request| request.sent)
+    facts.about(id).filter(|request| request.op.is_leave()).map(|request| request.sent)
 }
 
 /// Returns the time by which an unused hold has to be given up. `None` if that is undefined: a guard uses it, or its
@@ -209,9 +205,9 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     let (id, lock) = (wait.held.id, wait.lock);
     let process = facts.process(id.process);
     let listening = facts.listening(id.process, lock)?;
-    let over = facts.guards.values().filter(|guard| guard.id == id).map(|guard| guard.over).max()??;
+    let over = facts.guards_of(id).map(|guard| guard.over).max()??;
     let from = wait.from.max(over);
-    let is_used = facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > from));
+    let is_used = facts.guards_of(id).any(|guard| guard.over.is_none_or(|over| over > from));
     let is_told = leaves(facts, id).any(|left| left <= now);
     // The hold was converted. If that primary is lost, the old record may be back, and no process has it.
     let is_converted = facts.requests.values().any(|request| {

@@ -1,13 +1,9 @@
 //! Checks conversions. A hold that is lost during its conversion is lost for a reason, and the answers and their times
 //! show each reason.
 
-use super::Findings;
 use super::ends::is_right;
-use super::facts::{Facts, GuardFacts, MS, RequestFacts};
 use super::retries::expired_rightly;
-use crate::base::error::LossReason;
-use crate::store::Mode;
-use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Op, Released, Reply, What};
+use super::*;
 
 /// Delay that a timer may add.
 const GRAIN: Micros = 5 * MS;
@@ -52,14 +48,14 @@ impl LostConversion<'_> {
     /// know it.
     fn was_told_by_renewal(&self, facts: &Facts<'_>) -> bool {
         facts.about(self.old.id).any(|request| match request.answered {
-            Some((at, Reply::Lost { .. })) => matches!(request.op, Op::Renew { .. }) && at <= self.ended,
+            Some((at, Reply::Lost { .. })) => request.op.is_renewal() && at <= self.ended,
             _ => false,
         })
     }
 
     /// Returns true if the server has answered that an operator ended the holds. It may never have known this one.
     fn was_told_of_force(&self, facts: &Facts<'_>) -> bool {
-        let renewals = facts.about(self.old.id).filter(|request| matches!(request.op, Op::Renew { .. }));
+        let renewals = facts.about(self.old.id).filter(|request| request.op.is_renewal());
         self.asked.iter().copied().chain(renewals).any(|request| match request.answered {
             Some((at, Reply::Lost { forced })) => at <= self.ended && forced >= self.old.token,
             _ => false,
@@ -79,16 +75,14 @@ impl LostConversion<'_> {
 
     /// Returns true if the old hold was over by the local clock. The server may have found that, too.
     fn is_over(&self, facts: &Facts<'_>) -> bool {
-        let requests: Vec<_> = facts.about(self.old.id).collect();
-        let in_doubt_until = facts.in_doubt_until(self.old, &requests, self.ended - 1);
-        facts.vouched(self.old.id, &requests, self.ended).min(in_doubt_until) <= self.ended
+        let in_doubt_until = facts.in_doubt_until(self.old, self.ended - 1);
+        facts.vouched(self.old.id, self.ended).min(in_doubt_until) <= self.ended
     }
 }
 
 /// Checks the reason of each lost conversion. `Gone` needs the server's answer, `Expired` needs a lease that ended
 /// although the process tried everything, and so on.
-pub(super) fn lost(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 lost conversions");
+pub fn lost(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, guard, conversion) in lost_conversions(facts) {
         let LostConversion { old, ended, index, .. } = conversion;
         let process = facts.process(old.process);
@@ -101,8 +95,7 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
             reason if conversion.asked.is_empty() => is_right(facts, guard, reason, ended, false),
             LossReason::Expired if is_capped || conversion.came_too_late(facts) => true,
             LossReason::Expired => {
-                let requests: Vec<_> = facts.about(old.id).collect();
-                expired_rightly(facts, &mut findings, index, ended, old, &requests);
+                expired_rightly(facts, findings, index, ended, old);
                 true
             }
             LossReason::MaxHold => is_capped,
@@ -120,16 +113,16 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
             // The simulation never forks a process.
             LossReason::Forked => false,
         };
-        findings.add_unless(right, index, || {
-            format!("attempt {number} to convert guard {guard} ends as {:?} for no reason", conversion.reason)
-        });
+        findings.add_unless(
+            right,
+            index,
+            format_args!("attempt {number} to convert guard {guard} ends as {:?} for no reason", conversion.reason),
+        );
     }
-    findings
 }
 
 /// Checks that a refusal comes from the server, or from a guard or waiter of the same process.
-pub(super) fn refused(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("denial of conversions");
+pub fn refused(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt) in &facts.attempts {
         let (Some(guard), Some(End::Conflict), Some((ended, index))) =
             (attempt.wish.converts, attempt.end, attempt.ended)
@@ -140,7 +133,7 @@ pub(super) fn refused(facts: &Facts<'_>) -> Findings {
         let asked: Vec<_> = facts.conversions_of(old.id).filter(|request| request.attempt == Some(*number)).collect();
         let by_server = asked.iter().any(|request| matches!(request.answered, Some((_, Reply::Refused))));
         let others = facts.attempts.iter().any(|(other, of)| {
-            let same = of.process == attempt.process && of.wish.lock == attempt.wish.lock;
+            let same = of.scope() == attempt.scope();
             let gone = match of.guard.map(|guard| &facts.guards[&guard]) {
                 Some(guard) => guard.over,
                 None => of.ended.map(|(at, _)| at),
@@ -148,46 +141,52 @@ pub(super) fn refused(facts: &Facts<'_>) -> Findings {
             other != number && same && of.asked <= ended && gone.is_none_or(|gone| gone >= attempt.asked)
         });
         let right = if asked.is_empty() { others } else { by_server };
-        findings.add_unless(right, index, || {
-            format!("attempt {number} to convert guard {guard} is told of others, and nobody has said so")
-        });
+        findings.add_unless(
+            right,
+            index,
+            format_args!("attempt {number} to convert guard {guard} is told of others, and nobody has said so"),
+        );
     }
-    findings
 }
 
 /// Checks that errors claim no more than the answers said. An unknown outcome of a conversion is no answer of the
 /// server. The guard reports the same reason as the error.
-pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("4 reasons of conversions");
+pub fn reasons(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, guard, conversion) in lost_conversions(facts) {
         let told = conversion.asked.is_empty() || conversion.was_told(facts) || conversion.is_gone_by_answer(facts);
-        findings.add_unless(conversion.reason != LossReason::Gone || told, conversion.index, || {
-            format!("attempt {number} says that the server does not know guard {guard}, and the server has not said so")
-        });
+        findings.add_unless(
+            conversion.reason != LossReason::Gone || told,
+            conversion.index,
+            format_args!(
+                "attempt {number} says that the server does not know guard {guard}, and the server has not said so"
+            ),
+        );
         let released = facts.each().skip(conversion.index).find_map(|(_, _, what)| match what {
             What::Released { guard: of, how: Released::Lost(reason) } if *of == guard => Some(*reason),
             _ => None,
         });
-        findings.add_unless(released.is_none_or(|reason| reason == conversion.reason), conversion.index, || {
-            format!(
+        findings.add_unless(
+            released.is_none_or(|reason| reason == conversion.reason),
+            conversion.index,
+            format_args!(
                 "attempt {number} says that guard {guard} ended as {:?}, and that as {released:?}",
                 conversion.reason
-            )
-        });
+            ),
+        );
     }
-    findings
 }
 
 /// Checks guards whose conversion was not answered. Such a guard reports the doubt until the server's answer resolves
 /// it. A guard that writes is over.
-pub(super) fn in_doubt(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("4 conversions in doubt");
+pub fn in_doubt(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt) in facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts.is_some()) {
         let (Some(End::Unreachable), Some((ended, index))) = (attempt.end, attempt.ended) else { continue };
         let retry_for = facts.process(attempt.process).unreachable_after;
-        findings.add_unless(ended >= attempt.asked + retry_for, index, || {
-            format!("attempt {number} to convert a guard gives up before its patience is over")
-        });
+        findings.add_unless(
+            ended >= attempt.asked + retry_for,
+            index,
+            format_args!("attempt {number} to convert a guard gives up before its patience is over"),
+        );
     }
     for (at, now, what) in facts.each() {
         let What::Sample { guard, valid: true, confirmed, .. } = *what else { continue };
@@ -195,9 +194,10 @@ pub(super) fn in_doubt(facts: &Facts<'_>) -> Findings {
         if facts.open_since(held, now).is_none_or(|since| now <= since) {
             continue;
         }
-        findings.add_unless(!confirmed && held.mode == Mode::Read, at, || {
-            format!("guard {guard} stands as ever, and nobody knows whether its hold was converted")
-        });
+        findings.add_unless(
+            !confirmed && held.mode == Mode::Read,
+            at,
+            format_args!("guard {guard} stands as ever, and nobody knows whether its hold was converted"),
+        );
     }
-    findings
 }

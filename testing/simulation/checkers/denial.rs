@@ -1,56 +1,52 @@
 //! Checks denials. Contention is never an error, and silence is never a denial. An attempt is denied only if the server
 //! reported other holders, or if its own process has them.
 
-use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
+use super::*;
 
 /// Time for which a server's answer counts for the waiters behind the leader, which is until the next heartbeat.
 const ANSWER_COUNTS_FOR: Micros = 1_010 * MS;
 
 /// Checks that the server has answered each denial, as far as other waiters matter.
-pub(super) fn answered(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("denial");
+pub fn answered(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt, ended, index) in denied(facts) {
         let wanted = facts.attempts.iter().any(|(other, of)| {
-            let there = of.asked <= ended && of.ended.is_none_or(|(gone, _)| attempt.asked <= gone);
-            other != number && of.process == attempt.process && of.wish.lock == attempt.wish.lock && there
+            other != number && of.scope() == attempt.scope() && of.is_under_way(attempt.asked, ended)
         });
         // An attempt that asks once relies on the last answer to its own request.
-        let own = facts.requests.values().filter(|request| {
-            request.attempt == Some(*number) && matches!(request.op, Op::Acquire { .. }) && attempt.wish.once
-        });
+        let own = facts
+            .requests
+            .values()
+            .filter(|request| request.attempt == Some(*number) && request.op.is_acquisition() && attempt.wish.once);
         let last = own.filter_map(|request| request.answered.as_ref()).max_by_key(|(at, _)| *at);
         // For a reader that wants to join, the answer that a writer waits is a denial.
         let denies = last.is_none_or(|(_, reply)| {
             let writers = matches!(reply, Reply::Granted { is_waited_for: true, .. });
             writers || matches!(reply, Reply::Contended { .. } | Reply::Queued { .. })
         });
-        findings.add_unless(denies && (wanted || is_told(facts, (*number, attempt), ended)), index, || {
-            format!("nobody told attempt {number} that others are inside")
-        });
+        findings.add_unless(
+            denies && (wanted || is_told(facts, (*number, attempt), ended)),
+            index,
+            format_args!("nobody told attempt {number} that others are inside"),
+        );
     }
-    findings
 }
 
 /// Checks that a denial names a holder. A mere waiter is no reason, except for an attempt that does not wait. There a
 /// waiter of the other side counts for a moment.
-pub(super) fn by_holders(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("denial by nobody");
+pub fn by_holders(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt, ended, index) in denied(facts) {
         // An attempt that asks once never enters before the waiters of its process, whatever the server answers.
         let first = facts.attempts.iter().any(|(other, of)| {
-            let there = of.asked <= ended && of.ended.is_none_or(|(gone, _)| attempt.asked <= gone);
+            let there = of.scope() == attempt.scope() && of.is_under_way(attempt.asked, ended);
             let conflict = of.wish.mode == Mode::Write || attempt.wish.mode == Mode::Write;
-            let same = of.process == attempt.process && of.wish.lock == attempt.wish.lock;
-            other != number && same && there && conflict && attempt.wish.once
+            other != number && there && conflict && attempt.wish.once
         });
-        findings.add_unless(first || is_told(facts, (*number, attempt), ended), index, || {
-            format!("attempt {number} is told that others are inside, and nobody is known to be")
-        });
+        findings.add_unless(
+            first || is_told(facts, (*number, attempt), ended),
+            index,
+            format_args!("attempt {number} is told that others are inside, and nobody is known to be"),
+        );
     }
-    findings
 }
 
 /// Lists the attempts that were denied, with the time and the event.
@@ -82,9 +78,9 @@ fn granted_late(facts: &Facts<'_>, (number, attempt): (Attempt, &AttemptFacts)) 
 /// Returns true while the process releases a hold of the lock. The hold may belong to a future that was dropped.
 fn given_back(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     facts.requests.values().any(|request| {
-        let of_this = request.process == attempt.process && request.lock == attempt.wish.lock;
-        let known = request.answered.as_ref().map(|(at, _)| *at).or(request.failed).unwrap_or(Micros::MAX);
-        of_this && matches!(request.op, Op::Leave { .. }) && request.sent <= ended && attempt.asked <= known
+        let of_this = request.scope() == attempt.scope();
+        let known = request.ended().unwrap_or(Micros::MAX);
+        of_this && request.op.is_leave() && request.sent <= ended && attempt.asked <= known
     })
 }
 
@@ -97,7 +93,7 @@ fn told_by_server(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> b
         + process.response_timeout
         + facts.asleep(attempt, attempt.asked.saturating_sub(ANSWER_COUNTS_FOR), ended);
     facts.requests.values().any(|request| {
-        let of_this = request.process == attempt.process && request.lock == attempt.wish.lock;
+        let of_this = request.scope() == attempt.scope();
         let denied_at = match (request.op, &request.answered) {
             (Op::Acquire { .. }, Some((at, Reply::Contended { .. } | Reply::Queued { .. }))) => *at,
             _ => return false,
@@ -109,7 +105,7 @@ fn told_by_server(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> b
 /// Returns true if the same process holds the lock meanwhile, or could not release it yet.
 fn held_here(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
     facts.guards.values().any(|guard| {
-        let of_this = guard.process == attempt.process && guard.wish.lock == attempt.wish.lock;
+        let of_this = guard.scope() == attempt.scope();
         of_this && guard.granted <= ended && attempt.asked <= gone(facts, guard)
     })
 }
@@ -117,7 +113,7 @@ fn held_here(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> bool {
 /// Returns the time from which a hold blocks no other attempt. The server has received its release by then, or could
 /// not receive it.
 fn gone(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
-    let Some(over) = [guard.over, guard.lost].into_iter().flatten().min() else {
+    let Some(over) = guard.gone() else {
         return Micros::MAX;
     };
     let process = facts.process(guard.process);
@@ -125,7 +121,7 @@ fn gone(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
     let bound = over + 2 * process.response_timeout + SECOND;
     let last = bound.saturating_add(facts.asleep_with(guard, over, Micros::MAX));
     // A converted hold has another id.
-    let told = facts.about(guard.id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent >= over);
-    let answered_at = told.filter_map(|request| request.answered.as_ref().map(|(at, _)| *at).or(request.failed)).min();
+    let told = facts.about(guard.id).filter(|request| request.op.is_leave() && request.sent >= over);
+    let answered_at = told.filter_map(RequestFacts::ended).min();
     answered_at.unwrap_or(last)
 }

@@ -1,20 +1,14 @@
 //! Promise 3: a hold ends only by release, lease, `max_hold`, `close` or force. Renewal never re-creates and never
 //! shortens. No owner cuts or stretches the lease of another.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, id_of};
-use crate::base::error::LossReason;
-use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, Op, Released, Reply, Seen, SentGrant, What};
+use super::*;
 
 /// Margins of the longest lease: 1 % and 2 ms.
 const LONGEST_MARGINS: Micros = 102 * MS;
 
 /// Checks the ends of holds on the server.
 #[allow(clippy::single_match)] // as in the other checkers
-pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 ends of holds");
+pub fn of_holds(facts: &Facts<'_>, findings: &mut Findings) {
     let mut last: BTreeMap<(u32, Lock), Vec<Held>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         match what {
@@ -24,22 +18,14 @@ pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
                     let live: Vec<_> = last.iter().filter(|held| held.deadline_ms > now_ms).copied().collect();
                     // After a step back of the clock, holds are live again that the server has seen expire.
                     let remain = live.iter().all(|held| before.held.contains(held));
-                    findings.add_unless(remain, at, || format!("{live:?} became {before:?} between two requests"));
+                    findings.add_unless(remain, at, format_args!("{live:?} became {before:?} between two requests"));
                 }
-                of_request(
-                    &mut findings,
-                    (at, facts.small_batches),
-                    (*op, reply),
-                    now_ms,
-                    (before, after),
-                    notifications,
-                );
+                of_request(findings, (at, facts.small_batches), (*op, reply), now_ms, (before, after), notifications);
                 last.insert((*primary, *lock), after.held.clone());
             }
             _ => {}
         }
     }
-    findings
 }
 
 fn of_request(
@@ -64,18 +50,18 @@ fn of_request(
         }
         _ => all_others_remain,
     };
-    findings.add_unless(others_remain, at, || format!("others had {before:?} and have {after:?}"));
+    findings.add_unless(others_remain, at, format_args!("others had {before:?} and have {after:?}"));
     let told =
         |held: &Held| notifications.iter().any(|sent| sent.id == held.id && sent.deadline_ms <= held.deadline_ms);
     let known = |held: &Held| before.held.iter().any(|before| before.id == held.id) || told(held);
     let all_known = after.held.iter().all(|held| Some(held.id) == own || known(held));
-    findings.add_unless(all_known, at, || format!("{before:?} became {after:?} and nobody is told"));
+    findings.add_unless(all_known, at, format_args!("{before:?} became {after:?} and nobody is told"));
     let was_told = notifications.iter().any(|notification| Some(notification.id) == own);
     let right = match (op, reply) {
         (Op::Renew { .. }, Reply::Lost { .. }) => was.is_none() && is.is_none(),
         (Op::Leave { .. }, Reply::None { .. }) => was.is_none() && is.is_none() && !waited && !waits,
         (Op::Renew { lease_ms, .. }, Reply::Renewed { .. }) | (Op::Acquire { lease_ms, .. }, Reply::Granted { .. }) => {
-            let renews = matches!(op, Op::Renew { .. });
+            let renews = op.is_renewal();
             let least = was.map_or(0, |was| was.deadline_ms);
             // This request lets the waiter in, with the lease that it had asked for before.
             let claim = notifications
@@ -110,7 +96,7 @@ fn of_request(
         }
         _ => false,
     };
-    findings.add_unless(right, at, || format!("{op:?} is answered {reply:?}: {before:?} became {after:?}"));
+    findings.add_unless(right, at, format_args!("{op:?} is answered {reply:?}: {before:?} became {after:?}"));
 }
 
 /// Returns the remaining lease that an answer reports.
@@ -129,31 +115,31 @@ fn mode_of(op: Op) -> Option<crate::store::Mode> {
 }
 
 /// Checks the ends of guards in the hands of users.
-pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 ends of guards");
+pub fn of_guards(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, now, what) in facts.each() {
         match what {
             What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
                 let right = is_right(facts, *guard, *reason, now, matches!(what, What::Released { .. }));
-                findings.add_unless(right, at, || format!("nothing makes guard {guard} end as {reason:?}"));
+                findings.add_unless(right, at, format_args!("nothing makes guard {guard} end as {reason:?}"));
             }
             What::Sample { guard, valid: true, .. } => {
                 let held = &facts.guards[guard];
                 let closing = facts.process(held.process).closing;
-                findings.add_unless(closing.is_none_or(|closing| now <= closing), at, || {
-                    format!("guard {guard} is valid though its manager is closed")
-                });
+                findings.add_unless(
+                    closing.is_none_or(|closing| now <= closing),
+                    at,
+                    format_args!("guard {guard} is valid though its manager is closed"),
+                );
                 let ends = held.root_granted + held.wish.max_hold_ms * MS;
-                findings.add_unless(now <= ends, at, || format!("guard {guard} is valid beyond its longest time"));
+                findings.add_unless(now <= ends, at, format_args!("guard {guard} is valid beyond its longest time"));
             }
             _ => {}
         }
     }
-    findings
 }
 
 /// Returns true if an event explains this loss reason of a guard.
-pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros, releasing: bool) -> bool {
+pub fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros, releasing: bool) -> bool {
     let held = &facts.guards[&guard];
     let id = held.id;
     let process = facts.process(held.process);
@@ -163,7 +149,7 @@ pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now:
         LossReason::Gone => {
             let over = held.over.map_or(now, |over| over - 1);
             facts.loss_since(id, now)
-                || (releasing && now >= facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), over))
+                || (releasing && now >= facts.vouched(id, over))
                 || converted_without_answer(facts, guard)
                 // A replaced primary has granted another hold to the process.
                 || facts.overtakers(held, now).any(|other| facts.loss_since(other.id, now))

@@ -1,11 +1,6 @@
 //! Promise 1: two conflicting holds never overlap while each is inside its local validity.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, Trust};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Guard, Micros, Reply, What};
+use super::*;
 
 /// Returns true if the two guards must not both be valid at that moment.
 fn conflict(facts: &Facts<'_>, a: Guard, b: Guard, now: Micros) -> bool {
@@ -25,8 +20,7 @@ fn writes(guard: &GuardFacts, now: Micros) -> bool {
 /// Checks that no two conflicting guards are valid at once. Validity begins with a grant and has one end. So two guards
 /// overlap only if the older one is valid when the younger one is granted. The unfenced resource shows the same by what
 /// users do.
-pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("1 exclusion");
+pub fn overlaps(facts: &Facts<'_>, findings: &mut Findings) {
     let mut newest = None;
     let mut inside: BTreeMap<Guard, bool> = BTreeMap::new();
     let mut met: Vec<(Guard, Guard, usize, Micros)> = Vec::new();
@@ -60,16 +54,17 @@ pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
         }
         if let What::Applied { after, lock, .. } = what {
             let writer = after.held.iter().any(|held| held.mode == Mode::Write);
-            findings
-                .add_unless(!writer || after.held.len() == 1, at, || format!("the server lets {after:?} in at {lock}"));
+            findings.add_unless(
+                !writer || after.held.len() == 1,
+                at,
+                format_args!("the server lets {after:?} in at {lock}"),
+            );
         }
     }
-    findings
 }
 
 /// Checks that the server keeps a hold for longer than its guard is valid: the local end comes first.
-pub(super) fn covered(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("1 validity");
+pub fn covered(facts: &Facts<'_>, findings: &mut Findings) {
     let mut trusts: BTreeMap<_, Trust> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -89,7 +84,7 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
             What::Sample { guard, valid: true, remaining_us, server_ms, .. } => {
                 let (number, guard) = (guard, &facts.guards[guard]);
                 let until = trusts.get(&guard.id).map_or(0, Trust::until);
-                findings.add_unless(now <= until, at, || format!("guard {number} is valid beyond {until} us"));
+                findings.add_unless(now <= until, at, format_args!("guard {number} is valid beyond {until} us"));
                 if facts.excused(guard.id, now) {
                     continue;
                 }
@@ -102,14 +97,15 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
                     Some(server_ms) => {
                         // The clock of the process may run 1 % faster.
                         let truly_us = server_ms * MS * 100 / 101;
-                        findings.add_unless(remaining_us.is_none_or(|left| left <= truly_us), at, || {
-                            format!("guard {number} counts on {remaining_us:?} us, the server on {server_ms} ms")
-                        });
+                        findings.add_unless(
+                            remaining_us.is_none_or(|left| left <= truly_us),
+                            at,
+                            format_args!("guard {number} counts on {remaining_us:?} us, the server on {server_ms} ms"),
+                        );
                     }
                 }
             }
             _ => {}
         }
     }
-    findings
 }

@@ -5,39 +5,34 @@ mod listening;
 mod notified;
 mod trust;
 
-use std::collections::BTreeMap;
-
+use super::*;
 use listening::Listening;
 use notified::ArrivedGrant;
-pub(super) use trust::Trust;
 
-use crate::store::Mode;
-use crate::testing::simulation::history::{
-    Attempt, End, Event, Guard, History, Id, Letting, Lock, Micros, Op, Place, Process, Reply, Request, Seen, What,
-    Wish,
-};
+pub use trust::Trust;
 
-pub(super) const MS: Micros = 1_000;
-pub(super) const SECOND: Micros = 1_000_000;
+pub const MS: Micros = 1_000;
+pub const SECOND: Micros = 1_000_000;
 /// Time after which other waiters notice that a future is no longer polled.
-pub(super) const RUNTIME_NOTICED: Micros = 5_100 * MS;
+pub const RUNTIME_NOTICED: Micros = 5_100 * MS;
 
-pub(super) struct Facts<'h> {
-    pub(super) events: &'h [Event],
-    pub(super) processes: BTreeMap<Process, ProcessFacts>,
-    pub(super) attempts: BTreeMap<Attempt, AttemptFacts>,
-    pub(super) guards: BTreeMap<Guard, GuardFacts>,
-    pub(super) requests: BTreeMap<Request, RequestFacts>,
+#[derive(Default)]
+pub struct Facts<'h> {
+    pub events: &'h [Event],
+    pub processes: BTreeMap<Process, ProcessFacts>,
+    pub attempts: BTreeMap<Attempt, AttemptFacts>,
+    pub guards: BTreeMap<Guard, GuardFacts>,
+    pub requests: BTreeMap<Request, RequestFacts>,
     /// Time of the first grant of each hold, and the number of primaries before the one that granted it.
-    pub(super) granted: BTreeMap<Id, (Micros, u32)>,
+    pub granted: BTreeMap<Id, (Micros, u32)>,
     /// Notifications of grants, for each id.
     notified: BTreeMap<Id, Vec<ArrivedGrant>>,
     /// Times at which the server lost data.
-    pub(super) losses: Vec<Micros>,
+    pub losses: Vec<Micros>,
     /// Times at which each hold was ended by force.
     forced: BTreeMap<Id, Vec<Micros>>,
     /// Highest token that a replaced primary granted for each lock.
-    pub(super) deposed: BTreeMap<Lock, u64>,
+    pub deposed: BTreeMap<Lock, u64>,
     by_id: BTreeMap<Id, Vec<Request>>,
     /// Conversions, by the hold that they give up.
     conversions: BTreeMap<Id, Vec<Request>>,
@@ -46,35 +41,35 @@ pub(super) struct Facts<'h> {
     /// Times at which the server was away, another one took over, or its clock stepped.
     troubles: Vec<Micros>,
     /// True if one request touches few records, so a crowd of waiters takes several requests.
-    pub(super) small_batches: bool,
+    pub small_batches: bool,
     replicated: bool,
     /// Facts of the masters, if a quorum decides.
-    pub(super) quorum: Option<QuorumFacts<'h>>,
-    pub(super) healed: Micros,
-    pub(super) over: Micros,
+    pub quorum: Option<QuorumFacts<'h>>,
+    pub healed: Micros,
+    pub over: Micros,
 }
 
-pub(super) struct QuorumFacts<'h> {
-    pub(super) masters: usize,
+pub struct QuorumFacts<'h> {
+    pub masters: usize,
     /// Majority of masters that have no fault, if there is one.
-    pub(super) faultless: &'h [Place],
-    pub(super) lease: Micros,
+    pub faultless: &'h [Place],
+    pub lease: Micros,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct ProcessFacts {
-    pub(super) response_timeout: Micros,
-    pub(super) unreachable_after: Micros,
-    pub(super) max_clock_skew: Micros,
-    pub(super) join_window: Micros,
-    pub(super) max_handoffs: u64,
-    pub(super) cache_for: Micros,
-    pub(super) crashed: Option<Micros>,
-    pub(super) closing: Option<Micros>,
+pub struct ProcessFacts {
+    pub response_timeout: Micros,
+    pub unreachable_after: Micros,
+    pub max_clock_skew: Micros,
+    pub join_window: Micros,
+    pub max_handoffs: u64,
+    pub cache_for: Micros,
+    pub crashed: Option<Micros>,
+    pub closing: Option<Micros>,
     /// Pauses of the process, from and to.
-    pub(super) paused: Vec<(Micros, Micros)>,
+    pub paused: Vec<(Micros, Micros)>,
     /// Spans in which a runtime was not driven, from and to.
-    pub(super) stopped: BTreeMap<u32, Vec<(Micros, Micros)>>,
+    pub stopped: BTreeMap<u32, Vec<(Micros, Micros)>>,
 }
 
 fn within(spans: &[(Micros, Micros)], from: Micros, to: Micros) -> Micros {
@@ -83,12 +78,12 @@ fn within(spans: &[(Micros, Micros)], from: Micros, to: Micros) -> Micros {
 
 impl ProcessFacts {
     /// Returns how much of a span the process was paused.
-    pub(super) fn paused_within(&self, from: Micros, to: Micros) -> Micros {
+    pub fn paused_within(&self, from: Micros, to: Micros) -> Micros {
         within(&self.paused, from, to)
     }
 
     /// Returns the end of a span, extended by the pauses in it.
-    pub(super) fn runs_until(&self, from: Micros, until: Micros) -> Micros {
+    pub fn runs_until(&self, from: Micros, until: Micros) -> Micros {
         let mut end = until;
         loop {
             let later = until.saturating_add(self.paused_within(from, end));
@@ -100,105 +95,135 @@ impl ProcessFacts {
     }
 
     /// Returns the longest time until another waiter becomes leader after a leader is no longer polled.
-    pub(super) fn handing_on(&self, from: Micros, to: Micros) -> Micros {
+    pub fn handing_on(&self, from: Micros, to: Micros) -> Micros {
         if self.was_a_runtime_stopped(from, to) { RUNTIME_NOTICED } else { 0 }
     }
 
     /// Returns true if a runtime of the process was not driven, or had ended, at some moment of the span.
-    pub(super) fn was_a_runtime_stopped(&self, from: Micros, to: Micros) -> bool {
+    pub fn was_a_runtime_stopped(&self, from: Micros, to: Micros) -> bool {
         self.stopped.values().flatten().any(|(begin, end)| *begin <= to && from <= *end)
     }
 
     /// Returns the time after its sending within which the server may carry out a request with a limit.
-    pub(super) fn max_delay(&self) -> Micros {
+    pub fn max_delay(&self) -> Micros {
         let span = 2 * self.response_timeout;
         span + span / 100 + 2 * MS + self.max_clock_skew
     }
 
     /// Returns the part of a lease that is left after the margins.
-    pub(super) fn usable(&self, lease: Micros) -> Micros {
+    pub fn usable(&self, lease: Micros) -> Micros {
         (lease - lease / 100).saturating_sub(2 * MS + self.max_clock_skew)
     }
 }
 
-pub(super) struct AttemptFacts {
-    pub(super) process: Process,
+pub struct AttemptFacts {
+    pub process: Process,
     /// Runtime that polls the attempt.
-    pub(super) runtime: u32,
-    pub(super) wish: Wish,
-    pub(super) asked: Micros,
-    pub(super) index: usize,
+    pub runtime: u32,
+    pub wish: Wish,
+    pub asked: Micros,
+    pub index: usize,
     /// Time and event of the end: with a guard, without one, or by a crash.
-    pub(super) ended: Option<(Micros, usize)>,
-    pub(super) end: Option<End>,
-    pub(super) guard: Option<Guard>,
+    pub ended: Option<(Micros, usize)>,
+    pub end: Option<End>,
+    pub guard: Option<Guard>,
 }
 
-pub(super) struct GuardFacts {
-    pub(super) process: Process,
-    pub(super) attempt: Attempt,
-    pub(super) index: usize,
-    pub(super) token: u64,
+pub struct GuardFacts {
+    pub process: Process,
+    pub attempt: Attempt,
+    pub index: usize,
+    pub token: u64,
     /// Side of the hold.
-    pub(super) mode: Mode,
+    pub mode: Mode,
     /// Outermost guard of the chain of nestings and conversions. This guard shares its time.
-    pub(super) root: Guard,
-    pub(super) root_asked: Micros,
-    pub(super) root_granted: Micros,
+    pub root: Guard,
+    pub root_asked: Micros,
+    pub root_granted: Micros,
     /// Downgrades of this guard: start, and end of the time in which the outcome was open.
-    pub(super) converting: Vec<(Micros, Micros)>,
-    pub(super) wish: Wish,
-    pub(super) id: Id,
-    pub(super) granted: Micros,
+    pub converting: Vec<(Micros, Micros)>,
+    pub wish: Wish,
+    pub id: Id,
+    pub granted: Micros,
     /// Remaining validity at the grant.
-    pub(super) began_with: Micros,
+    pub began_with: Micros,
     /// Time at which the user dropped or released the guard, or its process died. `None` for a leaked guard.
-    pub(super) over: Option<Micros>,
-    pub(super) lost: Option<Micros>,
-    pub(super) letting: Option<Letting>,
+    pub over: Option<Micros>,
+    pub lost: Option<Micros>,
+    pub letting: Option<Letting>,
+}
+
+impl AttemptFacts {
+    /// Returns the process and the lock.
+    pub fn scope(&self) -> (Process, Lock) {
+        (self.process, self.wish.lock)
+    }
+
+    /// Returns true if the attempt is under way at some moment of the span.
+    pub fn is_under_way(&self, from: Micros, to: Micros) -> bool {
+        self.asked <= to && self.ended.is_none_or(|(ended, _)| from <= ended)
+    }
 }
 
 impl GuardFacts {
+    pub fn scope(&self) -> (Process, Lock) {
+        (self.process, self.wish.lock)
+    }
+
+    /// Returns when the user let go of the guard, or saw its loss.
+    pub fn gone(&self) -> Option<Micros> {
+        [self.over, self.lost].into_iter().flatten().min()
+    }
+
     /// Returns true while a downgrade is under way or its outcome is unknown.
-    pub(super) fn is_converting(&self, now: Micros) -> bool {
+    pub fn is_converting(&self, now: Micros) -> bool {
         self.converting.iter().any(|(from, until)| (*from..=*until).contains(&now))
     }
 }
 
-pub(super) struct RequestFacts {
-    pub(super) process: Process,
-    pub(super) lock: Lock,
-    pub(super) op: Op,
+pub struct RequestFacts {
+    pub process: Process,
+    pub lock: Lock,
+    pub op: Op,
     /// Attempt whose future sent the request.
-    pub(super) attempt: Option<Attempt>,
+    pub attempt: Option<Attempt>,
     /// Server that the process asks.
-    pub(super) server: u32,
-    pub(super) sent: Micros,
-    pub(super) index: usize,
-    pub(super) answered: Option<(Micros, Reply)>,
+    pub server: u32,
+    pub sent: Micros,
+    pub index: usize,
+    pub answered: Option<(Micros, Reply)>,
     /// Time at which the answered copy was carried out, and the server that did it.
-    pub(super) applied: Option<(Micros, u32)>,
+    pub applied: Option<(Micros, u32)>,
     /// Time of that server at that moment.
-    pub(super) server_us: Option<u64>,
+    pub server_us: Option<u64>,
     /// Time at which the sender gave up.
-    pub(super) failed: Option<Micros>,
+    pub failed: Option<Micros>,
     /// True if the request certainly never arrived.
-    pub(super) not_done: bool,
+    pub not_done: bool,
 }
 
 impl RequestFacts {
-    pub(super) fn is_answered(&self, now: Micros) -> bool {
+    pub fn scope(&self) -> (Process, Lock) {
+        (self.process, self.lock)
+    }
+
+    /// Returns when the sender got the answer, or gave up.
+    pub fn ended(&self) -> Option<Micros> {
+        self.answered.as_ref().map(|(at, _)| *at).or(self.failed)
+    }
+
+    pub fn is_answered(&self, now: Micros) -> bool {
         self.answered.as_ref().is_some_and(|(at, _)| *at <= now)
     }
 
     /// Returns true if the sender gave up and cannot know the outcome.
-    pub(super) fn is_unanswered(&self) -> bool {
+    pub fn is_unanswered(&self) -> bool {
         self.failed.is_some() && !self.not_done
     }
 }
 
 /// Returns the acquisition that a request is about.
-pub(super) fn id_of(op: Op) -> Option<Id> {
+pub fn id_of(op: Op) -> Option<Id> {
     match op {
         Op::Acquire { id, .. } | Op::Conversion { id, .. } | Op::Leave { id } | Op::Renew { id, .. } => Some(id),
         Op::Inspect | Op::Force { .. } | Op::Time => None,
@@ -206,28 +231,8 @@ pub(super) fn id_of(op: Op) -> Option<Id> {
 }
 
 impl<'h> Facts<'h> {
-    pub(super) fn of(history: &'h History) -> Self {
-        let mut facts = Self {
-            events: &history.events,
-            processes: BTreeMap::new(),
-            attempts: BTreeMap::new(),
-            guards: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            granted: BTreeMap::new(),
-            notified: BTreeMap::new(),
-            losses: Vec::new(),
-            forced: BTreeMap::new(),
-            deposed: BTreeMap::new(),
-            by_id: BTreeMap::new(),
-            conversions: BTreeMap::new(),
-            listening: BTreeMap::new(),
-            troubles: Vec::new(),
-            small_batches: false,
-            replicated: false,
-            quorum: None,
-            healed: 0,
-            over: 0,
-        };
+    pub fn of(history: &'h History) -> Self {
+        let mut facts = Self { events: &history.events, ..Self::default() };
         for (index, event) in history.events.iter().enumerate() {
             facts.of_world(event);
             facts.of_users(index, event);
@@ -239,9 +244,13 @@ impl<'h> Facts<'h> {
 
     fn of_world(&mut self, event: &'h Event) {
         let at = event.at;
-        let (down, other) =
-            (matches!(event.what, What::Down { .. } | What::Up { .. }), matches!(event.what, What::Stepped { .. }));
-        if down || other || matches!(event.what, What::Frozen { .. } | What::Promoted { .. } | What::Rerouted { .. }) {
+        if let What::Down { .. }
+        | What::Up { .. }
+        | What::Stepped { .. }
+        | What::Frozen { .. }
+        | What::Promoted { .. }
+        | What::Rerouted { .. } = event.what
+        {
             self.troubles.push(at);
         }
         match event.what {
@@ -374,35 +383,31 @@ impl<'h> Facts<'h> {
         let at = event.at;
         match &event.what {
             What::Sent { request, process, lock, op, attempt, server, .. } => {
-                let (process, lock, op) = (*process, *lock, *op);
-                let (attempt, server) = (*attempt, *server);
-                let (answered, applied, server_us, failed) = (None, None, None, None);
-                let (sent, not_done) = (at, false);
                 let facts = RequestFacts {
-                    process,
-                    lock,
-                    op,
-                    attempt,
-                    server,
-                    sent,
+                    process: *process,
+                    lock: *lock,
+                    op: *op,
+                    attempt: *attempt,
+                    server: *server,
+                    sent: at,
                     index,
-                    answered,
-                    applied,
-                    server_us,
-                    failed,
-                    not_done,
+                    answered: None,
+                    applied: None,
+                    server_us: None,
+                    failed: None,
+                    not_done: false,
                 };
                 self.requests.insert(*request, facts);
-                if let Some(id) = id_of(op) {
+                if let Some(id) = id_of(*op) {
                     self.by_id.entry(id).or_default().push(*request);
                 }
-                if let Op::Conversion { old, .. } = op {
+                if let Op::Conversion { old, .. } = *op {
                     self.conversions.entry(old).or_default().push(*request);
                 }
             }
             What::Notified { process, id, clock_sample: Some((sent, remaining_us)), .. } => {
-                let (process, sent, left) = (*process, *sent, *remaining_us);
-                self.notified.entry(*id).or_default().push(ArrivedGrant { process, at, sent, left });
+                let arrived = ArrivedGrant { process: *process, at, sent: *sent, left: *remaining_us };
+                self.notified.entry(*id).or_default().push(arrived);
             }
             What::Applied { .. } => self.on_applied(at, &event.what),
             What::Answered { request, reply } => {
@@ -459,12 +464,12 @@ impl<'h> Facts<'h> {
         self.requests.get_mut(&request).expect("sent before")
     }
 
-    pub(super) fn process(&self, process: Process) -> &ProcessFacts {
+    pub fn process(&self, process: Process) -> &ProcessFacts {
         &self.processes[&process]
     }
 
     /// Returns true if the server had trouble in the span.
-    pub(super) fn is_troubled(&self, from: Micros, to: Micros) -> bool {
+    pub fn is_troubled(&self, from: Micros, to: Micros) -> bool {
         let troubles = self.troubles.iter().chain(&self.losses);
         troubles.filter(|at| (from..=to).contains(*at)).count() > 0
     }
@@ -476,27 +481,32 @@ impl<'h> Facts<'h> {
     }
 
     /// Returns the requests about one acquisition, in order.
-    pub(super) fn about(&self, id: Id) -> impl Iterator<Item = &RequestFacts> {
+    pub fn about(&self, id: Id) -> impl Iterator<Item = &RequestFacts> {
         self.by_id.get(&id).into_iter().flatten().map(|request| &self.requests[request])
     }
 
     /// Returns the requests about one acquisition with their numbers, in order.
-    pub(super) fn by_number(&self, id: Id) -> impl Iterator<Item = (Request, &RequestFacts)> {
+    pub fn by_number(&self, id: Id) -> impl Iterator<Item = (Request, &RequestFacts)> {
         self.by_id.get(&id).into_iter().flatten().map(|request| (*request, &self.requests[request]))
     }
 
     /// Returns the conversions that were to give up this hold.
-    pub(super) fn conversions_of(&self, id: Id) -> impl Iterator<Item = &RequestFacts> {
+    pub fn conversions_of(&self, id: Id) -> impl Iterator<Item = &RequestFacts> {
         self.conversions.get(&id).into_iter().flatten().map(|request| &self.requests[request])
     }
 
     /// Returns the requests of all acquisitions, by id.
-    pub(super) fn by_id(&self) -> BTreeMap<Id, Vec<&RequestFacts>> {
+    pub fn by_id(&self) -> BTreeMap<Id, Vec<&RequestFacts>> {
         self.by_id.keys().map(|id| (*id, self.about(*id).collect())).collect()
     }
 
+    /// Returns the guards of a hold.
+    pub fn guards_of(&self, id: Id) -> impl Iterator<Item = &GuardFacts> {
+        self.guards.values().filter(move |guard| guard.id == id)
+    }
+
     /// Returns the guards of each hold.
-    pub(super) fn guards_by_id(&self) -> BTreeMap<Id, Vec<&GuardFacts>> {
+    pub fn guards_by_id(&self) -> BTreeMap<Id, Vec<&GuardFacts>> {
         let mut by_id: BTreeMap<Id, Vec<&GuardFacts>> = BTreeMap::new();
         for guard in self.guards.values() {
             by_id.entry(guard.id).or_default().push(guard);
@@ -504,21 +514,21 @@ impl<'h> Facts<'h> {
         by_id
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = (usize, Micros, &'h What)> + use<'h> {
+    pub fn each(&self) -> impl Iterator<Item = (usize, Micros, &'h What)> + use<'h> {
         self.events.iter().enumerate().map(|(index, event)| (index, event.at, &event.what))
     }
 }
 
 /// Grant by one request: id, side, first token and number of tokens.
-pub(super) struct Given {
-    pub(super) id: Id,
-    pub(super) mode: Mode,
-    pub(super) token: u64,
-    pub(super) tokens: u64,
+pub struct Given {
+    pub id: Id,
+    pub mode: Mode,
+    pub token: u64,
+    pub tokens: u64,
 }
 
 impl Given {
-    pub(super) fn by(what: &What) -> Vec<Self> {
+    pub fn by(what: &What) -> Vec<Self> {
         let What::Applied { op, reply, after, notifications, .. } = what else {
             return Vec::new();
         };

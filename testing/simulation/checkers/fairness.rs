@@ -1,13 +1,8 @@
 //! Promise 6 within a process. Writers follow each other in the order of their arrival, and readers enter together. A
 //! waiting writer stops readers from joining. A hold is shared and handed off only as far as the options allow.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts};
 use super::starts::answered_when_it_starts;
-use crate::store::Mode;
-use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
+use super::*;
 
 /// Time for which a hold is handed off. The next writer takes it in the next moment.
 const HANDOFF_SPAN: Micros = 5 * MS;
@@ -26,8 +21,7 @@ fn gives_up(attempt: &AttemptFacts, now: Micros) -> bool {
     attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= now)
 }
 
-pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 local order");
+pub fn local_order(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, now, what) in facts.each() {
         let What::Granted { attempt: number, .. } = what else {
             continue;
@@ -37,7 +31,7 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
             continue;
         }
         for (other_number, other) in &facts.attempts {
-            let same = other.process == served.process && other.wish.lock == served.wish.lock;
+            let same = other.scope() == served.scope();
             let before = other.wish.mode == Mode::Write && other.index < served.index;
             // Its offered share was over when it was polled, so it begins again.
             let stood_still = facts.asleep(other, other.asked, now) > 0;
@@ -47,7 +41,6 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
             }
         }
     }
-    findings
 }
 
 /// Returns true if the waiter lost a hold that was offered to it while it waited for a longer lease.
@@ -58,7 +51,7 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
 ///
 /// Another waiter is the leader by then, and the first grant belongs to the leader.
 fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> bool {
-    let its_own = |request: &&RequestFacts| request.process == attempt.process && request.lock == attempt.wish.lock;
+    let its_own = |request: &&RequestFacts| request.scope() == attempt.scope();
     let since = |request: &&RequestFacts| attempt.index < request.index && request.index < served;
     let requests = || facts.requests.values().filter(its_own);
     let forced = |id: &Id, sent: Micros| {
@@ -70,14 +63,12 @@ fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> b
     let given_up = |id: &Id, renewal: &RequestFacts| {
         let is_leave = |request: &&RequestFacts| matches!(&request.op, Op::Leave { id: left } if left == id);
         let left = requests().filter(is_leave).map(|request| request.sent).find(|left| *left > renewal.sent)?;
-        let about: Vec<_> = facts.about(*id).collect();
-        let was_over = left >= facts.vouched(*id, &about, left);
+        let was_over = left >= facts.vouched(*id, left);
         (was_over && !renewal.is_answered(left)).then_some(left)
     };
     requests().filter(since).any(|request| {
         let Op::Renew { id, .. } = &request.op else { return false };
-        let is_needed =
-            facts.guards.values().any(|guard| guard.id == *id && guard.over.is_none_or(|over| over > request.sent));
+        let is_needed = facts.guards_of(*id).any(|guard| guard.over.is_none_or(|over| over > request.sent));
         let ended = match &request.answered {
             Some((at, Reply::Lost { .. })) => Some(*at),
             Some(_) => None,
@@ -92,19 +83,18 @@ fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> b
 fn was_served(facts: &Facts<'_>, waiter: &AttemptFacts, after: Micros, before: usize) -> bool {
     facts.guards.values().any(|guard| {
         let attempt = &facts.attempts[&guard.attempt];
-        let same = attempt.process == waiter.process && attempt.wish.lock == waiter.wish.lock;
+        let same = attempt.scope() == waiter.scope();
         let writes = attempt.wish.mode == Mode::Write && queues(attempt);
         same && writes && after < guard.granted && guard.index < before
     })
 }
 
 /// Checks that a reader joins no earlier hold while an older writer of its process waits.
-pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 local phases");
+pub fn local_phases(facts: &Facts<'_>, findings: &mut Findings) {
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
         let reader = &facts.attempts[&guard.attempt];
         for (number, writer) in &facts.attempts {
-            let same = writer.process == reader.process && writer.wish.lock == reader.wish.lock;
+            let same = writer.scope() == reader.scope();
             let waits = writer.wish.mode == Mode::Write && queues(writer) && waits_at(writer, guard.index);
             // The writer may never be polled again.
             let stood_still = facts.asleep(writer, writer.asked, guard.granted) > 0;
@@ -113,20 +103,18 @@ pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
             }
         }
     }
-    findings
 }
 
 /// Returns true if the guard got a share of a hold that was there when it asked.
 fn joins(facts: &Facts<'_>, guard: &GuardFacts) -> bool {
     let reads = guard.mode == Mode::Read && guard.wish.within.is_none() && guard.wish.converts.is_none();
     let asked = facts.attempts[&guard.attempt].index;
-    reads && facts.guards.values().any(|other| other.id == guard.id && other.index < asked)
+    reads && facts.guards_of(guard.id).any(|other| other.index < asked)
 }
 
 /// Checks that a reader joins without a request only within the `join_window` of the last answer. That answer must say
 /// that no writer waits.
-pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 sharing");
+pub fn sharing(facts: &Facts<'_>, findings: &mut Findings) {
     let by_id = facts.by_id();
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
         let asked = facts.attempts[&guard.attempt].asked;
@@ -146,16 +134,16 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
             asked <= at || (!is_waited_for && guard.granted < sent + window && recalled_at <= sent)
         });
         let may_join_cached = || facts.is_door_open(guard.id, guard.wish.lock, guard.granted);
-        findings.add_unless(right || may_join_cached(), guard.index, || {
-            format!("attempt {} joins, and the last answer was {last:?}", guard.attempt)
-        });
+        findings.add_unless(
+            right || may_join_cached(),
+            guard.index,
+            format_args!("attempt {} joins, and the last answer was {last:?}", guard.attempt),
+        );
     }
-    findings
 }
 
 /// Checks the limits of hand-offs between writers: number and time.
-pub(super) fn budget(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 budget");
+pub fn budget(facts: &Facts<'_>, findings: &mut Findings) {
     let mut began: BTreeMap<Id, (Micros, u64)> = BTreeMap::new();
     let mut guards: Vec<_> = facts.guards.values().collect();
     guards.sort_by_key(|guard| guard.index);
@@ -169,41 +157,40 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
         if *writers > 1 && (is_open(guard.granted) || is_open(handed_over)) {
             continue;
         }
-        findings.add_unless(*writers <= process.max_handoffs, guard.index, || {
-            format!("{:?} serves {writers} writers", guard.id)
-        });
+        findings.add_unless(
+            *writers <= process.max_handoffs,
+            guard.index,
+            format_args!("{:?} serves {writers} writers", guard.id),
+        );
         let most = *began + HANDOFF_SPAN + facts.asleep_with(guard, *began, guard.granted);
         // The writer owned the hold when the one before let go, and then waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();
         let passed_on = if has_waited { handed_over } else { guard.granted };
-        findings.add_unless(passed_on <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
+        findings.add_unless(passed_on <= most, guard.index, format_args!("{:?} is passed on too late", guard.id));
     }
-    findings
 }
 
 /// Returns the time at which the last guard before let go of the same hold.
 fn handed_over(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
-    let before = facts.guards.values().filter(|other| other.id == guard.id && other.index < guard.index);
+    let before = facts.guards_of(guard.id).filter(|other| other.index < guard.index);
     before.filter_map(|other| other.over).filter(|over| *over <= guard.granted).max().unwrap_or(guard.granted)
 }
 
 /// Checks that each renewal asks for the longest lease that a guard of the hold wants.
-pub(super) fn leases(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 leases of guards");
+pub fn leases(facts: &Facts<'_>, findings: &mut Findings) {
     let guards = facts.guards_by_id();
     for request in facts.requests.values() {
         let Op::Renew { id, lease_ms, .. } = request.op else { continue };
-        let live = |guard: &&&GuardFacts| {
-            let gone = [guard.over, guard.lost].into_iter().flatten().min();
-            guard.index < request.index && gone.is_none_or(|gone| gone > request.sent)
-        };
+        let live =
+            |guard: &&&GuardFacts| guard.index < request.index && guard.gone().is_none_or(|gone| gone > request.sent);
         for guard in guards.get(&id).into_iter().flatten().filter(live) {
             let ends = guard.root_asked + guard.wish.max_hold_ms * MS;
             let wants = (guard.wish.lease_ms * MS).min(ends.saturating_sub(request.sent));
-            findings.add_unless(lease_ms * MS + MS >= wants, request.index, || {
-                format!("{id:?} is renewed for {lease_ms} ms, and a guard wants {wants} us")
-            });
+            findings.add_unless(
+                lease_ms * MS + MS >= wants,
+                request.index,
+                format_args!("{id:?} is renewed for {lease_ms} ms, and a guard wants {wants} us"),
+            );
         }
     }
-    findings
 }

@@ -1,18 +1,12 @@
 //! Promise 5, and the purpose of a second `leave`. An acquisition that no task drives any more is gone as soon as its
 //! last copy may have arrived, and not only with its lease.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, MS, RequestFacts};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Attempt, Id, Micros, Op, What};
+use super::*;
 
 /// Pauses and travel times between an end and its release.
 const SLACK: Micros = 250 * MS;
 
-pub(super) fn none(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("5 ghosts");
+pub fn none(facts: &Facts<'_>, findings: &mut Findings) {
     let by_id = facts.by_id();
     let mut reported: BTreeMap<Id, ()> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -28,7 +22,6 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
             findings.add(at, format!("nobody drives {held:?}, and it is still there"));
         }
     }
-    findings
 }
 
 fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], now: Micros) -> bool {
@@ -42,8 +35,7 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
     let due = facts.cached_until(id, lock, driven).max(in_doubt.unwrap_or_default());
     let unheard = |request: &&RequestFacts| {
         let failed = request.failed.or(request.answered.is_none().then_some(now));
-        matches!(request.op, Op::Leave { .. })
-            && failed.is_some_and(|failed| failed + SLACK + process.response_timeout >= due)
+        request.op.is_leave() && failed.is_some_and(|failed| failed + SLACK + process.response_timeout >= due)
     };
     let excused = process.crashed.is_some_and(|crashed| crashed <= now)
         || process.paused_within(driven, now) > 0
@@ -56,7 +48,7 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
 /// Returns true if the hold was released at a server that was replaced since.
 fn was_given_back_before(facts: &Facts<'_>, id: Id, now: Micros) -> bool {
     let lineage = facts.lineage(now);
-    let left = facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }));
+    let left = facts.about(id).filter(|request| request.op.is_leave());
     left.chain(facts.conversions_of(id))
         .filter_map(|request| request.applied)
         .any(|(at, primary)| at <= now && primary < lineage)
@@ -65,9 +57,9 @@ fn was_given_back_before(facts: &Facts<'_>, id: Id, now: Micros) -> bool {
 /// Returns when the last driver of an acquisition ended; `None` while there is one.
 fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], now: Micros) -> Option<Micros> {
     let mut until = 0;
-    for guard in facts.guards.values().filter(|guard| guard.id == id && guard.granted <= now) {
+    for guard in facts.guards_of(id).filter(|guard| guard.granted <= now) {
         // The hold of a leaked guard ends with the last lease that was requested, for it and for its fellow guards.
-        let gone = guard.over.map(|over| guard.lost.map_or(over, |lost| lost.min(over)))?;
+        let gone = guard.over.and(guard.gone())?;
         until = until.max(gone);
     }
     // An attempt that converts the hold drives it, too.
@@ -79,7 +71,7 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
     let lock = requests.first()?.lock;
     // The next waiter in its process goes on with it.
     for (number, attempt) in &facts.attempts {
-        let next = attempt.process == id.process && attempt.wish.lock == lock && attempt.wish.mode == mode;
+        let next = attempt.scope() == (id.process, lock) && attempt.wish.mode == mode;
         // The hold may have been cached until then.
         let there = until.max(facts.cached_until(id, lock, until)) + MS;
         if next && attempt.asked <= there && attempt.wish.converts.is_none() {

@@ -1,10 +1,6 @@
 //! Checks that a waiter learns of its grant by a notification, and not with its next heartbeat.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, MS, RequestFacts, SECOND};
-use crate::testing::simulation::history::{Id, Lock, Micros, Op, Process, Reply, What};
+use super::*;
 
 /// Time from the arrival of a notification to the guard.
 const AT_ONCE: Micros = 2 * MS;
@@ -12,8 +8,7 @@ const AT_ONCE: Micros = 2 * MS;
 const SUBSCRIBED: Micros = 2_600 * MS;
 
 /// Checks that a notification makes a guard in the same moment, unless less than half of the claim is left by then.
-pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("7 hand-over");
+pub fn at_once(facts: &Facts<'_>, findings: &mut Findings) {
     let mut handed: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -27,12 +22,11 @@ pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
                     continue;
                 };
                 let taken = served_by(facts, request, now + AT_ONCE);
-                findings.add_unless(taken, at, || format!("{id:?} is told that it has {lock}, and does not take it"));
+                findings.add_unless(taken, at, format_args!("{id:?} is told that it has {lock}, and does not take it"));
             }
             _ => {}
         }
     }
-    findings
 }
 
 fn half_of_claim(request: &RequestFacts) -> Micros {
@@ -45,7 +39,7 @@ fn half_of_claim(request: &RequestFacts) -> Micros {
 /// Returns the last request of a waiter, if it was answered "queued" and its attempt still listens.
 fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestFacts> {
     let now = facts.events[at].at;
-    let asks = |request: &&RequestFacts| request.index < at && !matches!(request.op, Op::Renew { .. });
+    let asks = |request: &&RequestFacts| request.index < at && !request.op.is_renewal();
     let last = facts.about(id).filter(asks).last()?;
     let queued = matches!(last.answered, Some((answered_at, Reply::Queued { .. })) if answered_at < now);
     let attempt = &facts.attempts[&last.attempt?];
@@ -53,10 +47,10 @@ fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestF
     // The waiter may ask for the server's time before it repeats its request. It may also repeat it at this moment, as
     // may a waiter that becomes leader now.
     let newer = |request: &RequestFacts| request.index > last.index && (request.index < at || request.sent == now);
-    let asked = facts.about(id).filter(|request| matches!(request.op, Op::Acquire { .. }));
+    let asked = facts.about(id).filter(|request| request.op.is_acquisition());
     let of_attempt = facts.requests.values().filter(|request| request.attempt == last.attempt);
     let alone = !asked.chain(of_attempt).any(newer);
-    (queued && listens && alone && matches!(last.op, Op::Acquire { .. })).then_some(last)
+    (queued && listens && alone && last.op.is_acquisition()).then_some(last)
 }
 
 /// Returns true if the grant came after the last answer to the waiter, by the server's clock too.
@@ -78,8 +72,7 @@ fn served_by(facts: &Facts<'_>, request: &RequestFacts, by: Micros) -> bool {
 }
 
 /// Checks that a process with a long-waiting attempt has subscribed.
-pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("7 subscription");
+pub fn subscribed(facts: &Facts<'_>, findings: &mut Findings) {
     // Start of the time that each process waits in the queue of a connected server.
     let mut since: BTreeMap<(Process, Lock), (Id, Micros)> = BTreeMap::new();
     for (at, now, what) in facts.each() {
@@ -97,12 +90,13 @@ pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
             What::Granted { id, .. } => since.retain(|_, (waiting, _)| waiting != id),
             What::NotificationLost { process, lock, unsubscribed: true } => {
                 let long = since.get(&(*process, *lock)).filter(|(_, since)| since + SUBSCRIBED < now);
-                findings.add_unless(long.is_none(), at, || {
-                    format!("{long:?} waits for more than {} s and has not subscribed", SUBSCRIBED / SECOND)
-                });
+                findings.add_unless(
+                    long.is_none(),
+                    at,
+                    format_args!("{long:?} waits for more than {} s and has not subscribed", SUBSCRIBED / SECOND),
+                );
             }
             _ => {}
         }
     }
-    findings
 }

@@ -1,11 +1,7 @@
 //! Promise 5: a dropped future, a dead process or an aborted task leaves nothing longer than one lease. A leaked guard
 //! leaves nothing longer than `max_hold`.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, RequestFacts, SECOND, id_of};
-use crate::testing::simulation::history::{Id, Letting, Micros, Op, What};
+use super::*;
 
 /// Longest time that a request may be on its way.
 const TRANSIT: Micros = 5_100 * MS;
@@ -15,17 +11,18 @@ const OFFER: Micros = 3_100 * MS;
 /// Time after the end of all faults within which a hold without an owner is gone.
 const SOON: Micros = 3 * SECOND;
 
-pub(super) fn none(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("5 leftovers");
+pub fn none(facts: &Facts<'_>, findings: &mut Findings) {
     let guards = facts.guards_by_id();
     let mut last_asked: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
             What::Sent { process, lock, op, .. } => {
                 let crashed = facts.process(*process).crashed;
-                findings.add_unless(crashed.is_none_or(|crashed| now <= crashed), at, || {
-                    format!("{process} sends {op:?} after its death")
-                });
+                findings.add_unless(
+                    crashed.is_none_or(|crashed| now <= crashed),
+                    at,
+                    format_args!("{process} sends {op:?} after its death"),
+                );
                 if let Op::Acquire { id, .. } | Op::Renew { id, .. } = op {
                     let until = guards.get(id).and_then(|guards| over(guards));
                     let with_cache = |until| {
@@ -33,9 +30,11 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                         until + facts.process(id.process).paused_within(until, now)
                     };
                     let until = until.map(with_cache);
-                    findings.add_unless(until.is_none_or(|until| now <= until + OFFER), at, || {
-                        format!("{op:?} though its guard is gone")
-                    });
+                    findings.add_unless(
+                        until.is_none_or(|until| now <= until + OFFER),
+                        at,
+                        format_args!("{op:?} though its guard is gone"),
+                    );
                 }
                 if let Op::Acquire { id, .. } | Op::Conversion { id, .. } = op {
                     last_asked.insert(*id, now);
@@ -55,21 +54,20 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                     if let Some(ends) =
                         guards.iter().map(ends).max().map(|ends| ends.max(asked_without_guard(facts, guards)))
                     {
-                        findings.add_unless(now <= ends, at, || format!("{held:?} lasts longer than it may"));
+                        findings.add_unless(now <= ends, at, format_args!("{held:?} lasts longer than it may"));
                     }
                     if let Some(crashed) = facts.process(held.id.process).crashed {
                         let until = lease_of_the_dead(facts, held.id, crashed);
-                        findings.add_unless(now <= until, at, || format!("{held:?} outlives its dead process"));
+                        findings.add_unless(now <= until, at, format_args!("{held:?} outlives its dead process"));
                     }
                     let wanted = is_wanted(facts, guards, held.id, asked, now);
-                    findings.add_unless(wanted, at, || format!("nobody has {held:?}, and it is not given back"));
+                    findings.add_unless(wanted, at, format_args!("nobody has {held:?}, and it is not given back"));
                 }
             }
             _ => {}
         }
     }
-    renewed_without_guard(facts, &mut findings);
-    findings
+    renewed_without_guard(facts, findings);
 }
 
 /// Returns until when a hold may last that was requested before it had a guard, or by a reader that never had one.
@@ -85,8 +83,8 @@ fn asked_without_guard(facts: &Facts<'_>, guards: &[&GuardFacts]) -> Micros {
     let joins_in_vain = |at: Micros| {
         let wish = &first.wish;
         facts.attempts.values().any(|attempt| {
-            let is_beside = attempt.process == first.id.process && attempt.wish.lock == wish.lock;
-            let waits = attempt.asked <= at && attempt.ended.is_none_or(|(ended, _)| at <= ended);
+            let is_beside = attempt.scope() == (first.id.process, wish.lock);
+            let waits = attempt.is_under_way(at, at);
             is_beside && attempt.wish.mode == wish.mode && attempt.guard.is_none() && waits
         })
     };
@@ -123,11 +121,7 @@ fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
 
 /// Returns when the last guard of a hold was released, dropped or lost. `None` while there is one.
 fn over(guards: &[&GuardFacts]) -> Option<Micros> {
-    let ends = guards.iter().map(|guard| match (guard.over, guard.lost) {
-        (Some(over), Some(lost)) => Some(over.min(lost)),
-        (over, lost) => over.or(lost),
-    });
-    ends.collect::<Option<Vec<_>>>().and_then(|ends| ends.into_iter().max())
+    guards.iter().map(|guard| guard.gone()).collect::<Option<Vec<_>>>().and_then(|ends| ends.into_iter().max())
 }
 
 /// Returns true if a process may still use a hold, or may not have been able to release it yet.
@@ -151,12 +145,12 @@ fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, n
 fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
     for request in facts.requests.values() {
         if let (Op::Renew { .. }, Some(id)) = (request.op, id_of(request.op)) {
-            let has = facts.guards.values().any(|guard| guard.id == id && guard.granted <= request.sent);
+            let has = facts.guards_of(id).any(|guard| guard.granted <= request.sent);
             let waits = facts.attempts.values().any(|attempt| {
-                let same = attempt.process == request.process && attempt.wish.lock == request.lock;
+                let same = attempt.scope() == request.scope();
                 same && attempt.index < request.index && attempt.ended.is_none_or(|(_, ended)| ended > request.index)
             });
-            findings.add_unless(has || waits, request.index, || format!("{id:?} is renewed and nobody ever had it"));
+            findings.add_unless(has || waits, request.index, format_args!("{id:?} is renewed and nobody ever had it"));
         }
     }
 }

@@ -1,36 +1,28 @@
 //! Promise 10: a process asks a server that answers no more than needed, and does not flood one that is silent.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, MS, RequestFacts, SECOND};
-use crate::base::error::LossReason;
-use crate::testing::simulation::history::{Id, Micros, Op, Request, What};
+use super::*;
 
 /// Requests for one acquisition in a second: the heartbeat, deadlines that pass, and late answers.
 const MAX_ASKS: usize = 16;
 /// Attempts that may fail in a second, with growing pauses between them.
 const MAX_FAILURES: usize = 12;
 
-pub(super) fn asks(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("10 asks");
+pub fn asks(facts: &Facts<'_>, findings: &mut Findings) {
     let notifications = notifications(facts);
     for (id, requests) in facts.by_id() {
-        let asked = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.answered.is_some();
+        let asked = |request: &&&RequestFacts| request.op.is_acquisition() && request.answered.is_some();
         // Once the acquisition has a guard, other readers ask whether they may join, each for itself.
         let asked: Vec<_> =
             requests.iter().filter(asked).take_while(|request| !facts.is_had(request)).copied().collect();
         let told = |from, to| {
             notifications.get(&id.process).map_or(0, |at| at.iter().filter(|at| (from..=to).contains(*at)).count())
         };
-        too_many(&mut findings, id, &asked, |from, to| MAX_ASKS + told(from, to));
+        too_many(findings, id, &asked, |from, to| MAX_ASKS + told(from, to));
     }
-    findings
 }
 
 /// Checks that no hold is lost while the server works and is reachable. A full workload alone is no reason.
-pub(super) fn losses(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("10 losses");
+pub fn losses(facts: &Facts<'_>, findings: &mut Findings) {
     let mut hindered: Vec<Micros> = Vec::new();
     // A hold may last longer than its last guard asked for, and the server may have been gone for longer than that.
     let mut is_away = false;
@@ -53,9 +45,9 @@ pub(super) fn losses(facts: &Facts<'_>) -> Findings {
                 let held = &facts.guards[guard];
                 let longest = now.saturating_sub(held.wish.lease_ms * MS + SECOND);
                 let process = facts.process(held.process);
-                let tries = facts.by_number(held.id).filter(|(_, request)| {
-                    matches!(request.op, Op::Renew { .. }) && request.sent >= longest && request.sent <= now
-                });
+                let tries = facts
+                    .by_number(held.id)
+                    .filter(|(_, request)| request.op.is_renewal() && request.sent >= longest && request.sent <= now);
                 let (mut many, mut reached) = (0, true);
                 for (number, request) in tries {
                     many += 1;
@@ -65,24 +57,23 @@ pub(super) fn losses(facts: &Facts<'_>) -> Findings {
                     is_away || hindered.iter().any(|at| *at >= longest) || process.paused_within(longest, now) > 0;
                 // A guard that joined a hold with little time left had no renewal due yet.
                 let is_new = many == 0 && held.granted + held.wish.lease_ms * MS / 2 > now;
-                findings.add_unless(excused || is_new || !reached, at, || {
-                    format!("guard {guard} is lost, and {many} renewals had only to wait for others")
-                });
+                findings.add_unless(
+                    excused || is_new || !reached,
+                    at,
+                    format_args!("guard {guard} is lost, and {many} renewals had only to wait for others"),
+                );
             }
             _ => {}
         }
     }
-    findings
 }
 
-pub(super) fn failures(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("10 failed asks");
+pub fn failures(facts: &Facts<'_>, findings: &mut Findings) {
     for (id, requests) in facts.by_id() {
-        let failed = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.failed.is_some();
+        let failed = |request: &&&RequestFacts| request.op.is_acquisition() && request.failed.is_some();
         let failed: Vec<_> = requests.iter().filter(failed).copied().collect();
-        too_many(&mut findings, id, &failed, |_, _| MAX_FAILURES);
+        too_many(findings, id, &failed, |_, _| MAX_FAILURES);
     }
-    findings
 }
 
 /// Returns the times of notifications, which make a process ask again.

@@ -1,17 +1,10 @@
 //! Checks how a process reacts to an answer that a hold is over.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, id_of};
-use crate::base::error::LossReason;
-use crate::store::Mode;
-use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Process, Released, Reply, What};
+use super::*;
 
 /// Checks that no guard is valid after an answer to its process that the server does not know the hold. The same is
 /// true for an answer that another hold began under its id.
-pub(super) fn answered(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 answered losses");
+pub fn answered(facts: &Facts<'_>, findings: &mut Findings) {
     let mut lost: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -25,14 +18,15 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
                 let id = facts.guards[guard].id;
                 // A guard sees an answer of this moment only in the next one.
                 let told = lost.get(&id).filter(|told| **told + MS < now);
-                findings.add_unless(told.is_none(), at, || {
-                    format!("guard {guard} is valid, and its process was told at {told:?} us that it is lost")
-                });
+                findings.add_unless(
+                    told.is_none(),
+                    at,
+                    format_args!("guard {guard} is valid, and its process was told at {told:?} us that it is lost"),
+                );
             }
             _ => {}
         }
     }
-    findings
 }
 
 /// Returns the acquisition that this answer ends, if its process had it by then.
@@ -40,27 +34,24 @@ fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: M
     match (request.op, reply) {
         // During a conversion the old hold may just have been converted. The answer to the conversion decides.
         (Op::Renew { id, .. }, Reply::Lost { forced }) => {
-            let by_force = facts.guards.values().any(|guard| guard.id == id && guard.token <= *forced);
+            let by_force = facts.guards_of(id).any(|guard| guard.token <= *forced);
             (by_force || !facts.is_being_converted(id, now)).then_some(id)
         }
         (Op::Conversion { old, .. }, Reply::Lost { .. }) => Some(old),
         (Op::Acquire { id, .. }, Reply::Granted { token, tokens, .. }) => {
-            let other = |guard: &GuardFacts| {
-                guard.id == id && guard.granted < now && !(*token..token + tokens).contains(&guard.token)
-            };
-            facts.guards.values().any(other).then_some(id)
+            let other = |guard: &GuardFacts| guard.granted < now && !(*token..token + tokens).contains(&guard.token);
+            facts.guards_of(id).any(other).then_some(id)
         }
         // The request asked for more readers of a hold that the process had.
         (Op::Acquire { id, .. }, Reply::Contended { .. } | Reply::Queued { .. }) => {
-            facts.guards.values().any(|guard| guard.id == id && guard.granted < now).then_some(id)
+            facts.guards_of(id).any(|guard| guard.granted < now).then_some(id)
         }
         _ => None,
     }
 }
 
 /// Checks that a guard reports its renewals as confirmed only if the last one was answered.
-pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("8 unconfirmed");
+pub fn unconfirmed(facts: &Facts<'_>, findings: &mut Findings) {
     let mut failed: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -90,19 +81,19 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
                 };
                 let failed_at = failed.get(&held.id).filter(|failed| **failed + MS < now);
                 let failed_at = failed_at.filter(|_| !facts.attempts.values().any(converting));
-                findings.add_unless(failed_at.is_none(), at, || {
-                    format!("guard {guard} is held as ever, and nobody answers since {failed_at:?} us")
-                });
+                findings.add_unless(
+                    failed_at.is_none(),
+                    at,
+                    format_args!("guard {guard} is held as ever, and nobody answers since {failed_at:?} us"),
+                );
             }
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that a newer, conflicting grant to the same process ends a hold: the server had lost it.
-pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 own newer grant");
+pub fn own_newer_grant(facts: &Facts<'_>, findings: &mut Findings) {
     let mut newest: Option<Guard> = None;
     for (at, _, what) in facts.each() {
         match *what {
@@ -111,24 +102,27 @@ pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
                 let Some(new) = newest.filter(|newest| *newest != guard) else { continue };
                 let (old, new) = (&facts.guards[&guard], &facts.guards[&new]);
                 let conflict = old.root != new.root && (old.mode == Mode::Write || new.mode == Mode::Write);
-                let same = old.process == new.process && old.wish.lock == new.wish.lock;
+                let same = old.scope() == new.scope();
                 let older = facts.granted.get(&old.id) < facts.granted.get(&new.id);
                 // A new primary may not know the last tokens. Its grants with an earlier token are lost from the start.
                 let is_overtaken = new.token < old.token && new.began_with == 0;
                 let is_newer = same && conflict && older && !is_overtaken;
-                findings.add_unless(!(is_newer && old.converting.is_empty()), at, || {
-                    format!("guard {guard} is still valid beside {:?}, which its process was granted later", new.id)
-                });
+                findings.add_unless(
+                    !(is_newer && old.converting.is_empty()),
+                    at,
+                    format_args!(
+                        "guard {guard} is still valid beside {:?}, which its process was granted later",
+                        new.id
+                    ),
+                );
             }
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that a guard reports the loss as forced if the answer said so, and only then.
-pub(super) fn forced(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 forced");
+pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
     let mut marks: BTreeMap<Id, u64> = BTreeMap::new();
     let mut last: BTreeMap<Id, u64> = BTreeMap::new();
     let mut ended: BTreeMap<(u32, Lock), u64> = BTreeMap::new();
@@ -138,12 +132,15 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
             What::Applied { op: Op::Force { seen, .. }, primary, lock, before, after, .. } if before.token <= *seen => {
                 // A force covers all tokens up to the last one before it. The waiter that it lets in gets a later one.
                 ended.insert((*primary, *lock), before.token);
-                findings.add_unless(after.forced == before.token, at, || format!("{after:?} after a force"));
+                findings.add_unless(after.forced == before.token, at, format_args!("{after:?} after a force"));
             }
             What::Applied { reply: Reply::None { forced } | Reply::Lost { forced }, primary, lock, after, .. } => {
                 let remembers = ended.get(&(*primary, *lock)).is_none_or(|ended| *forced >= *ended);
-                findings
-                    .add_unless(*forced == after.forced && remembers, at, || format!("{forced} is told of {after:?}"));
+                findings.add_unless(
+                    *forced == after.forced && remembers,
+                    at,
+                    format_args!("{forced} is told of {after:?}"),
+                );
             }
             What::Answered { request, reply } => {
                 let request = &facts.requests[request];
@@ -167,24 +164,23 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
             }
             What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
                 let held = &facts.guards[guard];
-                let first = facts.guards.values().filter(|other| other.id == held.id).map(|other| other.token).min();
-                let first = first.unwrap_or(held.token);
+                let first = facts.guards_of(held.id).map(|other| other.token).min().unwrap_or(held.token);
+                let (id, told) = (held.id, last.get(&held.id));
                 let by_answer = marks.get(&held.id).is_some_and(|mark| first <= *mark);
                 let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
                 let right = match reason {
                     LossReason::Forced => by_answer || by_own(),
                     // A newer grant to the same process may have ended the hold first, and that does not say why.
-                    LossReason::Gone => {
-                        last.get(&held.id).is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now)
-                    }
+                    LossReason::Gone => told.is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now),
                     _ => true,
                 };
-                findings.add_unless(right, at, || {
-                    format!("guard {guard} of {:?} ends as {reason:?}, and was told {:?}", held.id, last.get(&held.id))
-                });
+                findings.add_unless(
+                    right,
+                    at,
+                    format_args!("guard {guard} of {id:?} ends as {reason:?}, and was told {told:?}"),
+                );
             }
             _ => {}
         }
     }
-    findings
 }

@@ -5,12 +5,7 @@
 //! * Writers are first come, first served, and no waiter is forgotten.
 //! * A waiter that is granted the lock, dead or alive, has no more than its claim.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, Given, id_of};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Held, Id, Lock, Op, Reply, Seen, SentGrant, What};
+use super::*;
 
 struct Step<'h> {
     at: usize,
@@ -51,8 +46,7 @@ impl Step<'_> {
     }
 }
 
-pub(super) fn order(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 queue");
+pub fn order(facts: &Facts<'_>, findings: &mut Findings) {
     for step in steps(facts) {
         for mode in [Mode::Read, Mode::Write] {
             let (was, is) = (of(mode, &step.before.queue), of(mode, &step.after.queue));
@@ -60,19 +54,18 @@ pub(super) fn order(facts: &Facts<'_>) -> Findings {
             let came = is.iter().filter(|id| !was.contains(id));
             let right: Vec<_> = remaining.chain(came).copied().collect();
             // Readers enter together, so they have no order among themselves.
-            findings.add_unless(mode == Mode::Read || right == is, step.at, || format!("{was:?} became {is:?}"));
+            findings.add_unless(mode == Mode::Read || right == is, step.at, format_args!("{was:?} became {is:?}"));
             for gone in was.iter().filter(|id| !is.contains(id)) {
                 let told = step.notifications.iter().any(|notification| notification.id == *gone)
                     || id_of(step.op) == Some(*gone);
-                findings.add_unless(told, step.at, || format!("{gone:?} is forgotten"));
+                findings.add_unless(told, step.at, format_args!("{gone:?} is forgotten"));
             }
         }
         // A crowd enters in parts. `bypasses` judges the waiters that are passed meanwhile.
         if !step.changes_nothing() && !facts.small_batches {
-            served(&mut findings, &step);
+            served(findings, &step);
         }
     }
-    findings
 }
 
 fn served(findings: &mut Findings, step: &Step<'_>) {
@@ -80,26 +73,33 @@ fn served(findings: &mut Findings, step: &Step<'_>) {
     let first = of(Mode::Write, &before.queue).into_iter().find(|id| !step.leaves(*id));
     for told in *notifications {
         let writes = of(Mode::Write, &after.held).contains(&told.id);
-        findings.add_unless(!writes || first == Some(told.id), *at, || {
-            format!("{:?} is let in, {first:?} came first", told.id)
-        });
+        findings.add_unless(
+            !writes || first == Some(told.id),
+            *at,
+            format_args!("{:?} is let in, {first:?} came first", told.id),
+        );
     }
     let (writers, readers) = (of(Mode::Write, &after.queue), of(Mode::Read, &after.queue));
     // A waiter that arrives with this request comes after them.
     let left_out: Vec<_> = readers.iter().filter(|id| of(Mode::Read, &before.queue).contains(id)).collect();
     let entered = notifications.iter().any(|notification| of(Mode::Read, &after.held).contains(&notification.id));
-    findings.add_unless(!entered || left_out.is_empty(), *at, || format!("{left_out:?} do not enter with the others"));
+    findings.add_unless(
+        !entered || left_out.is_empty(),
+        *at,
+        format_args!("{left_out:?} do not enter with the others"),
+    );
     let writer_inside = !of(Mode::Write, &after.held).is_empty();
-    findings.add_unless(writer_inside || !writers.is_empty() || readers.is_empty(), *at, || {
-        format!("{readers:?} wait for nobody")
-    });
-    findings.add_unless(!after.held.is_empty() || writers.is_empty(), *at, || format!("{writers:?} wait for nobody"));
+    findings.add_unless(
+        writer_inside || !writers.is_empty() || readers.is_empty(),
+        *at,
+        format_args!("{readers:?} wait for nobody"),
+    );
+    findings.add_unless(!after.held.is_empty() || writers.is_empty(), *at, format_args!("{writers:?} wait for nobody"));
 }
 
 /// Checks which grants pass a waiter. No new reader passes a waiting writer, and one writer at most passes a waiting
 /// reader.
-pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 bypass");
+pub fn bypasses(facts: &Facts<'_>, findings: &mut Findings) {
     let mut passed: BTreeMap<Id, usize> = BTreeMap::new();
     let mut lock_of: BTreeMap<Id, Lock> = BTreeMap::new();
     // Readers that waited when the last writer left, or that waited behind no writer. The flag is true if a writer was
@@ -141,9 +141,11 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                         // A reader of a crowd may enter in its phase though others of the crowd are inside already.
                         let is_in_batch =
                             facts.small_batches && phases.get(lock).is_some_and(|(batch, _)| batch.contains(&given.id));
-                        findings.add_unless(waited && (!goes_on || is_in_batch), at, || {
-                            format!("{:?} passes the writers {writers:?}", given.id)
-                        });
+                        findings.add_unless(
+                            waited && (!goes_on || is_in_batch),
+                            at,
+                            format_args!("{:?} passes the writers {writers:?}", given.id),
+                        );
                     }
                     if given.mode == Mode::Write && !conversions {
                         let waiting = of(Mode::Read, &before.queue)
@@ -152,7 +154,7 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                         for reader in waiting {
                             let passed = passed.entry(reader).or_default();
                             *passed += 1;
-                            findings.add_unless(*passed <= 1, at, || format!("{passed} writers pass {reader:?}"));
+                            findings.add_unless(*passed <= 1, at, format_args!("{passed} writers pass {reader:?}"));
                         }
                     }
                 }
@@ -163,12 +165,10 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
 /// Checks that a waiter stays for its `waiter_ttl_ms`, and has as long to claim its grant.
-pub(super) fn claims(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("5 dead waiters");
+pub fn claims(facts: &Facts<'_>, findings: &mut Findings) {
     let mut claim: BTreeMap<Id, u64> = BTreeMap::new();
     let mut longest: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, _, what) in facts.each() {
@@ -182,9 +182,11 @@ pub(super) fn claims(facts: &Facts<'_>) -> Findings {
         let now_ms = server_us / 1000;
         for told in notifications {
             let most = claim.get(&told.id).map(|claim| now_ms + claim);
-            findings.add_unless(most.is_some_and(|most| told.deadline_ms <= most), at, || {
-                format!("{told:?} has until {most:?} to claim it")
-            });
+            findings.add_unless(
+                most.is_some_and(|most| told.deadline_ms <= most),
+                at,
+                format_args!("{told:?} has until {most:?} to claim it"),
+            );
         }
         let Op::Acquire { id, lease_ms, waiter_ttl_ms: Some(waiter_ttl_ms), .. } = op else {
             continue;
@@ -197,7 +199,6 @@ pub(super) fn claims(facts: &Facts<'_>) -> Findings {
         }
         let until = |seen: &Seen| seen.queue.iter().find(|held| held.id == *id).map(|held| held.deadline_ms);
         let most = until(before).unwrap_or_default().max(now_ms + waiter_ttl_ms);
-        findings.add_unless(until(after).is_none_or(|until| until <= most), at, || format!("{id:?} waits too long"));
+        findings.add_unless(until(after).is_none_or(|until| until <= most), at, format_args!("{id:?} waits too long"));
     }
-    findings
 }

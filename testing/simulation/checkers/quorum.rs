@@ -1,16 +1,9 @@
 //! Promises of a quorum: what happens to a minority of the masters does not show, and what a force has ended stays so.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, QuorumFacts};
-use crate::base::error::LossReason;
-use crate::store::{Floor, Mode};
-use crate::testing::simulation::history::{End, Guard, Held, Id, Lock, Micros, Op, Place, Released, Reply, What};
+use super::*;
 
 /// Checks that the token of each guard is above the tokens of all conflicting guards before it.
-pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("2 tokens");
+pub fn tokens(facts: &Facts<'_>, findings: &mut Findings) {
     let mut highest: BTreeMap<Lock, (u64, u64)> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         let What::Granted { guard, id, token, .. } = what else { continue };
@@ -24,11 +17,12 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
         if held.mode == Mode::Write {
             *of_writers = (*of_writers).max(*token);
         }
-        findings.add_unless(*token > before || facts.excused(*id, now), at, || {
-            format!("guard {guard} has token {token} after {before}")
-        });
+        findings.add_unless(
+            *token > before || facts.excused(*id, now),
+            at,
+            format_args!("guard {guard} has token {token} after {before}"),
+        );
     }
-    findings
 }
 
 /// Holds that each master has, by the requests that it has carried out.
@@ -67,9 +61,8 @@ impl Masters {
 }
 
 /// Checks that no majority has a hold after the servers have reported its end to an operator.
-pub(super) fn forced(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 forced");
-    let Some(QuorumFacts { masters, .. }) = facts.quorum else { return findings };
+pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
+    let Some(QuorumFacts { masters, .. }) = facts.quorum else { return };
     let mut states = Masters::default();
     let mut over: BTreeSet<Id> = BTreeSet::new();
     for (at, now, what) in facts.each() {
@@ -82,20 +75,18 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
         over.retain(|id| {
             let has = |place: &Place| states.has(*place, *id, now) && !states.late.contains(&(*place, *id));
             let is_back = (0..masters).filter(has).count() > masters / 2;
-            findings.add_unless(!is_back, at, || format!("{id:?} is there again after a force"));
+            findings.add_unless(!is_back, at, format_args!("{id:?} is there again after a force"));
             !is_back
         });
     }
-    findings
 }
 
 /// Checks that users notice no fault of a minority. Before a release has reached all masters, the next hold may have
 /// only a bare majority with faulty masters in it. Such a hold may be lost with one of them, until its renewal has
 /// brought it to the other masters. The loss is reported within two leases, or by a release that began before.
-pub(super) fn unnoticed(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("quorum");
+pub fn unnoticed(facts: &Facts<'_>, findings: &mut Findings) {
     let Some(QuorumFacts { faultless, lease, .. }) = facts.quorum.as_ref().filter(|of| !of.faultless.is_empty()) else {
-        return findings;
+        return;
     };
     let mut states = Masters::default();
     let mut first: BTreeMap<Id, Micros> = BTreeMap::new();
@@ -131,7 +122,6 @@ pub(super) fn unnoticed(facts: &Facts<'_>) -> Findings {
             }
             _ => continue,
         };
-        findings.add_unless(is_right, at, || format!("{how}, while a majority has no fault"));
+        findings.add_unless(is_right, at, format_args!("{how}, while a majority has no fault"));
     }
-    findings
 }

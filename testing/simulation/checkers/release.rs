@@ -1,33 +1,26 @@
 //! Promise 4: `release` returns `Ok` only when the hold is known to have lasted to its end. If the release ends the
 //! hold, the server's answer shows this. If other guards go on with the hold, the local deadline shows it.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::Findings;
-use super::facts::{Facts, RequestFacts, id_of};
-use crate::testing::simulation::history::{Guard, Id, Op, Released, Reply, What};
+use super::*;
 
 /// Checks releases that end the hold.
-pub(super) fn by_the_servers_answer(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("4 release");
-    let mut of_waiters = Findings::of("4 release of a waiter");
+pub fn by_the_servers_answer(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| !in_doubt(told)) {
         let Some(last) = told.last() else { continue };
         // An acquisition in the queue of a replica that was behind has no hold there.
         let waited = matches!(last.answered, Some((_, Reply::Waited)));
-        let findings = if waited { &mut of_waiters } else { &mut findings };
-        findings.add_unless(answered_held(&told), at, || {
-            format!("the release of guard {guard} is fine, and was answered {:?}", last.answered)
-        });
+        let promise = if waited { "4 release of a waiter" } else { "4 release" };
+        findings.of(promise).add_unless(
+            answered_held(&told),
+            at,
+            format_args!("the release of guard {guard} is fine, and was answered {:?}", last.answered),
+        );
     }
-    findings.found.append(&mut of_waiters.found);
-    findings
 }
 
 /// Checks releases that end the hold where an answer was lost. The server has found the hold all the same, if not with
 /// the copy that it answered.
-pub(super) fn by_the_servers_answer_in_doubt(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("4 release in doubt");
+pub fn by_the_servers_answer_in_doubt(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| in_doubt(told)) {
         let id = facts.guards[&guard].id;
         let ids = ids(facts, guard);
@@ -36,11 +29,12 @@ pub(super) fn by_the_servers_answer_in_doubt(facts: &Facts<'_>) -> Findings {
         });
         // A promotion that loses the grant is beyond the durability level. The new primary may have granted tokens on
         // both sides of it.
-        findings.add_unless(found || facts.loss_since(id, facts.events[at].at), at, || {
-            format!("the release of guard {guard} is fine, and none of {} tries has found its hold", told.len())
-        });
+        findings.add_unless(
+            found || facts.loss_since(id, facts.events[at].at),
+            at,
+            format_args!("the release of guard {guard} is fine, and none of {} tries has found its hold", told.len()),
+        );
     }
-    findings
 }
 
 fn answered_held(told: &[&RequestFacts]) -> bool {
@@ -59,21 +53,22 @@ fn in_doubt(told: &[&RequestFacts]) -> bool {
 }
 
 /// Checks releases after which other guards of the process go on with the hold.
-pub(super) fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("4 release of a share");
+pub fn by_the_local_deadline(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, number, told) in released(facts) {
         let guard = &facts.guards[&number];
         if !told.is_empty() {
             continue;
         }
         let now = facts.events[at].at;
-        let requests: Vec<_> = facts.about(guard.id).collect();
-        let until = facts.vouched(guard.id, &requests, now);
-        findings.add_unless(now <= until, at, || {
-            format!("the release of guard {number} is fine at once, and its hold could be trusted until {until} us")
-        });
+        let until = facts.vouched(guard.id, now);
+        findings.add_unless(
+            now <= until,
+            at,
+            format_args!(
+                "the release of guard {number} is fine at once, and its hold could be trusted until {until} us"
+            ),
+        );
     }
-    findings
 }
 
 /// Returns the releases that returned `Ok`: the event, the guard, and the releases sent to the server meanwhile.
@@ -87,8 +82,7 @@ fn released<'f>(facts: &'f Facts<'_>) -> Vec<(usize, Guard, Vec<&'f RequestFacts
             }
             What::Released { guard, how: Released::Ours } => {
                 let span = began[guard]..at;
-                let tells =
-                    |request: &&RequestFacts| matches!(request.op, Op::Leave { .. }) && span.contains(&request.index);
+                let tells = |request: &&RequestFacts| request.op.is_leave() && span.contains(&request.index);
                 let told = ids(facts, *guard).into_iter().flat_map(|id| facts.about(id));
                 released.push((at, *guard, told.filter(tells).collect()));
             }

@@ -1,12 +1,6 @@
 //! Promises 7 and 8: cost of a lost notification or a silent server, and the time for which a process endures it.
 
-use std::collections::{BTreeMap, HashMap};
-
-use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
-use crate::base::error::LossReason;
-use crate::store::Mode;
-use crate::testing::simulation::history::{Attempt, End, Guard, Lock, Micros, Op, Process, Reply, What};
+use super::*;
 
 /// Delay that timers and a full deadline queue may add to a pause.
 const GRAIN: Micros = 5 * MS;
@@ -19,10 +13,9 @@ const FIRST_RETRY: Micros = 20 * MS;
 const RECALL_TIMEOUT: Micros = 50 * MS;
 
 /// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
-pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("7 heartbeat");
+pub fn heartbeat(facts: &Facts<'_>, findings: &mut Findings) {
     for requests in facts.by_id().values() {
-        let acquires = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. }));
+        let acquires = requests.iter().filter(|request| request.op.is_acquisition());
         // Once the acquisition has a guard, other readers ask whether they may join.
         let acquires: Vec<_> = acquires.take_while(|request| !facts.is_had(request)).collect();
         for pair in acquires.windows(2) {
@@ -49,18 +42,19 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
             let asleep = asleep.max(process.paused_within(from, later.sent));
             let others = clock_readings(facts, later, from) + joins(facts, later, from);
             let excuse = asleep + process.handing_on(from, later.sent) + others;
-            findings.add_unless(waited <= most + GRAIN + excuse, later.index, || {
-                format!("asked again after {waited} us, {most} us would have been in time")
-            });
+            findings.add_unless(
+                waited <= most + GRAIN + excuse,
+                later.index,
+                format_args!("asked again after {waited} us, {most} us would have been in time"),
+            );
         }
     }
-    findings
 }
 
 /// Returns true if a waiter may go on with the request of another one of its process.
 fn could_ask(facts: &Facts<'_>, request: &RequestFacts, waiter: &AttemptFacts) -> bool {
     let mode = request.attempt.map(|attempt| facts.attempts[&attempt].wish.mode);
-    waiter.process == request.process && waiter.wish.lock == request.lock && Some(waiter.wish.mode) == mode
+    waiter.scope() == request.scope() && Some(waiter.wish.mode) == mode
 }
 
 /// Returns the time that a process spent on asking the server for its time.
@@ -79,7 +73,7 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
 /// the place of another at the server asks that first.
 fn joins(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
     let own = facts.requests.values().filter(|request| {
-        let repeats = matches!(request.op, Op::Acquire { .. }) && facts.is_had(request);
+        let repeats = request.op.is_acquisition() && facts.is_had(request);
         let same = request.lock == before.lock && request.attempt.is_some() && request.attempt == before.attempt;
         repeats && same && from <= request.sent && request.sent <= before.sent
     });
@@ -98,8 +92,7 @@ fn cost(request: &RequestFacts, before: &RequestFacts) -> Micros {
 }
 
 /// Promise 8: waiting ends with `Unreachable` when the server was silent for `unreachable_after`, and not before.
-pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("8 unreachable");
+pub fn unreachable(facts: &Facts<'_>, findings: &mut Findings) {
     let mut own: BTreeMap<Attempt, Vec<&RequestFacts>> = BTreeMap::new();
     // Each side has its own leader. A waiter for a hold of its own process does not learn of silence to the other side.
     let mut of_side: HashMap<(Process, Lock, Mode), Vec<&RequestFacts>> = HashMap::new();
@@ -112,15 +105,14 @@ pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
     }
     for (number, attempt) in &facts.attempts {
         let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
-        too_early(facts, &mut findings, *number, attempt, own);
+        too_early(facts, findings, *number, attempt, own);
         // The leader asks for all waiters of its side. An attempt that asks once asks for itself.
         let asked = of_side
             .get(&(attempt.process, attempt.wish.lock, attempt.wish.mode))
             .map(Vec::as_slice)
             .unwrap_or_default();
-        too_late(facts, &mut findings, *number, attempt, if attempt.wish.once { own } else { asked });
+        too_late(facts, findings, *number, attempt, if attempt.wish.once { own } else { asked });
     }
-    findings
 }
 
 fn too_early(
@@ -146,9 +138,11 @@ fn too_early(
     let enough = outage_us >= process.unreachable_after
         // An attempt that wants one answer gives up after two response timeouts.
         || attempt.wish.once && at - attempt.asked >= 2 * process.response_timeout;
-    findings.add_unless(enough || limited, index, || {
-        format!("attempt {number} gives up though the server was silent for {outage_us} us only")
-    });
+    findings.add_unless(
+        enough || limited,
+        index,
+        format_args!("attempt {number} gives up though the server was silent for {outage_us} us only"),
+    );
 }
 
 fn too_late(
@@ -166,9 +160,11 @@ fn too_late(
         let from = outage.from.max(attempt.asked);
         let until = outage.last.min(ended);
         let waited = until.saturating_sub(from);
-        findings.add_unless(waited <= most + facts.asleep(attempt, from, until), index, || {
-            format!("attempt {number} bears a silent server for {waited} us: {outage:?}")
-        });
+        findings.add_unless(
+            waited <= most + facts.asleep(attempt, from, until),
+            index,
+            format_args!("attempt {number} bears a silent server for {waited} us: {outage:?}"),
+        );
     }
 }
 
@@ -205,25 +201,21 @@ fn outages(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<ServerOu
 
 /// Promise 8: renewal is repeated until the local deadline. A guard is lost neither before that nor before one renewal
 /// could be repeated.
-pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("8 renewal");
-    let by_id = facts.by_id();
-    for requests in by_id.values() {
-        repeated(facts, &mut findings, requests);
+pub fn renewals(facts: &Facts<'_>, findings: &mut Findings) {
+    for requests in facts.by_id().values() {
+        repeated(facts, findings, requests);
     }
     for (at, now, what) in facts.each() {
         if let What::LossSeen { guard, reason: LossReason::Expired } = what {
             let held = &facts.guards[guard];
-            let requests = &by_id[&held.id];
-            let until = expired_rightly(facts, &mut findings, at, now, held, requests);
+            let until = expired_rightly(facts, findings, at, now, held);
             let busy = 35 * MS; // a user does not look in the middle of its work
             // A task that waits for the answer to a conversion does not look either.
             let until = converted_until(facts, *guard, until).unwrap_or(until);
             let noticed = until + busy + facts.asleep_with(held, until, now);
-            findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
+            findings.add_unless(now <= noticed, at, format_args!("the end at {until} us is noticed late"));
         }
     }
-    findings
 }
 
 /// Returns when the outcome of a conversion was known that was under way at that moment.
@@ -235,7 +227,7 @@ fn converted_until(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<Micro
 /// Checks that a failed renewal is repeated soon, and later after more failures. Another answer may confirm the hold
 /// meanwhile: then the renewal is due as after that answer.
 fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFacts]) {
-    let renewals: Vec<_> = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. })).collect();
+    let renewals: Vec<_> = requests.iter().filter(|request| request.op.is_renewal()).collect();
     let mut pause = FIRST_RETRY;
     for pair in renewals.windows(2) {
         let [earlier, later] = pair else { continue };
@@ -255,9 +247,11 @@ fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFact
         let confirmed = confirmed.max();
         let due = confirmed.unwrap_or_default().max(failed + pause);
         let excuse = facts.process(later.process).paused_within(failed, later.sent);
-        findings.add_unless(later.sent <= due + GRAIN + excuse, later.index, || {
-            format!("a renewal that failed at {failed} us was to be repeated by {due} us")
-        });
+        findings.add_unless(
+            later.sent <= due + GRAIN + excuse,
+            later.index,
+            format_args!("a renewal that failed at {failed} us was to be repeated by {due} us"),
+        );
         pause = if confirmed.is_some() { FIRST_RETRY } else { RETRY.min(2 * pause) };
     }
 }
@@ -269,20 +263,19 @@ fn first_due(lease: Micros) -> Micros {
 
 /// Checks that a guard had to end by the local clock, though its process did what it could. Returns until when the
 /// guard was valid.
-pub(super) fn expired_rightly(
+pub fn expired_rightly(
     facts: &Facts<'_>,
     findings: &mut Findings,
     at: usize,
     now: Micros,
     held: &GuardFacts,
-    requests: &[&RequestFacts],
 ) -> Micros {
     let process = facts.process(held.process);
-    let vouched = facts.vouched(held.id, requests, now);
-    let until = vouched.min(facts.in_doubt_until(held, requests, now));
+    let vouched = facts.vouched(held.id, now);
+    let until = vouched.min(facts.in_doubt_until(held, now));
     // A writer may have company if the outcome of its downgrade is unknown. No renewal extends that time.
     let left_open = held.mode == Mode::Write && facts.open_since(held, now).is_some_and(|since| since <= vouched);
-    let confirmed = requests.iter().filter_map(|request| match &request.answered {
+    let confirmed = facts.about(held.id).filter_map(|request| match &request.answered {
         Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *when < until => {
             Some((request.sent, *remaining_ms))
         }
@@ -291,19 +284,20 @@ pub(super) fn expired_rightly(
     // Only a notification has confirmed it so far: its claim counts.
     let (confirmed, left_ms) = confirmed.max().unwrap_or_default();
     // A notification and an answer of the same moment count from different clock samples.
-    findings.add_unless(now + GRAIN >= until, at, || format!("lost before its local deadline at {until} us"));
+    findings.add_unless(now + GRAIN >= until, at, format_args!("lost before its local deadline at {until} us"));
     let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS).min(left_ms * MS);
     let paused = process.paused_within(confirmed, now) > 0;
     let time_for_two = first_due(lease) + process.response_timeout + RETRY < process.usable(lease);
     let capped = held.wish.max_hold_ms <= held.wish.lease_ms * 2;
-    let tries = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. }) && request.sent > confirmed);
-    findings.add_unless(paused || capped || left_open || !time_for_two || tries.count() >= 2, at, || {
-        format!("lost without a second try to renew since {confirmed} us")
-    });
+    let tries = facts.about(held.id).filter(|request| request.op.is_renewal() && request.sent > confirmed);
+    findings.add_unless(
+        paused || capped || left_open || !time_for_two || tries.count() >= 2,
+        at,
+        format_args!("lost without a second try to renew since {confirmed} us"),
+    );
     // A claim is to be renewed, too.
     let lived = until.saturating_sub(held.granted) >= SECOND;
-    let never = !requests.iter().any(|request| matches!(request.op, Op::Renew { .. }));
-    findings
-        .add_unless(!never || !lived || paused || capped, at, || "lost, and nobody has tried to renew it".to_owned());
+    let never = !facts.about(held.id).any(|request| request.op.is_renewal());
+    findings.add_unless(!never || !lived || paused || capped, at, "lost, and nobody has tried to renew it");
     until
 }

@@ -4,14 +4,9 @@
 //! The other checkers excuse a future for the faults of its own runtime, and for nothing else. This one checks the
 //! effect of one runtime on another.
 
-use std::collections::HashMap;
-
-use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RUNTIME_NOTICED as ASKED, RequestFacts, SECOND};
+use super::facts::RUNTIME_NOTICED as ASKED;
 use super::retries::expired_rightly;
-use crate::base::error::LossReason;
-use crate::base::mode::Mode;
-use crate::testing::simulation::history::{Letting, Lock, Micros, Op, Process, Released, What};
+use super::*;
 
 /// Time within which an offered share is taken from a future that is not polled.
 const OFFER: Micros = 3_100 * MS;
@@ -21,8 +16,7 @@ const TOLD: Micros = 100 * MS;
 const MOST_RELEASES: usize = 2;
 
 /// Checks that no hold is lost because a runtime stands still or has ended: its renewals go on.
-pub(super) fn holds(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("11 holds");
+pub fn holds(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, now, what) in facts.each() {
         let (What::LossSeen { guard, reason: LossReason::Expired }
         | What::Released { guard, how: Released::Lost(LossReason::Expired) }) = what
@@ -33,17 +27,14 @@ pub(super) fn holds(facts: &Facts<'_>) -> Findings {
         let process = facts.process(held.process);
         let lately = now.saturating_sub(held.wish.lease_ms * MS + SECOND);
         if process.was_a_runtime_stopped(lately, now) {
-            let requests: Vec<_> = facts.about(held.id).collect();
-            expired_rightly(facts, &mut findings, at, now, held, &requests);
+            expired_rightly(facts, findings, at, now, held);
         }
     }
-    findings
 }
 
 /// Checks that the server receives the release of a hold at once when its last guard is gone, in whatever way. It comes
 /// a little later if the runtime of that guard had an inline release and stopped.
-pub(super) fn releases(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("11 releases");
+pub fn releases(facts: &Facts<'_>, findings: &mut Findings) {
     for (id, guards) in facts.guards_by_id() {
         let Some(last) = guards.iter().max_by_key(|guard| guard.over) else { continue };
         let process = facts.process(last.process);
@@ -64,37 +55,33 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
             if process.was_a_runtime_stopped(over, cached_until + handed) { process.response_timeout / 2 } else { 0 };
         let by = process.runs_until(over, cached_until + handed + inline + TOLD);
         let by = by.max(room_for_releases(facts, id.process, cached_until) + TOLD);
-        let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
+        let told = facts.about(id).any(|request| request.op.is_leave() && request.sent <= by);
         // The hold ends by itself in the meantime.
-        let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;
-        findings.add_unless(told || expires, last.index, || {
-            format!("{id:?} is over at {over} us, and the server is not told by {by} us")
-        });
+        let expires = facts.vouched(id, by) <= by;
+        findings.add_unless(
+            told || expires,
+            last.index,
+            format_args!("{id:?} is over at {over} us, and the server is not told by {by} us"),
+        );
     }
-    findings
 }
 
 /// Returns when a process may send its next releases if the limit of releases under way is reached.
 fn room_for_releases(facts: &Facts<'_>, process: Process, now: Micros) -> Micros {
     let told = facts.requests.values().filter(|request| request.process == process);
-    let told = told.filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
-    let ends = |request: &RequestFacts| request.answered.as_ref().map(|(at, _)| *at).or(request.failed);
-    let mut open: Vec<_> = told.filter_map(ends).filter(|end| *end > now).collect();
+    let told = told.filter(|request| request.op.is_leave() && request.sent <= now);
+    let mut open: Vec<_> = told.filter_map(RequestFacts::ended).filter(|end| *end > now).collect();
     open.sort_unstable();
     if open.len() < MOST_RELEASES { 0 } else { open[open.len() - MOST_RELEASES] }
 }
 
 /// Returns true if an attempt of the process waited for a hold when its guard ended.
 fn waits_for(facts: &Facts<'_>, held: &GuardFacts, over: Micros) -> bool {
-    facts.attempts.values().any(|attempt| {
-        let same = attempt.process == held.process && attempt.wish.lock == held.wish.lock;
-        same && attempt.asked <= over && attempt.ended.is_none_or(|(ended, _)| ended >= over)
-    })
+    facts.attempts.values().any(|attempt| attempt.scope() == held.scope() && attempt.is_under_way(over, over))
 }
 
 /// Checks that a process asks the server for each waiter on a runtime that goes on, or has the lock itself.
-pub(super) fn waiters(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("11 waiters");
+pub fn waiters(facts: &Facts<'_>, findings: &mut Findings) {
     let asked = asked(facts);
     for (number, attempt) in &facts.attempts {
         let waits = !attempt.wish.once && attempt.wish.within.is_none();
@@ -109,13 +96,14 @@ pub(super) fn waiters(facts: &Facts<'_>) -> Findings {
         for at in asks.chain([ended]) {
             let most = ASKED + facts.asleep(attempt, from, at);
             let span = (from, at);
-            findings.add_unless(at - from <= most || has_it(facts, attempt, span), attempt.index, || {
-                format!("attempt {number} waits, and nobody asks for it from {from} us to {at} us")
-            });
+            findings.add_unless(
+                at - from <= most || has_it(facts, attempt, span),
+                attempt.index,
+                format_args!("attempt {number} waits, and nobody asks for it from {from} us to {at} us"),
+            );
             from = at;
         }
     }
-    findings
 }
 
 /// Returns the times at which each process has asked for each side of each lock.
@@ -135,10 +123,8 @@ fn has_it(facts: &Facts<'_>, attempt: &AttemptFacts, (from, to): (Micros, Micros
     let mut held: Vec<_> = facts
         .guards
         .values()
-        .filter(|guard| guard.process == attempt.process && guard.wish.lock == attempt.wish.lock)
-        .map(|guard| {
-            (guard.granted, guard.over.map_or(Micros::MAX, |over| guard.lost.map_or(over, |lost| lost.min(over))))
-        })
+        .filter(|guard| guard.scope() == attempt.scope())
+        .map(|guard| (guard.granted, guard.over.and(guard.gone()).unwrap_or(Micros::MAX)))
         .collect();
     held.sort_unstable();
     let mut free = from;

@@ -1,16 +1,11 @@
 //! Promise 3 for guards that start: a guard gets what it asked for.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, GuardFacts, MS, SECOND};
-use crate::testing::simulation::history::{Guard, Id, Op, Reply, What};
+use super::*;
 
 /// Checks the validity with which a guard starts. It has at least half of its lease if that is a second or more, else a
 /// third of what the margins leave. A waiter that is granted the lock by a notification starts at once, with as much of
 /// its claim. No guard has more than the answer with which it starts leaves, to a request for all that it wants.
-pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 fresh guards");
+pub fn fresh(facts: &Facts<'_>, findings: &mut Findings) {
     let mut first: BTreeMap<Id, Guard> = BTreeMap::new();
     for (number, guard) in &facts.guards {
         let began = *first.entry(guard.id).or_insert(*number);
@@ -23,15 +18,16 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
         let least = if wants >= SECOND { wants / 2 } else { facts.process(guard.process).usable(wants) / 3 };
         let granted_all = || answered_when_it_starts(facts, guard).is_some_and(|asked_ms| asked_ms + 1 >= lease);
         let right = guard.began_with + 2 * MS >= least || granted_all();
-        findings.add_unless(right, guard.index, || {
-            format!("guard {number} wants {wants} us and begins with {} us", guard.began_with)
-        });
+        findings.add_unless(
+            right,
+            guard.index,
+            format_args!("guard {number} wants {wants} us and begins with {} us", guard.began_with),
+        );
     }
-    findings
 }
 
 /// Returns the lease that was requested for a hold, if a guard of it starts with the answer.
-pub(super) fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<u64> {
+pub fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<u64> {
     let asked = facts.about(guard.id).filter_map(|request| match (request.op, &request.answered) {
         (
             Op::Acquire { lease_ms, .. } | Op::Renew { lease_ms, .. },
@@ -52,15 +48,15 @@ fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
 }
 
 /// Checks that a nested guard has an end of its own.
-pub(super) fn nested(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("3 nested guards");
+pub fn nested(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, now, what) in facts.each() {
         let What::Sample { guard, valid: true, .. } = what else { continue };
         let held = &facts.guards[guard];
         let ends = held.granted + held.wish.max_hold_ms * MS;
-        findings.add_unless(held.wish.within.is_none() || now <= ends, at, || {
-            format!("guard {guard} is valid after its longest time")
-        });
+        findings.add_unless(
+            held.wish.within.is_none() || now <= ends,
+            at,
+            format_args!("guard {guard} is valid after its longest time"),
+        );
     }
-    findings
 }

@@ -1,19 +1,16 @@
 //! Promise 9: every key has a ttl, idle entries disappear, and every waiter is served.
 
-use super::Findings;
-use super::facts::{Facts, MS, SECOND};
-use crate::testing::simulation::history::{Micros, Process, What};
+use super::*;
 
 /// Longest lease of the simulation, and more than any margin.
 const LONGEST: Micros = 10_200 * MS;
 
-pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("9 tidiness");
+pub fn ttl_and_end(facts: &Facts<'_>, findings: &mut Findings) {
     for (at, _, what) in facts.each() {
         match what {
             What::Applied { forget_ms, after, .. } => {
                 let covered = after.held.iter().chain(&after.queue).all(|held| held.deadline_ms < *forget_ms);
-                findings.add_unless(covered, at, || format!("the key is forgotten at {forget_ms} under {after:?}"));
+                findings.add_unless(covered, at, format_args!("the key is forgotten at {forget_ms} under {after:?}"));
             }
             What::NotIdle { process } => findings.add(at, format!("process {process} never comes to rest")),
             What::Left { holds, .. } if !holds.is_empty() => {
@@ -26,15 +23,12 @@ pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
             _ => {}
         }
     }
-    findings
 }
 
-pub(super) fn everybody_served(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("service");
+pub fn everybody_served(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt) in &facts.attempts {
-        findings.add_unless(attempt.ended.is_some(), attempt.index, || format!("attempt {number} never ends"));
+        findings.add_unless(attempt.ended.is_some(), attempt.index, format_args!("attempt {number} never ends"));
     }
-    let mut unreachable = Findings::of("8 close");
     let mut closing = std::collections::BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
@@ -44,21 +38,25 @@ pub(super) fn everybody_served(facts: &Facts<'_>) -> Findings {
             What::ClosedNow { process, told } => {
                 let Some((_, began)) = closing.remove(process) else { continue };
                 if !told && !was_silent(facts, *process, began, now) {
-                    unreachable.add(at, format!("process {process} is told that nobody answers"));
+                    findings.of("8 close").add(at, format!("process {process} is told that nobody answers"));
                 }
                 let paused = facts.process(*process).paused_within(began, now);
-                findings.add_unless(now - began <= LONGEST + paused, at, || {
-                    format!("close takes until {} s after its begin", (now - began) / SECOND)
-                });
+                findings.of("service").add_unless(
+                    now - began <= LONGEST + paused,
+                    at,
+                    format_args!("close takes until {} s after its begin", (now - began) / SECOND),
+                );
             }
             _ => {}
         }
     }
     for (process, (at, _)) in closing {
-        findings.add_unless(facts.process(*process).crashed.is_some(), at, || format!("{process} is never closed"));
+        findings.of("service").add_unless(
+            facts.process(*process).crashed.is_some(),
+            at,
+            format_args!("{process} is never closed"),
+        );
     }
-    findings.found.append(&mut unreachable.found);
-    findings
 }
 
 /// Returns true if a background request of the process was not answered in that span, or if the process was paused in

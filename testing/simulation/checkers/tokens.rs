@@ -1,26 +1,24 @@
 //! Promise 2: tokens strictly increase from phase to phase, across loss of the key too. Readers of a phase share one.
 
-use std::collections::BTreeMap;
-
-use super::Findings;
-use super::facts::{Facts, Given};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Reply, Seen, What};
+use super::*;
 
 /// Compares the token of a grant with that of its phase, or with the highest so far.
 fn judge_grant(grant: &Given, expected: Option<u64>, highest: u64, at: usize, findings: &mut Findings) {
     match expected {
-        Some(expected) => findings.add_unless(grant.token == expected, at, || {
-            format!("{:?} has token {} in the phase of {expected}", grant.id, grant.token)
-        }),
-        None => findings.add_unless(grant.token > highest, at, || {
-            format!("a phase begins with token {} after {highest}", grant.token)
-        }),
+        Some(expected) => findings.add_unless(
+            grant.token == expected,
+            at,
+            format_args!("{:?} has token {} in the phase of {expected}", grant.id, grant.token),
+        ),
+        None => findings.add_unless(
+            grant.token > highest,
+            at,
+            format_args!("a phase begins with token {} after {highest}", grant.token),
+        ),
     }
 }
 
-pub(super) fn grow(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("2 tokens");
+pub fn grow(facts: &Facts<'_>, findings: &mut Findings) {
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut given: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
     let mut given_by_deposed: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
@@ -36,7 +34,7 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                     // A block of a deposed primary is independent of the blocks of its successor.
                     let before = if *deposed { Some(*block) } else { given.insert(*id, *block) };
                     earlier.entry(*id).or_default().extend(before);
-                    brings(block, *deposed, highest, at, &mut findings);
+                    brings(block, *deposed, highest, at, findings);
                 }
                 let grants = Given::by(what);
                 if *deposed {
@@ -45,7 +43,7 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                 }
                 let mut phase = phase_of((before, after), *op, &given);
                 for grant in &grants {
-                    judge_grant(grant, expected(grant, before, &given, phase), *highest, at, &mut findings);
+                    judge_grant(grant, expected(grant, before, &given, phase), *highest, at, findings);
                     if grant.mode == Mode::Read {
                         phase = Some(grant.token);
                     }
@@ -61,34 +59,35 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                 let blocks = [given.get(id), given_by_deposed.get(id)];
                 let within = |(first, tokens): &(u64, u64)| (*first..first + tokens).contains(token);
                 let is_earlier = earlier.get(id).is_some_and(|blocks| blocks.iter().any(within));
-                findings.add_unless(is_earlier || blocks.into_iter().flatten().any(within), at, || {
-                    format!("guard {guard} has token {token}, the servers gave {blocks:?}")
-                });
-                if held.mode == Mode::Write && held.wish.within.is_none() {
-                    let last = passed.insert(*id, *token);
-                    findings.add_unless(last.is_none_or(|last| last < *token), at, || {
-                        format!("the turn of guard {guard} has token {token} after {last:?}")
-                    });
-                }
+                findings.add_unless(
+                    is_earlier || blocks.into_iter().flatten().any(within),
+                    at,
+                    format_args!("guard {guard} has token {token}, the servers gave {blocks:?}"),
+                );
+                let is_turn = held.mode == Mode::Write && held.wish.within.is_none();
+                let last = if is_turn { passed.insert(*id, *token) } else { None };
+                let rises = last.is_none_or(|last| last < *token);
+                findings.add_unless(rises, at, format_args!("guard {guard}'s turn has token {token} after {last:?}"));
                 let outer = held.wish.within.map(|outer| facts.guards[&outer].token);
                 let is_outer = outer.is_none_or(|outer| outer == *token);
-                findings.add_unless(is_outer, at, || format!("{token} is nested in {outer:?}"));
+                findings.add_unless(is_outer, at, format_args!("{token} is nested in {outer:?}"));
             }
             What::Fenced { guard, valid: true, token, accepted: false } => {
-                let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
-                findings.add_unless(may_be_rejected(facts, *guard, *token, began, now), at, || {
-                    format!("the resource rejects token {token} of guard {guard}, which is valid")
-                });
+                findings.add_unless(
+                    may_be_rejected(facts, *guard, *token, &began, now),
+                    at,
+                    format_args!("the resource rejects token {token} of guard {guard}, which is valid"),
+                );
             }
             _ => {}
         }
     }
-    findings
 }
 
-/// Returns true if the resource may reject a token of a phase that began at `began`.
-fn may_be_rejected(facts: &Facts<'_>, guard: Guard, token: u64, began: Micros, now: Micros) -> bool {
+/// Returns true if the resource may reject a token. `began` has the time of the first grant of each token.
+fn may_be_rejected(facts: &Facts<'_>, guard: Guard, token: u64, began: &BTreeMap<u64, Micros>, now: Micros) -> bool {
     let guard = &facts.guards[&guard];
+    let began = began.range(..=token).next_back().map(|(_, began)| *began).unwrap_or_default();
     // A replica that is behind may restore a read phase that others have overtaken, and readers may join it.
     let overtaken = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
     // A process that does not know the new primary goes on, with the later token.
@@ -101,7 +100,7 @@ fn brings((first, count): &(u64, u64), deposed: bool, highest: &mut u64, at: usi
     if deposed {
         return;
     }
-    findings.add_unless(*first > *highest, at, || format!("a renewal brings token {first} after {highest}"));
+    findings.add_unless(*first > *highest, at, format_args!("a renewal brings token {first} after {highest}"));
     *highest = first + count - 1;
 }
 

@@ -1,34 +1,24 @@
 //! Link to one master of a quorum. A master reports its uptime to each new connection, and has no queue.
 
-use std::sync::Arc;
-
-use super::super::mutants::Mutant;
-use super::super::world::{Answer, Parcel, Wire};
-use super::Link;
-use crate::base::key::Key;
-use crate::base::lease::{ClockSample, FencingToken, Moment};
-use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Granted,
-    MasterScheme, Mode, ReleaseReply, Renewed, ServerContact, View,
-};
+use super::*;
 
 /// Connection to a master, and what the process knows of the master.
 #[derive(Default)]
-pub(super) struct Master {
+pub struct Master {
     wire: Option<Wire>,
     up_since: Option<Moment>,
-    pub(super) contact: ServerContact,
+    pub contact: ServerContact,
 }
 
 impl Link {
     /// Returns the way of the next request.
-    pub(super) fn wire(&self) -> Wire {
+    pub fn wire(&self) -> Wire {
         let connected = self.master.as_ref().and_then(|master| master.lock().wire);
         connected.unwrap_or_else(|| self.world.wire(self.address.process, self.place))
     }
 
     /// Connects to a master. Any other server needs no connection of its own.
-    pub(super) async fn connect(&self, key: &Arc<Key>) -> Result<(), Failure> {
+    pub async fn connect(&self, key: &Arc<Key>) -> Result<(), Failure> {
         match &self.master {
             Some(master) if master.lock().wire.is_none() => self.ask_time(key).await,
             _ => Ok(()),
@@ -36,7 +26,7 @@ impl Link {
     }
 
     /// Connects to a silent master anew.
-    pub(super) async fn reconnect(&self) -> Result<(), Failure> {
+    pub async fn reconnect(&self) -> Result<(), Failure> {
         let is_silent = self.master.as_ref().is_some_and(|master| master.lock().contact.is_silent);
         if !is_silent {
             return Ok(());
@@ -44,7 +34,7 @@ impl Link {
         self.ask_time(&Arc::new(Key::new("rwlock", "-").expect("a name"))).await
     }
 
-    pub(super) fn on_answer(&self, wire: Wire, sent: Moment, parcel: &Parcel, answer: &Answer) {
+    pub fn on_answer(&self, wire: Wire, sent: Moment, parcel: &Parcel, answer: &Answer) {
         let Some(master) = &self.master else { return };
         let mut master = master.lock();
         master.contact.served = Some(self.world.clock.now());
@@ -70,7 +60,7 @@ impl Link {
     }
 
     /// Notes that the connection is silent or closed.
-    pub(super) fn on_silence(&self) {
+    pub fn on_silence(&self) {
         if let Some(master) = &self.master {
             let mut master = master.lock();
             (master.wire, master.contact.is_silent) = (None, true);
@@ -78,7 +68,7 @@ impl Link {
     }
 
     /// Returns the answer that a wrong process invents in place of a request.
-    pub(super) fn invented(&self, parcel: &Parcel) -> Option<Answer> {
+    pub fn invented(&self, parcel: &Parcel) -> Option<Answer> {
         let at = |id: &AcquisitionId| (self.place, id.clone());
         let granted = |token, lease| Granted { token, tokens: 1, remaining: lease, is_waited_for: false };
         match (self.world.mutant?, parcel) {
@@ -98,8 +88,8 @@ impl Link {
     }
 
     /// Returns true if a wrong process takes the renewal by another master for this one, too.
-    pub(super) fn is_renewed_by_any(&self, id: &AcquisitionId, answer: &Attempt<Answer>) -> bool {
-        if self.world.mutant != Some(Mutant::MinorityRenews) {
+    pub fn is_renewed_by_any(&self, id: &AcquisitionId, answer: &Attempt<Answer>) -> bool {
+        if !self.is_mutant(Mutant::MinorityRenews) {
             return false;
         }
         let now = self.world.clock.now();

@@ -1,25 +1,8 @@
 //! Scenes at a quorum, which random runs would show rarely or never. The paused clock holds them in place.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::base::error::{Error, LossReason};
-use crate::base::key::Key;
-use crate::base::lease::FencingToken;
-use crate::base::options::Options;
-use crate::face::guard::WriteGuard;
-use crate::face::manager::RwLockManager;
-use crate::lock::hold::HoldState;
-use crate::store::quorum::{Quorum, Restarts};
-use crate::store::{Attempt, Forced, Scheme, View};
-use crate::testing::simulation::checkers;
-use crate::testing::simulation::history::{Place, Process, What};
-use crate::testing::simulation::mutants::Mutant;
-use crate::testing::simulation::profile::{Profile, QUORUM};
-use crate::testing::simulation::workload::{SimManager, quorum};
-use crate::testing::simulation::world::{Address, Down, EPOCH_US, World, ids_of};
+use super::*;
+use crate::store::Attempt;
+use crate::testing::simulation::workload::quorum;
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
 
@@ -59,16 +42,26 @@ enum Data {
 
 async fn comes_back(world: &Arc<World>, place: Place, with: Data) {
     dies(world, place);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sleep_ms(100).await;
     if let Data::Lost = with {
         world.empties(place);
     }
     world.comes_up(place);
 }
 
+async fn use_once(process: &SimManager, name: &str) {
+    process.write(name).await.expect("granted").release().await.expect("ours to the end");
+}
+
+/// Asserts that a fault shows in a scene with the mutant, and only with it.
+async fn shown_by<F: Future<Output = bool>>(mutant: Mutant, scene: impl Fn(Option<Mutant>) -> F) {
+    assert!(!scene(None).await);
+    assert!(scene(Some(mutant)).await, "the scene does not show it");
+}
+
 /// Returns when the masters that were slow or away have answered.
 async fn settled() {
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    sleep_ms(3_000).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,7 +102,7 @@ async fn upgrade_that_is_for_a_young_master_to_decide_is_refused() {
 /// Returns masters that answer, and have been up for less than the lease.
 async fn stage_of_young_masters() -> (Arc<World>, SimManager) {
     let (world, process) = stage(CHECKED);
-    process.write("cfg").await.expect("granted").release().await.expect("ours to the end");
+    use_once(&process, "cfg").await;
     for place in 0..3 {
         comes_back(&world, place, Data::Kept).await;
     }
@@ -161,13 +154,13 @@ async fn upgrade_that_asks_again_is_not_ended_by_the_release_of_its_first_attemp
     let each = |act: &dyn Fn(usize)| (0..3).for_each(act);
     let trouble = async {
         each(&|place| world.freezes(place));
-        tokio::time::sleep(RESPONSE_TIMEOUT + Duration::from_millis(50)).await;
+        sleep(RESPONSE_TIMEOUT + Duration::from_millis(50)).await;
         each(&|place| world.thaws(place));
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        sleep_ms(400).await;
         // The upgrade was refused, and copies of the first attempt may arrive for some milliseconds more.
         beside.release().await.expect("ours to the end");
         each(&|place| world.slows(place, true));
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        sleep_ms(150).await;
         each(&|place| world.slows(place, false));
     };
     let (upgraded, ()) = tokio::join!(reading.try_upgrade(), trouble);
@@ -183,13 +176,17 @@ async fn is_relied_on_too_long(answers_after: Duration, mutant: Option<Mutant>) 
     let world = World::new(1, OF_ONE_SECOND, mutant);
     let [first, next] = [0, 1].map(|process| manager(&world, process));
     for process in [&first, &next] {
-        process.write("connects").await.expect("granted").release().await.expect("ours to the end");
+        use_once(&process, "connects").await;
     }
-    (0..3).for_each(|place| world.answers_after(place, answers_after));
+    for place in 0..3 {
+        world.answers_after(place, answers_after);
+    }
     let entering = tokio::time::timeout(Duration::from_secs(1), first.write("cfg"));
     let guard = entering.await.ok().and_then(Result::ok);
     world.cuts(0, &[0, 1, 2]);
-    (0..3).for_each(|place| world.answers_after(place, Duration::ZERO));
+    for place in 0..3 {
+        world.answers_after(place, Duration::ZERO);
+    }
     let _inside = next.write("cfg").await.expect("granted when the lease is over");
     guard.is_some_and(|guard| guard.state() == HoldState::Held)
 }
@@ -198,15 +195,13 @@ async fn is_relied_on_too_long(answers_after: Duration, mutant: Option<Mutant>) 
 #[tokio::test(start_paused = true)]
 async fn grants_that_took_long_last_for_what_is_left_of_them() {
     let most = RESPONSE_TIMEOUT - Duration::from_millis(50);
-    assert!(!is_relied_on_too_long(most, None).await);
-    assert!(is_relied_on_too_long(most, Some(Mutant::DeadlineFromReply)).await, "the scene does not show it");
+    shown_by(Mutant::DeadlineFromReply, |mutant| is_relied_on_too_long(most, mutant)).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn grants_that_come_too_late_do_not_count() {
     let too_late = RESPONSE_TIMEOUT + Duration::from_millis(200);
-    assert!(!is_relied_on_too_long(too_late, None).await);
-    assert!(is_relied_on_too_long(too_late, Some(Mutant::LateGrantBelieved)).await, "the scene does not show it");
+    shown_by(Mutant::LateGrantBelieved, |mutant| is_relied_on_too_long(too_late, mutant)).await;
 }
 
 /// Returns the tokens of two holders of a lock, one after the other. Their majorities share only the master that had to
@@ -250,10 +245,12 @@ async fn tokens_do_not_follow_a_clock_that_is_years_ahead() {
             last = token;
             guard.release().await.expect("ours to the end");
             // Now and then this is longer than the greatest age of a clock sample.
-            tokio::time::sleep(Duration::from_secs(if n % 5 == 4 { 10 } else { 1 })).await;
+            sleep_ms(if n % 5 == 4 { 10_000 } else { 1_000 }).await;
         }
         dies(&world, ahead);
-        (0..3).for_each(|place| world.empties(place));
+        for place in 0..3 {
+            world.empties(place);
+        }
         let guard = process.write("cfg").await.expect("two are left");
         assert!(guard.fencing_token() > last, "{} after {last}", guard.fencing_token());
     }
@@ -264,7 +261,7 @@ async fn time_to_get_beside_a_frozen_master(ahead_ms: i64) -> Duration {
     let (world, process) = stage(THREE);
     [ahead_ms, 0, 0].into_iter().enumerate().for_each(|(place, ms)| world.is_ahead(place, ms));
     // The answers make the clocks known.
-    process.write("other").await.expect("granted").release().await.expect("ours to the end");
+    use_once(&process, "other").await;
     settled().await;
     world.freezes(2);
     let began = Instant::now();
@@ -287,7 +284,7 @@ async fn clocks_within_the_margin_wait_for_no_master() {
 async fn outlives_its_majority(mutant: Option<Mutant>) -> bool {
     let world = World::new(1, OF_ONE_SECOND, mutant);
     let [first, next] = [0, 1].map(|process| manager(&world, process));
-    next.write("other").await.expect("granted").release().await.expect("ours to the end");
+    use_once(&next, "other").await;
     let guard = first.write("cfg").await.expect("granted");
     settled().await;
     assert_eq!((guard.state(), world.holds().len()), (HoldState::Held, 3), "it is renewed by all");
@@ -298,24 +295,31 @@ async fn outlives_its_majority(mutant: Option<Mutant>) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_a_minority_renews_is_lost_before_the_next_one_enters() {
-    assert!(!outlives_its_majority(None).await);
-    assert!(outlives_its_majority(Some(Mutant::MinorityRenews)).await, "the scene does not show it");
+    shown_by(Mutant::MinorityRenews, outlives_its_majority).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_three_of_five_have_granted_is_at_all_of_them_after_a_renewal() {
     let (world, process) = stage(OF_THREE_SECONDS);
-    [3, 4].into_iter().for_each(|place| dies(&world, place));
+    for place in [3, 4] {
+        dies(&world, place);
+    }
     let writing = process.write("cfg").await.expect("three are left");
-    [3, 4].into_iter().for_each(|place| world.comes_up(place));
+    for place in [3, 4] {
+        world.comes_up(place);
+    }
     assert_eq!(world.holds().len(), 3);
     settled().await;
     assert_eq!(world.holds().len(), 5);
     // Of these masters, one has granted the hold, and one was away then.
-    [0, 3].into_iter().for_each(|place| dies(&world, place));
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    for place in [0, 3] {
+        dies(&world, place);
+    }
+    sleep_ms(6_000).await;
     assert_eq!(writing.state(), HoldState::Held);
-    [0, 3].into_iter().for_each(|place| world.comes_up(place));
+    for place in [0, 3] {
+        world.comes_up(place);
+    }
     writing.release().await.expect("ours to the end");
     settled().await;
     assert_eq!(world.holds(), []);
@@ -331,7 +335,7 @@ async fn hold_outlives_a_restart_without_data_of_each_master_in_turn() {
         for place in 0..5 {
             comes_back(&world, place, Data::Lost).await;
             // One renewal finds that the master was away, another that it is back.
-            tokio::time::sleep(Duration::from_secs(6)).await;
+            sleep_ms(6_000).await;
             assert_eq!(world.holds().len(), 5, "{restarts:?}, after the restart of {place}");
         }
         assert_eq!(writing.state(), HoldState::Held);
@@ -346,11 +350,13 @@ async fn hold_of_three(mutant: Option<Mutant>) -> (Arc<World>, Guarded, Operator
     let [process, rival] = [0, 2].map(|process| manager(&world, process));
     let operator =
         Operator { world: Arc::clone(&world), quorum: quorum(&world, &Address::new(OPERATOR), &options(&world)) };
-    rival.write("other").await.expect("granted").release().await.expect("ours to the end");
+    use_once(&rival, "other").await;
     operator.looks().await;
     let guard = process.write("cfg").await.expect("granted");
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    [1, 2].into_iter().for_each(|place| world.empties(place));
+    sleep_ms(100).await;
+    for place in [1, 2] {
+        world.empties(place);
+    }
     assert_eq!(world.holds().len(), 3);
     (world, Guarded { guard, _process: process, rival }, operator)
 }
@@ -403,13 +409,15 @@ impl Operator {
 async fn comes_back_after_a_force(mutant: Option<Mutant>) -> bool {
     let (world, held, operator) = hold_of_three(mutant).await;
     let seen = operator.looks().await;
-    [1, 2].into_iter().for_each(|place| world.answers_after(place, Duration::from_millis(200)));
+    for place in [1, 2] {
+        world.answers_after(place, Duration::from_millis(200));
+    }
     let before = world.pipelines();
     while world.pipelines() < before + 5 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep_ms(1).await;
     }
     // The renewal has arrived at all masters, and those that lack the hold answer late.
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    sleep_ms(5).await;
     assert_eq!(world.holds().len(), 3);
     operator.forces(&seen).await;
     let is_back = is_undone(&world);
@@ -420,8 +428,7 @@ async fn comes_back_after_a_force(mutant: Option<Mutant>) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn hold_is_not_brought_to_masters_that_have_carried_a_force_out() {
-    assert!(!comes_back_after_a_force(None).await);
-    assert!(comes_back_after_a_force(Some(Mutant::ForceForgotten)).await, "the scene does not show it");
+    shown_by(Mutant::ForceForgotten, comes_back_after_a_force).await;
 }
 
 /// Returns true if a hold outlives a force that has seen it. Between the look and the force, a renewal brings it to two
@@ -431,7 +438,7 @@ async fn outlives_a_force(mutant: Option<Mutant>) -> bool {
     let seen = operator.looks().await;
     // The next renewal would learn of the force and end the hold, so the force must be over before that.
     while world.holds().len() < 5 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep_ms(1).await;
     }
     operator.forces(&seen).await;
     let is_there = is_undone(&world);
@@ -441,8 +448,7 @@ async fn outlives_a_force(mutant: Option<Mutant>) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn force_ends_what_was_brought_to_a_master_since_the_look() {
-    assert!(!outlives_a_force(None).await);
-    assert!(outlives_a_force(Some(Mutant::ForceNamesTokens)).await, "the scene does not show it");
+    shown_by(Mutant::ForceNamesTokens, outlives_a_force).await;
 }
 
 /// Returns the state of a hold that an operator has ended at one master, and the number of masters that have it. That
@@ -450,7 +456,7 @@ async fn force_ends_what_was_brought_to_a_master_since_the_look() {
 async fn after_a_force_at_one_master(mutant: Option<Mutant>) -> (HoldState, usize) {
     let (world, held, operator) = hold_of_three(mutant).await;
     // A renewal has brought the hold to all masters, and the force ends before the next one.
-    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    sleep_ms(1_200).await;
     let seen = operator.looks().await;
     world.cuts(OPERATOR, &[1, 2, 3, 4]);
     operator.force(&seen).await.expect_err("one of five");

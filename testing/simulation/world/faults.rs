@@ -1,15 +1,9 @@
 //! Faults of a server: it falls silent, dies, stands still, is slow, loses its data, or its clock steps.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::{Down, ONLY, Server, World};
-use crate::store::memory::replica::Image;
-use crate::testing::simulation::history::{Place, Process, What};
+use super::*;
 
 impl World {
-    pub(in super::super) fn servers(&self) -> usize {
+    pub fn servers(&self) -> usize {
         self.state.lock().servers.len()
     }
 
@@ -19,7 +13,7 @@ impl World {
         self.thawed.notify_waiters();
     }
 
-    pub(in super::super) fn goes_down(&self, place: Place, down: Down) {
+    pub fn goes_down(&self, place: Place, down: Down) {
         let now = self.now();
         let mut state = self.state.lock();
         let server = &mut state.servers[place];
@@ -42,7 +36,7 @@ impl World {
     }
 
     /// Brings the server back, and subscribes all channels again.
-    pub(in super::super) fn comes_up(self: &Arc<Self>, place: Place) {
+    pub fn comes_up(self: &Arc<Self>, place: Place) {
         let now = self.now();
         let mut state = self.state.lock();
         let server = &mut state.servers[place];
@@ -58,11 +52,11 @@ impl World {
         }
     }
 
-    pub(in super::super) fn is_down(&self, place: Place) -> bool {
+    pub fn is_down(&self, place: Place) -> bool {
         self.state.lock().servers[place].down.is_some()
     }
 
-    pub(in super::super) fn empties(&self, place: Place) {
+    pub fn empties(&self, place: Place) {
         let mut state = self.state.lock();
         state.wrong.forget();
         let server = &mut state.servers[place];
@@ -72,32 +66,32 @@ impl World {
         self.record(What::Emptied { place });
     }
 
-    pub(in super::super) fn freezes(&self, place: Place) {
+    pub fn freezes(&self, place: Place) {
         self.state.lock().servers[place].frozen = true;
         self.record(What::Frozen { place });
     }
 
-    pub(in super::super) fn thaws(&self, place: Place) {
+    pub fn thaws(&self, place: Place) {
         self.change(place, |server| server.frozen = false);
         self.record(What::Thawed { place });
     }
 
-    pub(in super::super) fn slows(&self, place: Place, is_slow: bool) {
+    pub fn slows(&self, place: Place, is_slow: bool) {
         self.change(place, |server| server.is_slow = is_slow);
         self.record(What::SlowServer { place, is_slow });
     }
 
-    pub(in super::super) fn answers_after(&self, place: Place, time: Duration) {
+    pub fn answers_after(&self, place: Place, time: Duration) {
         self.change(place, |server| server.answers_after = time);
     }
 
     /// Sets the clock of a server to this time before or after the true time.
-    pub(in super::super) fn is_ahead(&self, place: Place, ms: i64) {
+    pub fn is_ahead(&self, place: Place, ms: i64) {
         self.change(place, |server| server.skew_ms = ms);
     }
 
     /// Cuts a process off from these servers, and from no others.
-    pub(in super::super) fn cuts(&self, process: Process, places: &[Place]) {
+    pub fn cuts(&self, process: Process, places: &[Place]) {
         let mut state = self.state.lock();
         state.cut.retain(|(cut, _)| *cut != process);
         state.cut.extend(places.iter().map(|place| (process, *place)));
@@ -105,7 +99,7 @@ impl World {
         self.record(What::Cut { process, places: places.to_vec() });
     }
 
-    pub(in super::super) fn steps_clock(&self, band_ms: i64) {
+    pub fn steps_clock(&self, band_ms: i64) {
         let mut state = self.state.lock();
         let skew_ms = state.rng.i64(-band_ms / 2..=band_ms / 2);
         state.servers[ONLY].skew_ms = skew_ms;
@@ -114,7 +108,7 @@ impl World {
     }
 
     /// Ends all faults.
-    pub(in super::super) fn heals(self: &Arc<Self>) {
+    pub fn heals(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.healed = true;
         state.cut.clear();

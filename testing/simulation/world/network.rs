@@ -1,15 +1,6 @@
 //! Network: the way of a request to the server, and of its answer back.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use tokio::sync::oneshot;
-
-use super::parcel::{Delivery, Fate, Fates, Parcel};
-use super::{Down, World, lock_of, millis};
-use crate::base::key::Key;
-use crate::testing::simulation::history::{Micros, Op, Place, Process, Request, What};
+use super::*;
 
 /// Shortest time that counts as slow.
 const MIN_SLOW: Duration = Duration::from_millis(50);
@@ -17,9 +8,9 @@ const MIN_SLOW: Duration = Duration::from_millis(50);
 /// Way of a process to a server. `node` is the address that the process has for the primary, or the one of the master
 /// to which it is connected.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Wire {
-    pub(in super::super) process: Process,
-    pub(in super::super) place: Place,
+pub struct Wire {
+    pub process: Process,
+    pub place: Place,
     node: u32,
 }
 
@@ -34,7 +25,7 @@ enum Reached {
 
 impl World {
     /// Sends a request. Its copies travel on even if the sender is gone.
-    pub(in super::super) fn post(
+    pub fn post(
         self: &Arc<Self>,
         wire: Wire,
         key: &Arc<Key>,
@@ -62,7 +53,7 @@ impl World {
     }
 
     /// Draws the fate of a request, or of several that travel together.
-    pub(in super::super) fn fates(&self, place: Place, parcel: &Parcel) -> Fates {
+    pub fn fates(&self, place: Place, parcel: &Parcel) -> Fates {
         let mut state = self.state.lock();
         let (healed, profile) = (state.healed, &self.profile);
         let (is_slow, answers_after) = (state.servers[place].is_slow, state.servers[place].answers_after);
@@ -157,12 +148,12 @@ impl World {
     async fn travels(&self, time: Duration) {
         // A timer takes at least a millisecond.
         if !self.profile.hot {
-            tokio::time::sleep(time).await;
+            sleep(time).await;
         }
     }
 
     /// Returns the way of a new request to a server.
-    pub(in super::super) fn wire(&self, process: Process, place: Place) -> Wire {
+    pub fn wire(&self, process: Process, place: Place) -> Wire {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
         Wire { process, place, node: old.map_or(state.servers[place].node, |old| old.node) }
@@ -206,6 +197,6 @@ impl World {
             server.busy_until = server.busy_until.max(now) + self.profile.service_ms * 1000;
             server.busy_until
         };
-        tokio::time::sleep(Duration::from_micros(done - now)).await;
+        sleep(Duration::from_micros(done - now)).await;
     }
 }

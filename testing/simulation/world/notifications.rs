@@ -1,48 +1,36 @@
 //! Notifications: subscriptions of processes, and the notifications that reach them.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use parking_lot::Mutex;
-use tokio::sync::mpsc;
-
-use super::{Address, ONLY, World, lock_of, millis};
-use crate::base::attempt::{self, NodeId};
-use crate::base::key::Key;
-use crate::base::lease::{ClockSample, ServerTime};
-use crate::store::{AcquisitionId, Answered, Granted, Notification};
-use crate::testing::simulation::gate::Gate;
-use crate::testing::simulation::history::{Id, Lock, Process, What};
+use super::*;
 
 /// Greatest age of a clock sample that can judge a notification, as in the transport.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(2);
 
 /// Receiver of notifications for a lock in one process.
-pub(super) struct Subscriber {
-    pub(super) process: Process,
-    pub(super) lock: Lock,
-    pub(super) to: mpsc::Sender<Notification>,
+pub struct Subscriber {
+    pub process: Process,
+    pub lock: Lock,
+    pub to: mpsc::Sender<Notification>,
 }
 
 /// Clock sample by which a process judges notifications.
-pub(super) struct ProcessLink {
-    pub(super) gate: Arc<Gate>,
-    pub(super) clock_sample: Arc<Mutex<Option<ClockSample>>>,
+pub struct ProcessLink {
+    pub gate: Arc<Gate>,
+    pub clock_sample: Arc<Mutex<Option<ClockSample>>>,
 }
 
 /// Notification on its way to a process.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
-    pub(super) key: Arc<Key>,
-    pub(super) id: AcquisitionId,
-    pub(super) granted: Granted,
-    pub(super) at: ServerTime,
+pub struct Message {
+    pub key: Arc<Key>,
+    pub id: AcquisitionId,
+    pub granted: Granted,
+    pub at: ServerTime,
     /// Number of the server that has sent it, in the order of their appearance.
-    pub(super) server: u32,
+    pub server: u32,
 }
 
 /// Ends a subscription when it is dropped.
-pub(in super::super) struct Unsubscribe {
+pub struct Unsubscribe {
     world: Arc<World>,
     number: u32,
 }
@@ -55,17 +43,13 @@ impl Drop for Unsubscribe {
 
 impl World {
     /// Sets the clock sample by which a process judges notifications from now on.
-    pub(in super::super) fn listens(&self, address: &Address, clock_sample: &Arc<Mutex<Option<ClockSample>>>) {
+    pub fn listens(&self, address: &Address, clock_sample: &Arc<Mutex<Option<ClockSample>>>) {
         let link = ProcessLink { gate: Arc::clone(&address.gate), clock_sample: Arc::clone(clock_sample) };
         self.state.lock().links.insert(address.process, link);
     }
 
     /// Subscribes a waiter to notifications.
-    pub(in super::super) fn subscribe(
-        self: &Arc<Self>,
-        process: Process,
-        key: &Key,
-    ) -> (mpsc::Receiver<Notification>, Unsubscribe) {
+    pub fn subscribe(self: &Arc<Self>, process: Process, key: &Key) -> (mpsc::Receiver<Notification>, Unsubscribe) {
         let lock = lock_of(key);
         let confirmed = self.state.lock().confirmed.contains(&(process, lock));
         let subscription = self.listen(process, lock);
@@ -78,7 +62,7 @@ impl World {
     }
 
     /// Subscribes a waiter if the channel of an earlier waiter still lingers.
-    pub(in super::super) fn subscribed(
+    pub fn subscribed(
         self: &Arc<Self>,
         process: Process,
         key: &Key,
@@ -98,7 +82,7 @@ impl World {
     }
 
     /// Subscribes a channel at the server, after a delay.
-    pub(super) fn confirm(self: &Arc<Self>, process: Process, lock: Lock) {
+    pub fn confirm(self: &Arc<Self>, process: Process, lock: Lock) {
         let (late, server) = {
             let mut state = self.state.lock();
             let late = !state.healed && state.rng.u32(0..1000) < self.profile.slow;
@@ -107,7 +91,7 @@ impl World {
         let by_ms = self.draw(|rng| if late { rng.u64(50..2_500) } else { rng.u64(0..4) });
         let world = Arc::clone(self);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(by_ms)).await;
+            sleep_ms(by_ms).await;
             {
                 let mut state = world.state.lock();
                 // The channel is subscribed again when the server is up.
@@ -121,7 +105,7 @@ impl World {
     }
 
     /// Draws whether a notification or recall is lost, late, or comes twice.
-    pub(super) fn push_fate(&self) -> (bool, bool, bool) {
+    pub fn push_fate(&self) -> (bool, bool, bool) {
         let mut state = self.state.lock();
         let healed = state.healed;
         let mut chance = |per_mille| !healed && state.rng.u32(0..1000) < per_mille;
@@ -130,7 +114,7 @@ impl World {
     }
 
     /// Passes one notification on: never, once or twice.
-    pub(super) fn publish(self: &Arc<Self>, message: Message) {
+    pub fn publish(self: &Arc<Self>, message: Message) {
         let (process, lock) = (Id::of(message.id.as_str()).process, lock_of(&message.key));
         let (lost, late, twice) = self.push_fate();
         let unsubscribed = !self.state.lock().confirmed.contains(&(process, lock));
@@ -144,7 +128,7 @@ impl World {
             }
             let (world, message) = (Arc::clone(self), message.clone());
             drop(tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(by_ms)).await;
+                sleep_ms(by_ms).await;
                 world.arrives(process, lock, message).await;
             }));
         }
@@ -182,7 +166,7 @@ impl World {
     }
 
     /// Returns true if the process has a connection to that server.
-    pub(super) fn is_connected(&self, process: Process, server: u32) -> bool {
+    pub fn is_connected(&self, process: Process, server: u32) -> bool {
         let state = self.state.lock();
         match &state.old {
             Some(old) if state.behind.contains(&process) => old.number == server && !old.frozen,
@@ -190,7 +174,7 @@ impl World {
         }
     }
 
-    pub(super) fn tell(&self, process: Process, lock: Lock, notification: &Notification) {
+    pub fn tell(&self, process: Process, lock: Lock, notification: &Notification) {
         let state = self.state.lock();
         let to = state.subscribers.values().filter(|to| (to.process, to.lock) == (process, lock));
         for subscriber in to {

@@ -1,19 +1,10 @@
 //! Requests, their answers, and the fates of both.
 
-use std::time::Duration;
-
-use super::millis;
-use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::memory::Record;
-use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Forced, IfTaken, Mode, ReleaseReply, Renewed,
-    View,
-};
-use crate::testing::simulation::history::{Id, Op, Reply, Shown};
+use super::*;
 
 /// Request on its way to the server.
 #[derive(Clone, Debug)]
-pub(in super::super) enum Parcel {
+pub enum Parcel {
     /// `floor` is the lower bound for the token, at a master of a quorum.
     Acquire {
         request: AcquireRequest,
@@ -50,7 +41,7 @@ pub(in super::super) enum Parcel {
 
 /// Answer of the server.
 #[derive(Clone, Debug)]
-pub(in super::super) enum Answer {
+pub enum Answer {
     Acquired(Acquired),
     Converted(Converted),
     ReleaseReply(ReleaseReply),
@@ -65,7 +56,7 @@ pub(in super::super) enum Answer {
 
 /// End of a delivery, as far as the sender can learn of it.
 #[derive(Clone, Debug)]
-pub(in super::super) enum Delivery {
+pub enum Delivery {
     Answered(Answer, ServerTime),
     Refused,
     /// The request gives a hold, and no replica has it.
@@ -73,20 +64,20 @@ pub(in super::super) enum Delivery {
 }
 
 /// Fates of the first copy, and of the second if there is one.
-pub(in super::super) type Fates = (Fate, Option<Fate>);
+pub type Fates = (Fate, Option<Fate>);
 
 /// Fate of one copy.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Fate {
-    pub(super) copy: u32,
-    pub(super) there: Duration,
-    pub(super) back: Duration,
-    pub(super) request_lost: bool,
-    pub(super) reply_lost: bool,
+pub struct Fate {
+    pub copy: u32,
+    pub there: Duration,
+    pub back: Duration,
+    pub request_lost: bool,
+    pub reply_lost: bool,
 }
 
 impl Parcel {
-    pub(in super::super) fn op(&self) -> Op {
+    pub fn op(&self) -> Op {
         match self {
             Self::Acquire { request, not_after_ms, floor } => Op::Acquire {
                 id: Id::of(request.id.as_str()),
@@ -128,7 +119,7 @@ impl Parcel {
 }
 
 impl Answer {
-    pub(super) fn gives_hold(&self) -> bool {
+    pub fn gives_hold(&self) -> bool {
         matches!(
             self,
             Self::Acquired(Acquired::Granted(_))
@@ -137,7 +128,7 @@ impl Answer {
         )
     }
 
-    pub(in super::super) fn reply(&self) -> Reply {
+    pub fn reply(&self) -> Reply {
         let sorted = |ids: &mut dyn Iterator<Item = &String>| {
             let mut ids: Vec<_> = ids.map(|id| Id::of(id)).collect();
             ids.sort_unstable();
@@ -190,7 +181,7 @@ fn shown(view: &View) -> Shown {
 }
 
 /// Carries a request out as a right server does.
-pub(in super::super) fn operate(record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
+pub fn operate(record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
     match parcel {
         Parcel::Acquire { request, not_after_ms, floor } => Answer::Acquired(match floor {
             None => record.acquire(now, *not_after_ms, request),

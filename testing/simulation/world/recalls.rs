@@ -1,24 +1,13 @@
 //! Recalls, and the processes that subscribe to recalls of their cached holds. Subscriptions are confirmed, pinged and
 //! lost as in the transport. Messages are lost, late and doubled as notifications are.
 
-use std::sync::{Arc, Weak};
-use std::time::Duration;
-
-use super::{ONLY, Parcel, World, lock_of};
-use crate::base::attempt::NodeId;
-use crate::base::key::Key;
-use crate::base::lease::Moment;
-use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
-use crate::store::Notification;
-use crate::store::memory::PendingRecall;
-use crate::testing::simulation::history::{Id, Lock, Process, RecallEvent, Recalled, What};
-use crate::testing::simulation::mutants::{Mutant, parse};
+use super::*;
 
 /// Interval of pings, as in the transport.
 const PING: Duration = Duration::from_millis(500);
 
 /// Subscriber of a process to the recalls of one lock.
-pub(super) struct ListeningProcess {
+pub struct ListeningProcess {
     process: Process,
     lock: Lock,
     recalls: Weak<Recalls>,
@@ -40,7 +29,7 @@ impl World {
         self.record(What::RecallEvent { process, lock, input });
     }
 
-    pub(in super::super) fn listen_for_recalls(self: &Arc<Self>, process: Process, key: &Key, recalls: &Arc<Recalls>) {
+    pub fn listen_for_recalls(self: &Arc<Self>, process: Process, key: &Key, recalls: &Arc<Recalls>) {
         let (number, lock) = (self.number(3), lock_of(key));
         let listener =
             ListeningProcess { process, lock, recalls: Arc::downgrade(recalls), live: None, learned: Vec::new() };
@@ -62,11 +51,11 @@ impl World {
     }
 
     /// Returns the node that answers a process.
-    pub(in super::super) fn answering(&self, process: Process) -> NodeId {
+    pub fn answering(&self, process: Process) -> NodeId {
         self.name_of(self.server_of(process))
     }
 
-    pub(super) fn server_of(&self, process: Process) -> u32 {
+    pub fn server_of(&self, process: Process) -> u32 {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
         old.map_or(state.servers[ONLY].number, |old| old.number)
@@ -81,9 +70,9 @@ impl World {
             gate.pass().await;
             let (sent, server) = (self.clock.now(), self.server_of(process));
             let trip = self.draw(|rng| Duration::from_millis(rng.u64(0..4)));
-            tokio::time::sleep(trip).await;
+            sleep(trip).await;
             let answers = self.answers_pings(process, server);
-            tokio::time::sleep(trip).await;
+            sleep(trip).await;
             gate.pass().await;
             let is_in_time = self.clock.now().since(sent) <= PING;
             if !self.is_listening(number) {
@@ -109,7 +98,7 @@ impl World {
                     self.tell_live(&recalls, &self.liveness_until(server, sent.after(PING * 2)));
                 }
             }
-            tokio::time::sleep(PING).await;
+            sleep(PING).await;
         }
     }
 
@@ -206,12 +195,7 @@ impl World {
     }
 
     /// Passes a recall on to all listeners that are subscribed at that server.
-    pub(super) fn publish_recall(
-        self: &Arc<Self>,
-        lock: Lock,
-        PendingRecall { token, id }: PendingRecall,
-        server: u32,
-    ) {
+    pub fn publish_recall(self: &Arc<Self>, lock: Lock, PendingRecall { token, id }: PendingRecall, server: u32) {
         let recall = Recall { token, tries: id.map(|id| id.to_shared()) };
         let listeners: Vec<_> = {
             let state = self.state.lock();
@@ -228,7 +212,7 @@ impl World {
                 let by_ms = self.draw(|rng| if late { rng.u64(5..2_500) } else { rng.u64(0..4) });
                 let (world, recall, recalls) = (Arc::clone(self), recall.clone(), Arc::clone(&recalls));
                 drop(tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(by_ms)).await;
+                    sleep_ms(by_ms).await;
                     let gate = world.state.lock().links.get(&process).map(|link| Arc::clone(&link.gate));
                     let Some(gate) = gate else { return };
                     gate.pass().await;
@@ -248,7 +232,7 @@ impl World {
         self.note_recall_event(process, lock, RecallEvent::Recalled(recalled));
         match self.mutant {
             Some(Mutant::IgnoresRecalls) => return,
-            Some(Mutant::JoinsAfterRecall) => tokio::time::sleep(Duration::from_millis(300)).await,
+            Some(Mutant::JoinsAfterRecall) => sleep_ms(300).await,
             Some(Mutant::LeavesUnderGuard) => self.release_at_once(process, lock),
             _ => {}
         }
@@ -285,12 +269,12 @@ impl World {
     }
 
     /// Returns true if a guard of the process is inside.
-    pub(in super::super) fn is_inside(&self, process: Process, lock: Lock) -> bool {
+    pub fn is_inside(&self, process: Process, lock: Lock) -> bool {
         self.state.lock().live.iter().any(|live| (live.process, live.lock) == (process, lock))
     }
 
     /// Notifies a try that a guard is inside.
-    pub(in super::super) fn reply_in_use(&self, lock: Lock, id: &str) {
+    pub fn reply_in_use(&self, lock: Lock, id: &str) {
         self.tell(Id::of(id).process, lock, &Notification::Used { id: id.into() });
     }
 }

@@ -1,26 +1,18 @@
 //! Replica of the only server. It acknowledges writes, and takes over although it is behind.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::parcel::Answer;
-use super::{ONLY, OldPrimary, World};
-use crate::store::memory::Store;
-use crate::testing::simulation::history::{Micros, Process, What};
-use crate::testing::simulation::mutants::Mutant;
+use super::*;
 
 /// Interval at which the primary is copied to the replica.
 const REPLICATION: Duration = Duration::from_millis(100);
 
 impl World {
     /// Copies the primary to the replica from time to time.
-    pub(in super::super) async fn replicate(self: Arc<Self>) {
+    pub async fn replicate(self: Arc<Self>) {
         // After the healing no replica takes over.
         while !self.state.lock().healed {
             self.copy_to_replica();
             let pause = if self.profile.wait_ms > 0 { self.lag() } else { REPLICATION };
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
         }
     }
 
@@ -35,7 +27,7 @@ impl World {
     }
 
     /// Returns true if an answer counts. Where a replica has to acknowledge a hold, it must do so within `wait_ms`.
-    pub(super) async fn counts(&self, answer: &Answer, deposed: bool) -> bool {
+    pub async fn counts(&self, answer: &Answer, deposed: bool) -> bool {
         if self.profile.wait_ms == 0 || !answer.gives_hold() || self.mutant == Some(Mutant::WaitsBeforeTheGrant) {
             return true;
         }
@@ -49,7 +41,7 @@ impl World {
             if !deposed && (self.has_healed(lineage) || self.acknowledges(applied, lineage)) {
                 return true;
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep_ms(1).await;
         }
         false
     }
@@ -81,7 +73,7 @@ impl World {
     }
 
     /// Replaces the data by that of a replica that is behind.
-    pub(in super::super) fn falls_back(&self) {
+    pub fn falls_back(&self) {
         let Some(behind_ms) = self.replica_takes_over() else {
             return;
         };
@@ -105,7 +97,7 @@ impl World {
     }
 
     /// Promotes a replica in place of a frozen primary. No process knows of it yet.
-    pub(in super::super) fn promotes(&self) {
+    pub fn promotes(&self) {
         let store = Arc::new(Store::with(self.store().image()));
         let mut state = self.state.lock();
         let server = &mut state.servers[ONLY];
@@ -123,7 +115,7 @@ impl World {
     }
 
     /// Connects a process to the new primary, and subscribes it there.
-    pub(in super::super) fn reroutes(self: &Arc<Self>, process: Process) {
+    pub fn reroutes(self: &Arc<Self>, process: Process) {
         let mut state = self.state.lock();
         if !state.behind.remove(&process) {
             return;
@@ -142,7 +134,7 @@ impl World {
     }
 
     /// Wakes the old primary. It answers the requests in its sockets, and the processes that still ask it.
-    pub(in super::super) fn wakes(&self) {
+    pub fn wakes(&self) {
         if let Some(old) = &mut self.state.lock().old {
             old.frozen = false;
         }
@@ -150,14 +142,14 @@ impl World {
         self.thawed.notify_waiters();
     }
 
-    pub(in super::super) fn demotes(&self) {
+    pub fn demotes(&self) {
         self.state.lock().old = None;
         self.record(What::Demoted);
         self.thawed.notify_waiters();
     }
 
     /// Returns the processes that do not know the new primary.
-    pub(in super::super) fn behind(&self) -> Vec<Process> {
+    pub fn behind(&self) -> Vec<Process> {
         self.state.lock().behind.iter().copied().collect()
     }
 }

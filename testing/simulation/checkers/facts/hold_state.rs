@@ -1,31 +1,29 @@
 //! State of a hold at some moment, by the events until then.
 
-use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, Trust, id_of, within};
-use crate::store::Mode;
-use crate::testing::simulation::history::{Attempt, End, Id, Micros, Op, Reply};
+use super::*;
 
 impl Facts<'_> {
     /// Returns how much of a span the future of an attempt, or the task with its guard, was not polled.
-    pub(in super::super) fn asleep(&self, attempt: &AttemptFacts, from: Micros, to: Micros) -> Micros {
+    pub fn asleep(&self, attempt: &AttemptFacts, from: Micros, to: Micros) -> Micros {
         let process = self.process(attempt.process);
         let stopped = process.stopped.get(&attempt.runtime).map_or(0, |stops| within(stops, from, to));
         process.paused_within(from, to) + stopped
     }
 
     /// Returns how much of a span the task with this guard was not polled.
-    pub(in super::super) fn asleep_with(&self, guard: &GuardFacts, from: Micros, to: Micros) -> Micros {
+    pub fn asleep_with(&self, guard: &GuardFacts, from: Micros, to: Micros) -> Micros {
         self.asleep(&self.attempts[&guard.attempt], from, to)
     }
 
     /// Returns how many times the server had lost data by then.
-    pub(in super::super) fn lineage(&self, now: Micros) -> u32 {
+    pub fn lineage(&self, now: Micros) -> u32 {
         let losses = self.losses.iter().filter(|at| **at <= now).count();
         u32::try_from(losses).expect("few")
     }
 
     /// Returns true if a hold may be gone though no user let go of it. A server granted it and lost its data since, or
     /// an operator ended it. In both cases the process has no answer of the present server yet.
-    pub(in super::super) fn excused(&self, id: Id, now: Micros) -> bool {
+    pub fn excused(&self, id: Id, now: Micros) -> bool {
         // A converted hold may have its other id already.
         let mut ids = std::iter::once(id).chain(self.conversions_of(id).filter_map(|conversion| id_of(conversion.op)));
         if self.quorum.is_some() {
@@ -56,7 +54,7 @@ impl Facts<'_> {
 
     /// Returns the last time at which a hold was ended by force. A copy of its acquisition may have begun it anew
     /// before.
-    pub(in super::super) fn forced_at(&self, id: Id, now: Micros) -> Option<Micros> {
+    pub fn forced_at(&self, id: Id, now: Micros) -> Option<Micros> {
         self.forced.get(&id).into_iter().flatten().copied().filter(|at| *at <= now).max()
     }
 
@@ -72,13 +70,13 @@ impl Facts<'_> {
     }
 
     /// Returns true if the server has lost data since it granted a hold.
-    pub(in super::super) fn loss_since(&self, id: Id, now: Micros) -> bool {
+    pub fn loss_since(&self, id: Id, now: Micros) -> bool {
         self.granted.get(&id).is_some_and(|(_, primary)| *primary < self.lineage(now))
     }
 
     /// Returns until when one answer alone lets a hold be trusted. A server whose clock goes back reports more than any
     /// request asked for. Other holders are inside when the clock is right again, so no process relies on that.
-    pub(in super::super) fn covered_until(&self, request: &RequestFacts, remaining_ms: u64) -> Micros {
+    pub fn covered_until(&self, request: &RequestFacts, remaining_ms: u64) -> Micros {
         let most_ms = self.asked_ms(request);
         request.sent + self.process(request.process).usable(remaining_ms.min(most_ms) * MS)
     }
@@ -97,11 +95,11 @@ impl Facts<'_> {
     }
 
     /// Returns until when the answers so far let a hold be trusted by the local clock.
-    pub(in super::super) fn vouched(&self, id: Id, requests: &[&RequestFacts], now: Micros) -> Micros {
+    pub fn vouched(&self, id: Id, now: Micros) -> Micros {
         // A notification counts only if it began the hold, and no later answer did.
-        let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
+        let begun = self.guards_of(id).map(|guard| guard.granted).min();
         let was_answered = |since: Micros| {
-            let answers = requests.iter().filter_map(|request| request.answered.as_ref());
+            let answers = self.about(id).filter_map(|request| request.answered.as_ref());
             let mut grants = answers.filter(|(_, reply)| matches!(reply, Reply::Granted { .. })).map(|(at, _)| *at);
             grants.any(|at| since <= at && begun.is_some_and(|begun| at <= begun))
         };
@@ -109,9 +107,9 @@ impl Facts<'_> {
             .into_iter()
             .flat_map(|begun| self.notified_by(id, begun).filter(move |(at, until)| *at <= now && begun < *until));
         let notifications = notifications.filter(|(at, _)| !was_answered(*at)).map(|(at, until)| (at, until, None));
-        let answers = requests.iter().filter_map(|request| match &request.answered {
+        let answers = self.about(id).filter_map(|request| match &request.answered {
             Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
-                Some((*at, self.covered_until(request, *remaining_ms), Some((*request, *remaining_ms))))
+                Some((*at, self.covered_until(request, *remaining_ms), Some((request, *remaining_ms))))
             }
             _ => None,
         });
@@ -130,12 +128,7 @@ impl Facts<'_> {
 
     /// Returns how long a guard may be trusted whose hold may have been converted. The new hold lasts at least as long,
     /// counted from the last request that showed the server knew the old hold.
-    pub(in super::super) fn in_doubt_until(
-        &self,
-        held: &GuardFacts,
-        requests: &[&RequestFacts],
-        now: Micros,
-    ) -> Micros {
+    pub fn in_doubt_until(&self, held: &GuardFacts, now: Micros) -> Micros {
         let conversions = self.requests.values().filter_map(|request| match request.op {
             // A conversion that was certainly not carried out leaves nothing open.
             Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now && !request.not_done => {
@@ -153,9 +146,8 @@ impl Facts<'_> {
         if let Some(since) = self.open_since(held, now).filter(|_| held.mode == Mode::Write) {
             return since;
         }
-        let renewed = requests
-            .iter()
-            .copied()
+        let renewed = self
+            .about(held.id)
             .filter(|request| matches!(&request.answered, Some((at, Reply::Renewed { .. })) if *at <= now));
         let refused = conversions
             .iter()
@@ -185,7 +177,7 @@ impl Facts<'_> {
     }
 
     /// Returns the time from which no attempt asks for the outcome of a conversion, though it is unknown.
-    pub(in super::super) fn open_since(&self, held: &GuardFacts, now: Micros) -> Option<Micros> {
+    pub fn open_since(&self, held: &GuardFacts, now: Micros) -> Option<Micros> {
         let open = self
             .conversions_of(held.id)
             .filter(|request| request.sent <= now && request.is_unanswered() && !self.is_settled(held, request, now));
@@ -196,35 +188,35 @@ impl Facts<'_> {
     }
 
     /// Returns true if the server has converted the hold.
-    pub(in super::super) fn was_converted(&self, held: &GuardFacts) -> bool {
+    pub fn was_converted(&self, held: &GuardFacts) -> bool {
         self.conversions_of(held.id).filter_map(|request| id_of(request.op)).any(|id| self.granted.contains_key(&id))
     }
 
     /// Returns true if its process was granted a newer hold that conflicts with it. That shows that the hold was over,
     /// but not why.
-    pub(in super::super) fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
+    pub fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
         self.overtakers(held, now).next().is_some()
     }
 
     /// Returns the guards of its process with newer, conflicting grants.
-    pub(in super::super) fn overtakers(&self, held: &GuardFacts, now: Micros) -> impl Iterator<Item = &GuardFacts> {
+    pub fn overtakers(&self, held: &GuardFacts, now: Micros) -> impl Iterator<Item = &GuardFacts> {
         self.guards.values().filter(move |other| {
-            let same = other.process == held.process && other.wish.lock == held.wish.lock;
+            let same = other.scope() == held.scope();
             let conflict = other.mode == Mode::Write || held.mode == Mode::Write;
             same && conflict && other.token > held.token && other.granted <= now
         })
     }
 
     /// Returns true if its acquisition had a guard before the request was sent.
-    pub(in super::super) fn is_had(&self, request: &RequestFacts) -> bool {
+    pub fn is_had(&self, request: &RequestFacts) -> bool {
         let id = id_of(request.op);
         self.guards.values().any(|guard| Some(guard.id) == id && guard.index < request.index)
     }
 
     /// Returns true while an attempt waits for the outcome of a conversion of this hold. The attempt may not know
     /// whether a request has gone out, for example while the node is silent.
-    pub(in super::super) fn is_being_converted(&self, id: Id, now: Micros) -> bool {
-        if self.guards.values().any(|guard| guard.id == id && guard.is_converting(now)) {
+    pub fn is_being_converted(&self, id: Id, now: Micros) -> bool {
+        if self.guards_of(id).any(|guard| guard.is_converting(now)) {
             return true;
         }
         let is_open = |conversion: &AttemptFacts| conversion.ended.is_none_or(|(ended, _)| ended >= now);

@@ -1,14 +1,13 @@
 //! Recall facts of a process: whether a recall for a cached hold would reach it, and whether one has come.
 
-use super::{Facts, MS, SECOND};
-use crate::testing::simulation::history::{Event, Id, Lock, Micros, Op, Process, RecallEvent, Recalled, Reply, What};
+use super::*;
 
 /// Time for which a subscription counts as live after an answered ping was sent.
 const LIVE_FOR: Micros = SECOND;
 
 /// Recalls and subscription of one lock in one process.
 #[derive(Default)]
-pub(in super::super) struct Listening {
+pub struct Listening {
     /// Spans in which the process was subscribed, and at which server.
     subscribed: Vec<(Micros, Micros, u32)>,
     /// Pings that were answered: time of sending, time of the answer.
@@ -20,12 +19,12 @@ pub(in super::super) struct Listening {
 
 impl Listening {
     /// Returns true if the process was subscribed for the whole span.
-    pub(in super::super) fn was_live(&self, from: Micros, to: Micros) -> bool {
+    pub fn was_live(&self, from: Micros, to: Micros) -> bool {
         self.subscribed.iter().any(|(begin, end, _)| *begin <= from && to < *end)
     }
 
     /// Returns how many recalls the process has missed.
-    pub(in super::super) fn missed(&self, from: Micros, to: Micros) -> usize {
+    pub fn missed(&self, from: Micros, to: Micros) -> usize {
         self.missed.iter().filter(|at| (from..=to).contains(*at)).count()
     }
 
@@ -44,7 +43,7 @@ struct HoldAnswer {
 }
 
 impl Facts<'_> {
-    pub(super) fn on_recall_event(&mut self, event: &Event) {
+    pub fn on_recall_event(&mut self, event: &Event) {
         let What::RecallEvent { process, lock, input } = event.what else { return };
         let listening = self.listening.entry((process, lock)).or_default();
         match input {
@@ -60,7 +59,7 @@ impl Facts<'_> {
         }
     }
 
-    pub(in super::super) fn listening(&self, process: Process, lock: Lock) -> Option<&Listening> {
+    pub fn listening(&self, process: Process, lock: Lock) -> Option<&Listening> {
         self.listening.get(&(process, lock))
     }
 
@@ -80,23 +79,20 @@ impl Facts<'_> {
     }
 
     /// Returns true if the hold has no guard then, and its process has no attempt for the lock.
-    pub(in super::super) fn is_unused(&self, id: Id, lock: Lock, now: Micros) -> bool {
-        let mut guards = self.guards.values().filter(|guard| guard.id == id).peekable();
+    pub fn is_unused(&self, id: Id, lock: Lock, now: Micros) -> bool {
+        let mut guards = self.guards_of(id).peekable();
         let is_used = guards.peek().is_none()
             || guards.any(|guard| guard.over.is_none_or(|over| over >= now) || guard.granted > now);
         !is_used && !self.is_wanted_here(id.process, lock, now, now)
     }
 
     /// Returns true if an attempt of the process wants the lock in that span.
-    pub(in super::super) fn is_wanted_here(&self, process: Process, lock: Lock, from: Micros, to: Micros) -> bool {
-        self.attempts.values().any(|attempt| {
-            let same = attempt.process == process && attempt.wish.lock == lock;
-            same && attempt.asked <= to && attempt.ended.is_none_or(|(ended, _)| ended >= from)
-        })
+    pub fn is_wanted_here(&self, process: Process, lock: Lock, from: Micros, to: Micros) -> bool {
+        self.attempts.values().any(|attempt| attempt.scope() == (process, lock) && attempt.is_under_way(from, to))
     }
 
     fn first_token(&self, id: Id) -> u64 {
-        self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.token).min().unwrap_or_default()
+        self.guards_of(id).map(|guard| guard.token).min().unwrap_or_default()
     }
 
     /// Returns the times of recalls that end a hold. The recall of an attempt that only tries counts while the hold is
@@ -110,7 +106,7 @@ impl Facts<'_> {
     }
 
     /// Returns the last time before `now` at which the process learned of a waiter for a hold that may be cached.
-    pub(in super::super) fn recalled_at(&self, id: Id, lock: Lock, now: Micros) -> Micros {
+    pub fn recalled_at(&self, id: Id, lock: Lock, now: Micros) -> Micros {
         if !self.hold_answers(id).any(|answer| answer.caches) {
             return 0;
         }
@@ -120,7 +116,7 @@ impl Facts<'_> {
 
     /// Returns true if guards of a hold may start without a request. Then every recall would arrive, and none has come
     /// since the server's last answer without waiters.
-    pub(in super::super) fn is_door_open(&self, id: Id, lock: Lock, now: Micros) -> bool {
+    pub fn is_door_open(&self, id: Id, lock: Lock, now: Micros) -> bool {
         let Some(listening) = self.listening(id.process, lock) else { return false };
         let recalled_at = self.recalled_at(id, lock, now);
         let answers: Vec<_> =
@@ -136,7 +132,7 @@ impl Facts<'_> {
     }
 
     /// Returns until when a hold may stay cached that has no guard from `from` on.
-    pub(in super::super) fn cached_until(&self, id: Id, lock: Lock, from: Micros) -> Micros {
+    pub fn cached_until(&self, id: Id, lock: Lock, from: Micros) -> Micros {
         let cache_for = self.process(id.process).cache_for;
         if cache_for == 0 || !self.is_door_open(id, lock, from) {
             return from;

@@ -1,20 +1,19 @@
 //! Trust in a hold that a notification of a grant gives.
 
-use super::{Facts, MS};
-use crate::testing::simulation::history::{Id, Micros, Op, Process};
+use super::*;
 
-pub(super) struct ArrivedGrant {
-    pub(super) process: Process,
-    pub(super) at: Micros,
+pub struct ArrivedGrant {
+    pub process: Process,
+    pub at: Micros,
     /// Time at which the request behind the clock sample was sent, and the remaining lease from then on.
-    pub(super) sent: Micros,
-    pub(super) left: Micros,
+    pub sent: Micros,
+    pub left: Micros,
 }
 
 impl Facts<'_> {
     /// Returns each notification that may have begun a hold at `begun`: its time, and until when the hold was valid by
     /// it.
-    pub(super) fn notified_by(&self, id: Id, begun: Micros) -> impl Iterator<Item = (Micros, Micros)> {
+    pub fn notified_by(&self, id: Id, begun: Micros) -> impl Iterator<Item = (Micros, Micros)> {
         let notifications =
             self.notified.get(&id).into_iter().flatten().filter(move |notification| notification.at <= begun);
         notifications.map(move |notification| {

@@ -1,11 +1,11 @@
 //! Validity that the answers about a hold give by the local clock.
 
-use super::{MS, Micros, RequestFacts};
+use super::*;
 
 /// Sum of the answers so far. A server that has lost nothing never reports an earlier deadline than before. A server
 /// that does has lost its grants. Then only that answer counts, from the time of its request.
 #[derive(Default)]
-pub(in super::super) struct Trust {
+pub struct Trust {
     until: Micros,
     /// Send time of the newest answered request.
     sent: Micros,
@@ -14,27 +14,21 @@ pub(in super::super) struct Trust {
 }
 
 impl Trust {
-    pub(in super::super) fn until(&self) -> Micros {
+    pub fn until(&self) -> Micros {
         self.until
     }
 
     /// Returns true if the hold is over. A later answer brings nothing back.
-    pub(in super::super) fn is_over(&self, now: Micros) -> bool {
+    pub fn is_over(&self, now: Micros) -> bool {
         self.until > 0 && self.until <= now
     }
 
-    pub(in super::super) fn on_notification(&mut self, until: Micros) {
+    pub fn on_notification(&mut self, until: Micros) {
         self.until = self.until.max(until);
     }
 
     /// Notes an answer at `now`, which alone is valid until `until`.
-    pub(in super::super) fn is_answered(
-        &mut self,
-        now: Micros,
-        request: &RequestFacts,
-        remaining_ms: u64,
-        until: Micros,
-    ) {
+    pub fn is_answered(&mut self, now: Micros, request: &RequestFacts, remaining_ms: u64, until: Micros) {
         let named = request.server_us.map(|server_us| (server_us, server_us / 1000 * 1000 + remaining_ms * MS));
         // Whenever the server read its clock, less was left than this process counts on.
         let leaves_less = self.until > now + remaining_ms * MS && self.sent <= request.sent;
