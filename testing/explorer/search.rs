@@ -101,6 +101,23 @@ pub struct Explored {
 /// First step to each world, with the number of the world before it.
 type Ways = Vec<(u32, Step)>;
 
+/// Largest number of worlds of one depth that stay in memory.
+const MAX_KEPT: usize = 2_000_000;
+
+/// Worlds of the last depth that had room in memory, and the path from one of them to the world of the last number. Deeper
+/// worlds are made again from these, one step for each depth. Numbers come in order, so neighbours share most of a path.
+struct Kept {
+    first: usize,
+    worlds: Vec<World>,
+    path: Vec<(usize, World)>,
+}
+
+impl Kept {
+    fn get(&self, number: usize) -> Option<World> {
+        self.worlds.get(number.checked_sub(self.first)?).copied()
+    }
+}
+
 /// Search.
 impl Explorer<'_> {
     pub fn explore(mut self) -> Explored {
@@ -108,38 +125,78 @@ impl Explorer<'_> {
         let start = World::new(self.scene);
         seen.insert(Print::of(&start));
         let mut ways: Ways = vec![(0, Step { act: Act::Wipe, fault: None, draw: 0 })];
-        let mut queue = VecDeque::from([(start, 0_u32, 0_usize)]);
-        let (mut steps, mut depth, mut found) = (0, 0, None);
-        'all: while let Some((world, own, deep)) = queue.pop_front() {
-            depth = deep;
-            if let Err(invariant) = self.judge_progress(&world) {
-                found = Some(self.found(invariant, &ways, own, None));
-                break;
-            }
-            for act in self.acts(&world) {
-                let mut todo = vec![Step { act, fault: None, draw: 0 }];
-                while let Some(step) = todo.pop() {
-                    steps += 1;
-                    let next = self.step(&world, step);
-                    self.add_variants(&world, step, &mut todo);
-                    let judged = next.and_then(|mut next| {
-                        next.sort(self.scene);
-                        if seen.insert(Print::of(&next)) {
-                            ways.push((own, step));
-                            let number = u32::try_from(ways.len() - 1).expect("it is in memory");
-                            queue.push_back((next, number, deep + 1));
-                            return self.judge(&next);
+        let mut kept = Kept { first: 0, worlds: vec![start], path: Vec::new() };
+        let (mut steps, mut depth, mut found, mut numbers) = (0, 0, None, 0..1);
+        'all: loop {
+            let mut fresh = Vec::new();
+            for own in numbers.clone() {
+                let world = self.world_of(own, &mut kept, &ways);
+                if let Err(invariant) = self.judge_progress(&world) {
+                    found = Some(self.found(invariant, &ways, own, None));
+                    break 'all;
+                }
+                for act in self.acts(&world) {
+                    let mut todo = vec![Step { act, fault: None, draw: 0 }];
+                    while let Some(step) = todo.pop() {
+                        steps += 1;
+                        let next = self.step(&world, step);
+                        self.add_variants(&world, step, &mut todo);
+                        let judged = next.and_then(|mut next| {
+                            next.sort(self.scene);
+                            if seen.insert(Print::of(&next)) {
+                                ways.push((u32::try_from(own).expect("it is in memory"), step));
+                                // One more than may stay, so that the length tells whether all are there.
+                                if fresh.len() <= MAX_KEPT {
+                                    fresh.push(next);
+                                }
+                                return self.judge(&next);
+                            }
+                            Ok(())
+                        });
+                        if let Err(invariant) = judged {
+                            found = Some(self.found(invariant, &ways, own, Some(step)));
+                            break 'all;
                         }
-                        Ok(())
-                    });
-                    if let Err(invariant) = judged {
-                        found = Some(self.found(invariant, &ways, own, Some(step)));
-                        break 'all;
                     }
                 }
             }
+            numbers = numbers.end..ways.len();
+            if numbers.is_empty() {
+                break;
+            }
+            depth += 1;
+            if fresh.len() <= MAX_KEPT {
+                kept = Kept { first: numbers.start, worlds: fresh, path: Vec::new() };
+            }
         }
         Explored { states: seen.len(), processes: self.processes.len(), steps, depth, found }
+    }
+
+    fn world_of(&mut self, number: usize, kept: &mut Kept, ways: &Ways) -> World {
+        if let Some(world) = kept.get(number) {
+            return world;
+        }
+        let before = |number: usize| usize::try_from(ways[number].0).expect("an index");
+        let mut missing = vec![number];
+        let mut world = loop {
+            let before = before(missing[missing.len() - 1]);
+            if let Some(at) = kept.path.iter().rposition(|(number, _)| *number == before) {
+                kept.path.truncate(at + 1);
+                break kept.path[at].1;
+            }
+            if let Some(world) = kept.get(before) {
+                kept.path.clear();
+                break world;
+            }
+            missing.push(before);
+        };
+        for number in missing.into_iter().rev() {
+            let next = self.step(&world, ways[number].1);
+            world = next.unwrap_or_else(|invariant| panic!("{invariant:?} is broken now, and was not before"));
+            world.sort(self.scene);
+            kept.path.push((number, world));
+        }
+        world
     }
 
     /// Adds the same step with each fault of each of its requests, and with each chance.
@@ -155,12 +212,12 @@ impl Explorer<'_> {
     }
 
     /// Describes the path in text. Processes keep their first names, although their order in a state changes.
-    fn found(&mut self, invariant: Invariant, ways: &Ways, mut at: u32, last: Option<Step>) -> Found {
+    fn found(&mut self, invariant: Invariant, ways: &Ways, mut at: usize, last: Option<Step>) -> Found {
         let mut taken: Vec<Step> = last.into_iter().collect();
         while at != 0 {
-            let (before, step) = ways[usize::try_from(at).expect("an index")];
+            let (before, step) = ways[at];
             taken.push(step);
-            at = before;
+            at = usize::try_from(before).expect("an index");
         }
         let (mut world, mut names) = (World::new(self.scene), [b'A', b'B', b'C', b'D']);
         let mut way = Vec::new();
