@@ -159,7 +159,7 @@ fn other_threads_stay_outside<M: Build>(make: &dyn Fn() -> Blocking<M>) {
             assert!(manager.try_read("cfg").expect("answered").is_none());
             let limit = Duration::from_millis(40);
             let error = manager.read("cfg").wait_timeout(limit).wait().expect_err("another thread holds it");
-            assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+            assert_matches!(error, Error::WaitTimeout { .. });
         });
         elsewhere.join().expect("no panic");
     });
@@ -170,7 +170,7 @@ fn write_in_a_read_is_a_conflict_at_once<M: Build>(make: &dyn Fn() -> Blocking<M
     let manager = make();
     let reader = manager.read("cfg").wait().expect("granted");
     let error = manager.write("cfg").wait().expect_err("it would wait for itself");
-    assert!(matches!(error, Error::UpgradeConflict { .. }), "{error:?}");
+    assert_matches!(error, Error::UpgradeConflict { .. });
     reader.release().expect("untouched");
 }
 
@@ -282,7 +282,7 @@ fn confirmed_tells_a_loss<M: Build>(make: &dyn Fn() -> Blocking<M>) {
         std::thread::yield_now();
     }
     let error = guard.confirmed().expect_err("it is over");
-    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { .. });
 }
 
 fn guard_tells_what_the_asynchronous_one_tells<M: Build>(make: &dyn Fn() -> Blocking<M>) {
@@ -306,7 +306,7 @@ fn force_and_inspect_work<M: Build>(make: &dyn Fn() -> Blocking<M>) {
     operator.force_release("cfg").expect("forced");
     let heir = operator.try_write("cfg").expect("answered").expect("free at once");
     let error = guard.release().expect_err("it was ended");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
     heir.release().expect("ours to the end");
 }
 
@@ -317,7 +317,7 @@ fn close_frees_all_holds<M: Build>(make: &dyn Fn() -> Blocking<M>) {
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
     other.try_write("cfg").expect("answered").expect("free at once").release().expect("released");
     let error = manager.read("cfg").wait().expect_err("closed for good");
-    assert!(matches!(error, Error::Closed { .. }), "{error:?}");
+    assert_matches!(error, Error::Closed { .. });
 }
 
 fn dropped_guard_and_manager_release_in_the_background<M: Build>(make: &dyn Fn() -> Blocking<M>) {
@@ -380,9 +380,9 @@ fn work_is_done_under_the_lock_and_told_when_it_was_lost() {
     assert!(inside.expect("done"));
     assert!(manager.inspect("cfg").expect("inspected").is_free());
     let error = manager.write("cfg").run(|_| other.lose_all()).expect_err("nobody knows it");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
     let ended = manager.write("cfg").run(|_| other.force_release("cfg").expect("forced").len());
-    assert!(matches!(ended, Err(Error::Lost { reason: LossReason::Forced, .. })), "{ended:?}");
+    assert_matches!(ended, Err(Error::Lost { reason: LossReason::Forced, .. }));
 }
 
 #[test]
@@ -399,5 +399,5 @@ fn refused_conversions_are_typed_and_give_the_guard_back() {
     let ours = ours.try_upgrade().expect("alone").downgrade().expect("no error");
     manager.lose_all();
     let lost: Error = ours.try_upgrade().expect_err("nobody knows it").into();
-    assert!(matches!(lost, Error::Lost { reason: LossReason::Gone, .. }), "{lost:?}");
+    assert_matches!(lost, Error::Lost { reason: LossReason::Gone, .. });
 }

@@ -69,7 +69,7 @@ async fn cache_hold(manager: &Manager, name: &str, mode: Mode) {
 }
 
 async fn name_that_is_used_again_stays_cached(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     let once = manager.read(&f.name()).await.expect("granted");
     once.release().await.expect("released");
     assert_eq!(manager.stats().holds, 0, "a name that does not come back is given back");
@@ -137,7 +137,7 @@ async fn try_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
         for _ in 0..5 {
             assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
         }
-        until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+        f.until_waiting(0, &name).await;
         let second = holder.read(&name).await.expect("the door is open");
         assert_eq!(f.view(&name).await.holders.len(), 1, "it shares the hold");
         assert_eq!(guard.state(), HoldState::Held);
@@ -156,7 +156,7 @@ async fn try_is_refused_where_no_holder_replies(f: &Fixture) {
     let guard = plain.read(&name).await.expect("granted");
     assert!(other.try_write(&name).await.expect("the server answers").is_none(), "a guard is inside");
     // The background gives the try's place back. A release that comes before would grant the lock to it.
-    until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+    f.until_waiting(0, &name).await;
     guard.release().await.expect("released");
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
@@ -164,7 +164,7 @@ async fn try_is_refused_where_no_holder_replies(f: &Fixture) {
 /// The first try releases the process's cached hold and gets the lock. The second try finds the new hold at the server,
 /// and its own process answers the recall.
 async fn second_try_in_a_process_is_refused_at_once(f: &Fixture) {
-    let (holder, name) = (f.manager_with(caching()).await, f.name());
+    let ([holder], name) = f.scene_with(caching()).await;
     cache_hold(&holder, &name, Mode::Read).await;
     let began = Instant::now();
     let (first, second) = tokio::join!(holder.try_write(&name), holder.try_write(&name));
@@ -203,14 +203,14 @@ async fn short_wait_beside_a_guard_ends_and_leaves_nothing(f: &Fixture) {
         let guard = holder.read(&name).await.expect("granted");
         let error = soon("the end", other.write(&name).wait_timeout(wait).into_future()).await;
         assert!(matches!(error, Err(Error::WaitTimeout { .. })), "a guard is inside: {error:?}");
-        until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+        f.until_waiting(0, &name).await;
         assert_eq!(guard.state(), HoldState::Held);
         guard.release().await.expect("released");
     }
 }
 
 async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     for (cached_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
         cache_hold(&manager, &name, cached_side).await;
         let began = Instant::now();
@@ -234,7 +234,7 @@ async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
 
 async fn cached_hold_that_is_unused_for_long_is_given_back(f: &Fixture) {
     let settings = Settings { cache_for: Duration::from_millis(700), ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     cache_hold(&manager, &name, Mode::Write).await;
     f.becomes_free(&name).await;
     // The server ends the hold before the process gets the answer.
@@ -243,7 +243,7 @@ async fn cached_hold_that_is_unused_for_long_is_given_back(f: &Fixture) {
 
 /// The hold stays cached for longer than the second for which an answer of the node counts.
 async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     cache_hold(&manager, &name, Mode::Read).await;
     let age = async || f.view(&name).await.holders[0].age;
     for _ in 0..3 {
@@ -256,7 +256,7 @@ async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
 }
 
 async fn close_gives_cached_holds_back(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     cache_hold(&manager, &name, Mode::Write).await;
     manager.close().await.expect("all are given back");
     let other = f.manager().await;
@@ -264,7 +264,7 @@ async fn close_gives_cached_holds_back(f: &Fixture) {
 }
 
 async fn last_handle_gives_cached_holds_back(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     cache_hold(&manager, &name, Mode::Write).await;
     drop(manager);
     f.becomes_free(&name).await;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Acquiring, Ended, Error, Guard, HoldState, LossReason};
 
 use crate::fixture::{Fixture, SHORT, Settings, on_every_fixture};
-use crate::wait::{Dropped, Polled, soon, until};
+use crate::wait::{Dropped, Polled, granted, soon, until};
 
 on_every_fixture![
     acquisition_dropped_after_each_poll,
@@ -60,7 +60,7 @@ async fn after_each_poll<F: Future>(make: impl Fn() -> F, mut look: impl AsyncFn
 }
 
 async fn acquisition_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     after_each_poll(|| manager.write(&name).into_future(), async |_| f.becomes_free(&name).await).await;
     after_each_poll(|| manager.read(&name).into_future(), async |_| f.becomes_free(&name).await).await;
     let nested = || manager.write(&name).reentrant().into_future();
@@ -77,7 +77,7 @@ async fn first_acquisition_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn try_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     after_each_poll(|| manager.try_write(&name), async |_| f.becomes_free(&name).await).await;
     after_each_poll(|| manager.try_read(&name), async |_| f.becomes_free(&name).await).await;
     after_each_poll(|| manager.read(&name).try_now(), async |_| f.becomes_free(&name).await).await;
@@ -112,7 +112,7 @@ async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     for write in [true, false] {
         let guard = manager.write(&name).await.expect("granted");
         // One poll and no wake-up are enough, because the waiter waits in this process.
@@ -159,7 +159,7 @@ async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) {
     crate::wait::stays_pending("a grant", &mut second).await;
     first.abort();
     guard.release().await.expect("released");
-    let guard = soon("the second waiter's grant", second).await.expect("granted");
+    let guard = granted(second).await;
     drop(first.await);
     guard.release().await.expect("released");
     f.becomes_free(&name).await;
@@ -175,7 +175,7 @@ async fn denied_try_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn release_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     for dropped in Dropped::EITHER {
         for polls in 0..MOST {
             let writer = manager.write(&name).await.expect("granted");
@@ -194,7 +194,7 @@ async fn release_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn inspect_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     let guard = manager.write(&name).await.expect("granted");
     after_each_poll(|| manager.inspect(&name), async |_| assert_eq!(guard.state(), HoldState::Held)).await;
     guard.release().await.expect("ours to the end");
@@ -229,7 +229,7 @@ async fn force_release_dropped_after_each_poll(f: &Fixture) {
 async fn close_dropped_after_each_poll(f: &Fixture) {
     for dropped in Dropped::EITHER {
         for polls in 0..MOST {
-            let (manager, name) = (f.manager_with(patient()).await, f.name());
+            let ([manager], name) = f.scene_with(patient()).await;
             let guard = manager.write(&name).await.expect("granted");
             let ended = soon("the next poll", Polled::then(polls, dropped, manager.close())).await.is_some();
             if polls == 0 {
@@ -238,7 +238,7 @@ async fn close_dropped_after_each_poll(f: &Fixture) {
             } else {
                 assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
                 let error = manager.write(&name).await.expect_err("closed for good");
-                assert!(matches!(error, Error::Closed { .. }), "{error:?}");
+                assert_matches!(error, Error::Closed { .. });
             }
             f.becomes_free(&name).await;
             if ended {
@@ -255,7 +255,7 @@ async fn connect_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn future_of_a_loss_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
     for polls in 0..2 {
         let told = Polled::times(polls, guard.lost()).await;
@@ -270,7 +270,7 @@ async fn future_of_a_loss_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn future_of_the_end_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     let guard = manager.write(&name).await.expect("granted");
     let watch = guard.watch();
     for polls in 0..2 {
@@ -285,7 +285,7 @@ async fn future_of_the_end_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn aborted_task_leaves_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     for _ in 0..10 {
         let task = tokio::spawn({
             let (manager, name) = (Arc::clone(&manager), name.clone());

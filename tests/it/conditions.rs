@@ -97,7 +97,7 @@ async fn full_memory_is_told_once_and_its_end(user: Option<&str>) {
     ask(&node, &["CONFIG", "SET", "maxmemory", "1"]);
     for _ in 0..3 {
         let error = manager.try_write("cfg").await.expect_err("there is no memory");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. });
     }
     assert_eq!(count(&recorder, "memory is full"), 1, "{:#?}", recorder.lines());
     let health = manager.health().await.expect("asked");

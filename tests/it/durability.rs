@@ -1,6 +1,5 @@
 //! Grants that count only after replicas have acknowledged them.
 
-use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Server};
@@ -10,7 +9,7 @@ use redis_rwlock::{
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
 use crate::servers::{Pair, wait_until_followed};
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 mod all;
 mod demoted;
@@ -106,10 +105,7 @@ fn settings(timeout: Duration) -> Settings {
 
 fn assert_too_few<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
     let error = result.expect_err("no replica has it");
-    assert!(
-        matches!(&error, Error::NotEnoughReplicas { lock, asked: 1, acknowledged: 0, node: Some(_), .. } if **lock == *name),
-        "{error:?}"
-    );
+    assert_matches!(error, Error::NotEnoughReplicas { lock, asked: 1, acknowledged: 0, node: Some(_), .. } if **lock == *name);
 }
 
 async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
@@ -153,7 +149,7 @@ fn renewed() -> Settings {
 }
 
 async fn renewal_that_no_replica_has_extends_nothing(f: &Field) {
-    let (manager, name) = (f.fixture.manager_with(renewed()).await, f.fixture.name());
+    let ([manager], name) = f.fixture.scene_with(renewed()).await;
     let guard = manager.write(&name).await.expect("granted");
     f.pair.replica.pause();
     let deadline = Instant::now() + guard.remaining();
@@ -165,7 +161,7 @@ async fn renewal_that_no_replica_has_extends_nothing(f: &Field) {
 }
 
 async fn renewal_counts_again_when_the_replica_is_back(f: &Field) {
-    let (manager, name) = (f.fixture.manager_with(renewed()).await, f.fixture.name());
+    let ([manager], name) = f.fixture.scene_with(renewed()).await;
     let guard = manager.read(&name).await.expect("granted");
     f.pair.replica.pause();
     until("a renewal goes unacknowledged", async || guard.state() == HoldState::Unconfirmed).await;
@@ -180,11 +176,10 @@ async fn claim_counts_when_a_replica_has_it(f: &Field) {
     let (here, there, name) = (f.manager(SHORT_WAIT).await, f.manager(SHORT_WAIT).await, f.fixture.name());
     for mode in ["first", "second"] {
         let guard = here.write(&name).await.expect("granted");
-        let waiting = tokio::spawn(there.write(&name).into_future());
-        until("it waits", async || f.fixture.view(&name).await.waiters.len() == 1).await;
+        let waiting = f.fixture.queued(&name, there.write(&name)).await;
         if mode == "first" {
             guard.release().await.expect("ours to the end");
-            let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+            let guard = granted(waiting).await;
             guard.release().await.expect("ours to the end");
         } else {
             f.pair.replica.pause();
@@ -231,7 +226,7 @@ async fn nobody_waits_for_a_wait_of_others(f: &Field) {
     manager.inspect(&held).await.expect("answered");
     assert!(f.pair.waiting() >= 1 && !waiting.is_finished(), "the replica was waited for all the while");
     f.pair.replica.resume();
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    let guard = granted(waiting).await;
     guard.release().await.expect("released");
 }
 
@@ -286,7 +281,7 @@ async fn too_few_replicas_are_told_at_connect() {
     // A manager that connects at first use reports the error then.
     let lazy = RedisManager::builder(url.as_str()).durability(two_replicas()).build().expect("built");
     let error = lazy.write("too-few").await.expect_err("one is not enough");
-    assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 0..2, .. }), "{error:?}");
+    assert_matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 0..2, .. });
 }
 
 #[tokio::test]
@@ -299,7 +294,7 @@ async fn replicas_of_every_primary_of_a_cluster_count() {
     }
     let too_many = Settings { durability: two_replicas(), ..Settings::default() };
     let error = f.connect(too_many).await.map(drop).expect_err("each has one");
-    assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 1, .. }), "{error:?}");
+    assert_matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 1, .. });
 }
 
 /// Clients of the timestamp scheme do not wait for the storage of a service, so no manager beside them may claim to.
@@ -325,6 +320,6 @@ async fn waits_that_never_end_or_outlast_the_answer_are_refused() {
     for timeout in [Duration::ZERO, Duration::from_micros(900), Duration::from_millis(251)] {
         let built = RedisManager::builder("redis://127.0.0.1:1").durability(on_one_replica(timeout)).build();
         let error = built.expect_err("refused");
-        assert!(matches!(error, Error::InvalidOption { option: "durability", .. }), "{error:?}");
+        assert_matches!(error, Error::InvalidOption { option: "durability", .. });
     }
 }

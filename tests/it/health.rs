@@ -92,7 +92,7 @@ async fn user_that_may_ask_little_is_told_little_and_nothing_wrong() {
     assert!(health.is_ready(), "{health:?}");
     assert_eq!((health.nodes[0].role, health.nodes[0].noeviction), (NodeRole::Primary, None));
     let error = manager.locks().await.expect_err("it may not look through the keys");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. });
     assert!(!error.to_string().contains("lock \""), "{error}");
 }
 
@@ -122,7 +122,7 @@ async fn cluster_is_ready_without_a_replica_and_not_without_a_primary() {
     primary.kill();
     assert!(!in_time(&manager).await.is_ready());
     let error = manager.locks().await.expect_err("there is no list with gaps");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RwLockManager};
 
-use crate::wait::{soon, stays_pending};
+use crate::wait::{granted, stays_pending};
 
 #[tokio::test(start_paused = true)]
 async fn disconnected_manager_reaches_nobody_and_says_why() {
@@ -20,7 +20,7 @@ async fn disconnected_manager_reaches_nobody_and_says_why() {
         manager.force_release("cfg").await.map(drop),
     ] {
         let error = outcome.expect_err("nobody answers");
-        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_matches!(error, Error::Unreachable { .. });
         let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
         assert_eq!(cause.map(io::Error::kind), Some(io::ErrorKind::ConnectionRefused), "{error:?}");
     }
@@ -42,7 +42,7 @@ async fn hold_is_unconfirmed_and_then_lost_and_a_peer_has_it() {
     let heir = manager.peer().write("cfg").await.expect("granted");
     manager.reconnect();
     let error = guard.release().await.expect_err("it stays lost");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Expired, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Expired, .. });
     heir.release().await.expect("ours to the end");
 }
 
@@ -71,7 +71,7 @@ async fn waiter_gets_no_notification_while_it_is_cut_off_and_is_let_in_after() {
     stays_pending("word of the grant", &mut waiting).await;
     here.reconnect();
     let asked = tokio::time::Instant::now();
-    soon("the grant", waiting).await.expect("granted").release().await.expect("released");
+    granted(waiting).await.release().await.expect("released");
     assert!(asked.elapsed() < Duration::from_millis(500), "it is told to ask: {:?}", asked.elapsed());
 }
 

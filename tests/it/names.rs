@@ -78,7 +78,7 @@ async fn refuses_bad_names(manager: &dyn RwLockManager) {
         ];
         for outcome in outcomes {
             let error = outcome.expect_err("no such lock");
-            assert!(matches!(error, Error::InvalidName { .. }), "{error:?}");
+            assert_matches!(error, Error::InvalidName { .. });
             assert!(error.to_string().len() < 512, "a name is quoted in part: {error}");
         }
     }

@@ -20,7 +20,7 @@ fn option_of(error: &Error) -> &'static str {
 
 async fn lease_of_an_acquisition_is_checked(f: &Fixture) {
     let settings = Settings { max_clock_skew: Duration::from_millis(100), ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     for lease in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(150), Duration::MAX] {
         let error = manager.write(&name).lease(lease).await.expect_err("of no use");
         assert_eq!(option_of(&error), "lease", "{lease:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis_rwlock::{Error, FencingToken, LossReason, MemoryManager, RwLockManager, WriteGuard};
 
-use crate::wait::{soon, stays_pending};
+use crate::wait::{granted, soon, stays_pending};
 
 /// Value that notes the drop of the work.
 struct Dropped(Arc<AtomicBool>);
@@ -69,7 +69,7 @@ async fn work_is_dropped_when_its_hold_is_lost() {
     stays_pending("the end of the work", &mut working).await;
     manager.force_release("cfg").await.expect("forced");
     let error = soon("word of the loss", working).await.expect_err("it was lost");
-    assert!(matches!(&error, Error::Lost { reason: LossReason::Forced, lock, .. } if &**lock == "cfg"), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, lock, .. } if &**lock == "cfg");
     assert!(dropped.load(Ordering::SeqCst));
 }
 
@@ -80,7 +80,7 @@ async fn work_that_ends_after_its_hold_is_lost() {
     let lease = Duration::from_secs(2);
     let working = manager.write("cfg").fixed_lease(lease).run(async |_| tokio::time::advance(lease).await);
     let error = working.await.expect_err("it was lost");
-    assert!(matches!(error, Error::Lost { reason: LossReason::MaxHold, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::MaxHold, .. });
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn server_that_knows_nothing_of_the_hold_makes_it_lost() {
     let operator = manager.peer();
     let working = manager.write("cfg").run(async |_| operator.force_release("cfg").await.expect("forced"));
     let error = working.await.expect_err("it was ended before its release");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn dropped_run_drops_its_work_and_gives_the_lock_back() {
     stays_pending("the end of the work", &mut working).await;
     drop(working);
     assert!(dropped.load(Ordering::SeqCst));
-    let guard = soon("the next grant", manager.peer().write("cfg").into_future()).await.expect("granted");
+    let guard = granted(manager.peer().write("cfg")).await;
     guard.release().await.expect("released");
 }
 

@@ -6,7 +6,7 @@ use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{Error, HoldState, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 
 use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, hash_on_every_server, on_every_server};
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 on_every_server![
     every_key_has_a_ttl_after_every_operation,
@@ -37,7 +37,7 @@ fn ttls_are_within(f: &ServerFixture, after: &str, beyond_ms: i64) {
 }
 
 async fn every_key_has_a_ttl_after_every_operation(f: &ServerFixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let writer = manager.write(&name).await.expect("granted");
     assert!(!f.ttls().is_empty());
     assert_all_have_ttls(f, "a write");
@@ -76,7 +76,7 @@ fn persist(f: &ServerFixture, name: &str) {
 }
 
 async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let writer = manager.write(&name).await.expect("granted");
     persist(f, &name);
     assert!(other.try_write(&name).await.expect("answered").is_none());
@@ -135,7 +135,7 @@ fn delete(f: &ServerFixture, name: &str) {
 }
 
 async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut last = None;
     for round in 0..6 {
         let token = if round % 2 == 0 {
@@ -172,7 +172,7 @@ async fn deleted_hold_is_lost_and_not_created_again(f: &ServerFixture) {
 }
 
 async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let flush = || f.servers.everywhere(&["SCRIPT", "FLUSH"]);
     flush();
     let guard = manager.write(&name).await.expect("granted");
@@ -201,7 +201,7 @@ async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) {
     const ROUNDS: i64 = 50;
     // A busy machine answers late; what is asked again then would be counted too.
     let settings = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     // The first request of each kind loads its script.
     manager.write(&name).await.expect("granted").release().await.expect("released");
     reset_counts(f);
@@ -295,7 +295,7 @@ async fn wrong_passwords_are_refused_and_not_shown() {
         assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{shown}");
         assert!(!shown.contains(wrong), "{shown}");
         let error = TwoKeyManager::connect(url.as_str()).await.expect_err("refused");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     }
     let manager = RedisManager::connect(with(right)).await.expect("connected");
     let shown = format!("{manager:?}");
@@ -308,12 +308,11 @@ hash_on_every_server![hand_over_to_another_process_costs_one_script];
 /// The waiter starts by a notification. It sends no request, and claims the hold with a later renewal.
 async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
     let f = ServerFixture::alone(f.kind, f.servers.primaries()[0].server()).await;
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let ([here, there], name) = f.scene().await;
     for round in 0..5 {
         let guard = here.write(&name).await.expect("granted");
         let waits_since = Instant::now();
-        let waiting = tokio::spawn(there.write(&name).into_future());
-        until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
+        let waiting = f.queued(&name, there.write(&name)).await;
         // At the first wait it subscribes, and repeats its request when the subscription is confirmed.
         let is_settled = async || {
             let before = f.calls_of("evalsha");
@@ -323,7 +322,7 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
         until("it has nothing more to ask", is_settled).await;
         reset_counts(&f);
         guard.release().await.expect("ours to the end");
-        let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        let guard = granted(waiting).await;
         let scripts = f.calls_of("evalsha");
         // A machine that stalls adds more: a heartbeat is due, or a renewal, which loads its script first.
         let stalls = i64::try_from(waits_since.elapsed().as_millis() / 800).expect("a short time");

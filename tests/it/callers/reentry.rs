@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
 
 use crate::record::Recorder;
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{granted, soon, stays_pending, until};
 
 fn warnings(recorder: &Recorder) -> Vec<String> {
     recorder.lines().into_iter().filter(|line| line.starts_with("WARN")).collect()
@@ -34,7 +34,7 @@ async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() 
     let looked = tokio::time::timeout(Duration::from_secs(4), &mut second).await;
     assert!(looked.is_err() && warnings(&recorder).is_empty(), "the stranger holds the lock");
     stranger.release().await.expect("released");
-    let guard = soon("the first", first).await.expect("granted");
+    let guard = granted(first).await;
     warned(&recorder, &mut second).await;
     let [warning] = <[String; 1]>::try_from(warnings(&recorder)).expect("one warning");
     assert!(warning.contains("in progress at the same time") && !warning.contains("opt in"), "{warning}");
@@ -42,7 +42,7 @@ async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() 
     let nested = soon("a nested one", manager.write("cfg").owner(owner).into_future()).await.expect("nested");
     guard.release().await.expect("still held");
     nested.release().await.expect("released");
-    soon("the second", second).await.expect("granted").release().await.expect("released");
+    granted(second).await.release().await.expect("released");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Denied, DenyingHolder, MemoryManager, Mode, RwLockManager};
 
 use crate::fixture::{Fixture, RECALL_TIMEOUT, ServerFixture, Settings, on_every_fixture};
-use crate::wait::{bounded, soon, start, until};
+use crate::wait::{bounded, granted, start, until};
 
 on_every_fixture![
     refusal_names_the_writer,
@@ -69,7 +69,7 @@ async fn refusal_names_one_of_the_readers(f: &Fixture) {
 }
 
 async fn refusal_within_the_process_names_its_own_hold(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::label("alone")).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::label("alone")).await;
     let guard = manager.write(&name).lease(LEASE).await.expect("granted");
     let denied = manager.read(&name).try_or_denied().await.expect("answered").expect_err("a guard is here");
     let holder = holder(denied);
@@ -111,7 +111,7 @@ async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f:
     .await;
     assert_eq!(named.map(|holder| (holder.label, holder.is_ours)), Some(("writer".to_owned(), false)));
     guard.release().await.expect("released");
-    let granted = soon("its grant", first).await.expect("no panic").expect("granted");
+    let granted = granted(first).await;
     granted.release().await.expect("released");
 }
 

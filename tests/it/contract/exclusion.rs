@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use redis_rwlock::{Error, Mode};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{soon, start, stays_pending};
+use crate::wait::{granted, soon, start, stays_pending};
 
 on_every_fixture![
     writer_excludes_everybody,
@@ -31,7 +31,7 @@ on_every_fixture![
 ];
 
 async fn writer_excludes_everybody(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let guard = a.write(&name).await.expect("granted");
     for other in [&a, &b] {
         assert!(other.try_write(&name).await.expect("answered").is_none());
@@ -43,7 +43,7 @@ async fn writer_excludes_everybody(f: &Fixture) {
 }
 
 async fn readers_share(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let here = a.read(&name).await.expect("granted");
     let beside = a.try_read(&name).await.expect("answered").expect("readers share");
     let there = b.try_read(&name).await.expect("answered").expect("readers share");
@@ -54,7 +54,7 @@ async fn readers_share(f: &Fixture) {
 }
 
 async fn readers_exclude_writers(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let first = a.read(&name).await.expect("granted");
     let second = b.read(&name).await.expect("granted");
     for other in [&a, &b] {
@@ -78,25 +78,25 @@ async fn locks_of_different_names_are_independent(f: &Fixture) {
 }
 
 async fn waiter_gets_in_after_a_release_here(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     let mut waiter = manager.write(&name).into_future();
     stays_pending("a second writer's grant", &mut waiter).await;
     guard.release().await.expect("released");
-    soon("the waiter's grant", waiter).await.expect("granted").release().await.expect("released");
+    granted(waiter).await.release().await.expect("released");
 }
 
 async fn waiter_gets_in_after_a_release_elsewhere(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let reader = a.read(&name).await.expect("granted");
     let mut waiter = b.write(&name).into_future();
     stays_pending("a writer's grant beside a reader", &mut waiter).await;
     reader.release().await.expect("released");
-    soon("the waiter's grant", waiter).await.expect("granted").release().await.expect("released");
+    granted(waiter).await.release().await.expect("released");
 }
 
 async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let writer = a.write(&name).await.expect("granted");
     let mut here = a.read(&name).into_future();
     let mut there = b.read(&name).into_future();
@@ -111,7 +111,7 @@ async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) {
 }
 
 async fn local_waiters_are_served_in_order(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
@@ -134,17 +134,17 @@ async fn local_waiters_are_served_in_order(f: &Fixture) {
 }
 
 async fn try_does_not_overtake_local_waiters(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let reader = manager.read(&name).await.expect("granted");
     let mut writer = manager.write(&name).into_future();
     start(&mut writer);
     assert!(manager.try_read(&name).await.expect("answered").is_none(), "a local writer waits");
     reader.release().await.expect("released");
-    soon("the writer's grant", writer).await.expect("granted").release().await.expect("released");
+    granted(writer).await.release().await.expect("released");
 }
 
 async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let guard = a.write(&name).await.expect("granted");
     let limit = Duration::from_millis(60);
     for other in [&a, &b] {
@@ -153,10 +153,7 @@ async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
             other.read(&name).wait_timeout(limit).await.map(drop),
         ] {
             let error = outcome.expect_err("others hold it");
-            assert!(
-                matches!(&error, Error::WaitTimeout { lock, waited, .. } if **lock == *name && *waited >= limit),
-                "{error:?}"
-            );
+            assert_matches!(error, Error::WaitTimeout { lock, waited, .. } if **lock == *name && *waited >= limit);
         }
     }
     let view = f.view(&name).await;
@@ -199,7 +196,7 @@ impl Inside {
 }
 
 async fn futures_of_one_task_exclude_each_other(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let inside = Inside::default();
     let turns = futures_util::stream::iter(0..8).map(|_| async {
         let guard = manager.write(&name).await.expect("granted");
@@ -213,7 +210,7 @@ async fn futures_of_one_task_exclude_each_other(f: &Fixture) {
 }
 
 async fn joined_futures_exclude_each_other(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let inside = Inside::default();
     let turn = async |mode: Mode| {
         for _ in 0..3 {
@@ -240,13 +237,13 @@ async fn joined_futures_exclude_each_other(f: &Fixture) {
 }
 
 async fn nested_acquisition_without_opt_in_waits(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let limit = Duration::from_millis(50);
     let outer = manager.write(&name).await.expect("granted");
     let inner = manager.write(&name).wait_timeout(limit).await;
-    assert!(matches!(inner, Err(Error::WaitTimeout { .. })), "{inner:?}");
+    assert_matches!(inner, Err(Error::WaitTimeout { .. }));
     let inner = manager.read(&name).wait_timeout(limit).await;
-    assert!(matches!(inner, Err(Error::WaitTimeout { .. })), "{inner:?}");
+    assert_matches!(inner, Err(Error::WaitTimeout { .. }));
     outer.release().await.expect("released");
 }
 

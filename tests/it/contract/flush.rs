@@ -76,7 +76,7 @@ fn runtimes() -> [Runtime; 2] {
 
 /// A program connects, drops what it has, and ends with a flush: on either runtime of tokio.
 async fn program_that_flushes_leaves_nothing(f: &Fixture) {
-    let (looks, held) = (f.manager().await, f.name());
+    let ([looks], held) = f.scene().await;
     let inside = looks.write(&held).await.expect("granted");
     for runtime in runtimes() {
         let free = names(f);

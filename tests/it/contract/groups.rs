@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Error, read, write};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{BOUND, soon};
+use crate::wait::{BOUND, granted};
 
 on_every_fixture![
     group_holds_all_of_its_locks_or_none,
@@ -30,7 +30,7 @@ async fn group_holds_all_of_its_locks_or_none(f: &Fixture) {
     assert!(free.fencing_token() > token);
     free.release().await.expect("ours to the end");
     let error = manager.all(&group).wait_timeout(Duration::from_millis(50)).await.expect_err("one of them is taken");
-    assert!(matches!(&error, Error::WaitTimeout { lock, confirmed: true, .. } if **lock == *c), "{error:?}");
+    assert_matches!(error, Error::WaitTimeout { lock, confirmed: true, .. } if **lock == *c);
     reading.release().await.expect("ours to the end");
     for name in [a, b, c] {
         f.becomes_free(&name).await;
@@ -46,7 +46,7 @@ async fn group_that_waits_gets_its_locks_when_they_are_free(f: &Fixture) {
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(!group.is_finished());
     blocking.release().await.expect("ours to the end");
-    let guard = soon("the grant of both", group).await.expect("no panic").expect("granted");
+    let guard = granted(group).await;
     guard.confirmed().await.expect("still ours");
     assert!(guard.remaining() > Duration::from_millis(900), "{:?}", guard.remaining());
     drop(guard);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis_rwlock::{HoldState, ReadGuard, RwLockManager, WriteGuard};
 
 use crate::fixture::{Fixture, Manager, on_every_fixture};
-use crate::wait::soon;
+use crate::wait::{granted, soon};
 
 on_every_fixture![
     dropped_guard_releases_in_the_background,
@@ -18,19 +18,19 @@ on_every_fixture![
 ];
 
 async fn dropped_guard_releases_in_the_background(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     drop(manager.write(&name).await.expect("granted"));
     f.becomes_free(&name).await;
     drop(manager.read(&name).await.expect("granted"));
     f.becomes_free(&name).await;
     // A drop frees the way here too.
     drop(manager.write(&name).await.expect("granted"));
-    let guard = soon("the next grant here", manager.write(&name).into_future()).await.expect("granted");
+    let guard = granted(manager.write(&name)).await;
     guard.release().await.expect("released");
 }
 
 async fn release_is_done_when_it_returns(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     for _ in 0..10 {
         a.write(&name).await.expect("granted").release().await.expect("released");
         let guard = b.try_write(&name).await.expect("answered").expect("free at once");
@@ -42,7 +42,7 @@ async fn guard_works_in_another_task(f: &Fixture) {
     fn sendable<T: Send + Sync + 'static>(value: T) -> T {
         value
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard: WriteGuard = sendable(manager.write(&name).await.expect("granted"));
     let moved = tokio::spawn(async move {
         assert_eq!(guard.state(), HoldState::Held);
@@ -56,7 +56,7 @@ async fn guard_works_in_another_task(f: &Fixture) {
 }
 
 async fn guards_outlive_their_manager(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     drop(manager);
     assert_eq!(guard.state(), HoldState::Held);
@@ -74,7 +74,7 @@ async fn services_take_any_manager(f: &Fixture) {
         let guard = locks.try_read(name).await.expect("answered").expect("free");
         guard.release().await.expect("released");
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let shared: Manager = Arc::clone(&manager);
     service(shared, &name).await;
     service(Arc::new(Arc::clone(&manager)), &name).await;
@@ -83,7 +83,7 @@ async fn services_take_any_manager(f: &Fixture) {
 }
 
 async fn nothing_is_sent_before_the_first_poll(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let builder = manager.write(&name);
     let waiting = manager.write(&name).into_future();
     let trying = manager.try_write(&name);
@@ -96,7 +96,7 @@ async fn nothing_is_sent_before_the_first_poll(f: &Fixture) {
 }
 
 async fn guards_and_managers_show_their_lock_and_no_more(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let acquire = manager.read(&name);
     assert!(format!("{acquire:?}").contains(&name));
     let guard = acquire.await.expect("granted");

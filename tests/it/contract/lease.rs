@@ -9,7 +9,7 @@ use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
 
 use crate::either::take;
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_own_format};
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{granted, soon, stays_pending, until};
 
 on_every_fixture![
     renewal_keeps_holds_past_several_leases,
@@ -52,7 +52,7 @@ async fn renewal_keeps_holds_past_several_leases(f: &Fixture) {
 }
 
 async fn long_lease_survives_a_neighbours_short_renewals(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let patient = manager.read(&name).lease(HOUR).max_hold(2 * HOUR).await.expect("granted");
     let mut neighbour = f.process(Settings { label: "neighbour".to_owned(), ..Settings::lease(SHORT) }).await;
     let read = name.clone();
@@ -102,7 +102,7 @@ async fn dead_writer_is_gone_with_its_lease(f: &Fixture) {
     let write = name.clone();
     let left = dead.run(|manager| Box::pin(async move { manager.write(&write).await })).await.expect("granted");
     dead.die().await;
-    let heir = soon("the next writer's grant", f.manager().await.write(&name).into_future()).await.expect("granted");
+    let heir = granted(f.manager().await.write(&name)).await;
     assert_eq!(left.state(), HoldState::Lost(LossReason::Expired), "the clock told it without a runtime");
     assert!(heir.fencing_token() > left.fencing_token());
     drop(left);
@@ -111,11 +111,11 @@ async fn dead_writer_is_gone_with_its_lease(f: &Fixture) {
 }
 
 async fn loss_is_told_before_anybody_else_is_let_in(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let fixed = a.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
     let watch = fixed.watch();
     let told = tokio::spawn(async move { fixed.lost().await });
-    let heir = soon("the next writer's grant", b.write(&name).into_future()).await.expect("granted");
+    let heir = granted(b.write(&name)).await;
     // No moment lies between: the state is asked after the grant, and by the local clock alone.
     assert_eq!(watch.state(), HoldState::Lost(LossReason::MaxHold));
     assert_eq!(soon("the word of the loss", told).await.expect("no panic"), LossReason::MaxHold);
@@ -132,7 +132,7 @@ async fn holder_hears_of_max_hold_a_head_start_before_another_one_is_granted(f: 
     let (mut ended, woken) = (Box::pin(watch.ended()), Arc::<FirstWake>::default());
     let waker = Waker::from(Arc::clone(&woken));
     assert!(ended.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    let heir = soon("the next writer's grant", b.write(&name).into_future()).await.expect("granted");
+    let heir = granted(b.write(&name)).await;
     let granted = Instant::now();
     assert_eq!(ended.now_or_never(), Some(Ended::Lost(LossReason::MaxHold)));
     let woken = woken.0.get().expect("the holder is woken first");
@@ -151,7 +151,7 @@ impl Wake for FirstWake {
 }
 
 async fn lost_stays_silent_without_a_loss(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let outer = manager.write(&name).reentrant().await.expect("granted");
     let inner = manager.write(&name).reentrant().await.expect("nested");
     let watch = inner.watch();
@@ -165,7 +165,7 @@ async fn lost_stays_silent_without_a_loss(f: &Fixture) {
 }
 
 async fn watch_tells_release_from_loss(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let released = manager.write(&name).await.expect("granted");
     let watch = released.watch();
     let mut ended = Box::pin(watch.ended());
@@ -190,7 +190,7 @@ async fn watch_tells_release_from_loss(f: &Fixture) {
 }
 
 async fn leaked_guard_ends_with_its_longest_time(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let longest = RENEWED * 4 / 3;
     let leaked = manager.read(&name).max_hold(longest).await.expect("granted");
     let (watch, granted) = (leaked.watch(), Instant::now());
@@ -201,7 +201,7 @@ async fn leaked_guard_ends_with_its_longest_time(f: &Fixture) {
 }
 
 async fn fixed_lease_is_not_renewed(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let asked = Instant::now();
     let guard = manager.read(&name).lease(Duration::from_secs(30)).max_hold(SHORT).await.expect("granted");
     let view = f.view(&name).await;
@@ -215,16 +215,16 @@ async fn fixed_lease_is_not_renewed(f: &Fixture) {
 async fn late_release_is_an_error_and_hurts_nobody(f: &Fixture) {
     let (a, b, name) = (f.manager().await, f.manager_with(Settings::label("heir")).await, f.name());
     let late = a.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
-    let heir = soon("the next writer's grant", b.write(&name).into_future()).await.expect("granted");
+    let heir = granted(b.write(&name)).await;
     let error = late.release().await.expect_err("it was lost");
-    assert!(matches!(&error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name), "{error:?}");
+    assert_matches!(error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name);
     let view = f.view(&name).await;
     assert_eq!((view.holders.len(), &*view.holders[0].label, view.holders[0].mode), (1, "heir", Mode::Write));
     heir.release().await.expect("ours to the end");
 }
 
 async fn remaining_is_within_the_lease(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).lease(Duration::from_secs(20)).await.expect("granted");
     let (local, view) = (guard.remaining(), f.view(&name).await);
     assert!(local < Duration::from_secs(20) && local > Duration::from_secs(10), "{local:?}");
@@ -268,14 +268,14 @@ async fn confirmed_without_a_wait_asks_nobody(f: &Fixture) {
 }
 
 async fn confirmed_with_a_fixed_lease_still_ends(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     // One is longer than a claim, one is shorter.
     for lease in [Duration::from_secs(20), RENEWED] {
         let before = a.write(&name).await.expect("granted");
         let mut waits = Box::pin(b.write(&name).fixed_lease(lease).into_future());
         stays_pending("a grant while it is held", &mut waits).await;
         before.release().await.expect("ours to the end");
-        let guard = soon("the grant", waits).await.expect("granted");
+        let guard = granted(waits).await;
         soon("its confirmation", guard.confirmed()).await.expect("confirmed");
         let remaining = guard.remaining();
         assert!(remaining <= lease && remaining > lease / 3, "{lease:?}: {remaining:?}");
@@ -289,9 +289,9 @@ async fn confirmed_with_a_fixed_lease_still_ends(f: &Fixture) {
 }
 
 async fn confirmed_tells_a_loss(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).fixed_lease(SHORT).await.expect("granted");
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::MaxHold);
     let error = guard.confirmed().await.expect_err("it is over");
-    assert!(matches!(&error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name), "{error:?}");
+    assert_matches!(error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name);
 }

@@ -3,13 +3,13 @@
 use redis_rwlock::{Error, HoldState};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{soon, start};
+use crate::wait::{granted, soon, start};
 
 on_every_fixture![acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places];
 
 fn is_refused<T>(acquired: Result<T, Error>) {
     let error = acquired.err();
-    assert!(matches!(&error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. })), "{error:?}");
+    assert_matches!(error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. }));
 }
 
 /// Waiters of any lock count, until they are granted or dropped. Another manager has a limit of its own.
@@ -33,7 +33,7 @@ async fn acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places(
     guard.release().await.expect("ours to the end");
     // The other one is granted.
     held.release().await.expect("ours to the end");
-    let next = soon("its turn", waiting.pop().expect("one is left")).await.expect("granted");
+    let next = granted(waiting.pop().expect("one is left")).await;
     next.release().await.expect("ours to the end");
     for _ in 0..3 {
         let guard = soon("a free lock", manager.read(&free).into_future()).await.expect("all places are free");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Error, RwLockManager, TimestampClients};
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{soon, start, until};
+use crate::wait::{granted, start, until};
 
 on_every_fixture![note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent];
 
@@ -22,7 +22,7 @@ async fn note_of(f: &Fixture, name: &str) -> Option<String> {
 
 /// Two keys and masters have no room. Such a manager has refused a note before anything was sent.
 async fn has_no_room(f: &Fixture) -> bool {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     match manager.write(&name).note("deploy 4711").await {
         Ok(guard) => {
             guard.release().await.expect("released");
@@ -32,7 +32,7 @@ async fn has_no_room(f: &Fixture) -> bool {
             assert_eq!(f.view(&name).await.last_token, None, "nothing was sent");
             let guard = manager.write(&name).await.expect("granted");
             let error = guard.set_note("deploy 4711").await.expect_err("no room");
-            assert!(matches!(&error, Error::InvalidOption { option: "note", .. }), "{error:?}");
+            assert_matches!(error, Error::InvalidOption { option: "note", .. });
             assert!(error.to_string().contains("RedisManager"), "{error}");
             guard.release().await.expect("released");
             true
@@ -45,7 +45,7 @@ async fn note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent(f:
     if has_no_room(f).await {
         return;
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     // A note may look like anything, also like a part of a reply.
     let text = "hold x w 1 2 note\n\u{1b}[31m \u{202e} ü '%d' ";
     let guard = manager.write(&name).note(text).await.expect("granted");
@@ -54,7 +54,7 @@ async fn note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent(f:
     guard.set_note(&longest).await.expect("noted");
     assert_eq!(note_of(f, &name).await, Some(longest.clone()));
     let error = guard.set_note(&(longest + "x")).await.expect_err("too long");
-    assert!(matches!(error, Error::InvalidOption { option: "note", .. }), "{error:?}");
+    assert_matches!(error, Error::InvalidOption { option: "note", .. });
     guard.set_note("").await.expect("removed");
     assert_eq!(note_of(f, &name).await, None);
     guard.set_note("last").await.expect("noted");
@@ -79,14 +79,14 @@ async fn note_of_a_waiter_is_there_when_it_has_its_guard(f: &Fixture) {
     if has_no_room(f).await {
         return;
     }
-    let (holder, waiter, name) = (f.manager().await, f.manager().await, f.name());
+    let ([holder, waiter], name) = f.scene().await;
     let guard = holder.write(&name).await.expect("granted");
     let mut waiting = waiter.write(&name).note("my turn").into_future();
     start(&mut waiting);
     let waiting = tokio::spawn(waiting);
-    until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
+    f.until_waiting(1, &name).await;
     guard.release().await.expect("released");
-    let guard = soon("its grant", waiting).await.expect("no panic").expect("granted");
+    let guard = granted(waiting).await;
     assert_eq!(note_of(f, &name).await.as_deref(), Some("my turn"));
     guard.release().await.expect("released");
 }
@@ -95,7 +95,7 @@ async fn note_goes_with_a_conversion(f: &Fixture) {
     if has_no_room(f).await {
         return;
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let writing = manager.write(&name).note("deploy 4711").await.expect("granted");
     let reading = writing.downgrade().await.expect("downgraded");
     assert_eq!(note_of(f, &name).await.as_deref(), Some("deploy 4711"));
@@ -110,7 +110,7 @@ async fn note_of_a_guard_does_not_stay_for_the_next_one_of_its_process(f: &Fixtu
     if has_no_room(f).await {
         return;
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let first = manager.write(&name).note("first").await.expect("granted");
     let mut second = manager.write(&name).into_future();
     start(&mut second);
@@ -125,7 +125,7 @@ async fn note_that_the_next_guard_sets_at_once_stays(f: &Fixture) {
     if has_no_room(f).await {
         return;
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     for round in 0..10 {
         let first = manager.write(&name).note("first").await.expect("granted");
         let mut second = manager.write(&name).into_future();
@@ -151,7 +151,7 @@ async fn notes_on_locks_with_timestamp_clients_are_refused(f: &ServerFixture) {
     };
     let manager = f.manager_with(settings).await;
     let error = manager.write(&f.name()).note("deploy 4711").await.expect_err("no room");
-    assert!(matches!(&error, Error::InvalidOption { option: "note", .. }), "{error:?}");
+    assert_matches!(error, Error::InvalidOption { option: "note", .. });
     assert!(error.to_string().contains("timestamp_keys"), "{error}");
 }
 

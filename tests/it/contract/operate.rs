@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode, OwnerId, Refusal};
 
 use crate::fixture::{Fixture, Manager, RENEWED, Settings, on_every_fixture, on_every_own_format, on_every_queue};
-use crate::wait::{soon, start, stays_pending, until};
+use crate::wait::{granted, soon, start, stays_pending, until};
 
 on_every_fixture![
     inspect_of_an_unknown_lock_is_free,
@@ -73,7 +73,7 @@ async fn inspect_of_an_unknown_lock_is_free(f: &Fixture) {
 }
 
 async fn inspect_changes_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.read(&name).await.expect("granted");
     let before = f.view(&name).await;
     let after = f.view(&name).await;
@@ -122,7 +122,7 @@ async fn force_tells_whom_it_ended(f: &Fixture) {
 }
 
 async fn view_tells_our_holds_and_their_guards(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let owner = OwnerId::new();
     let guards = [
         manager.read(&name).owner(owner).await.expect("granted"),
@@ -144,7 +144,7 @@ async fn view_tells_our_holds_and_their_guards(f: &Fixture) {
 }
 
 async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let stuck = manager.write(&name).await.expect("granted");
     manager.force_release(&name).await.expect("forced");
     assert_eq!(stuck.state(), HoldState::Lost(LossReason::Forced));
@@ -155,18 +155,18 @@ async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) {
 }
 
 async fn force_lets_waiters_in(f: &Fixture) {
-    let (holder, waiter, operator, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
+    let ([holder, waiter, operator], name) = f.scene().await;
     let stuck = holder.write(&name).await.expect("granted");
     let mut waiting = waiter.read(&name).into_future();
     stays_pending("a grant beside a writer", &mut waiting).await;
     operator.force_release(&name).await.expect("forced");
-    let guard = soon("the waiter's grant", waiting).await.expect("granted");
+    let guard = granted(waiting).await;
     assert!(guard.fencing_token() > stuck.fencing_token());
     guard.release().await.expect("released");
 }
 
 async fn force_of_a_free_lock_ends_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     assert_eq!(manager.force_release(&name).await.expect("forced"), []);
     let guard = manager.write(&name).await.expect("granted");
     guard.release().await.expect("no later hold is hit");
@@ -218,7 +218,7 @@ async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) {
     let heir = other.write(&name).await.expect("granted");
     assert_eq!(forced.state(), HoldState::Held, "its next renewal has not come yet");
     let error = forced.release().await.expect_err("it was ended");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
     let view = f.view(&name).await;
     assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "heir"));
     heir.release().await.expect("ours to the end");
@@ -242,7 +242,7 @@ async fn locks_are_listed_by_their_names(f: &Fixture) {
 /// A proxy shows the keys of one of its servers, so a list through it would have gaps.
 async fn list_is_refused(manager: &Manager) {
     let error = manager.locks().await.expect_err("the list would have gaps");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
 }
 
 async fn locks_beyond_one_page_are_listed(f: &Fixture) {
@@ -291,7 +291,7 @@ async fn stats_count_what_there_is(f: &Fixture) {
 }
 
 async fn closed_manager_takes_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     manager.close().await.expect("closed");
     let outcomes = [
         manager.read(&name).await.map(drop),
@@ -301,7 +301,7 @@ async fn closed_manager_takes_nothing(f: &Fixture) {
     ];
     for outcome in outcomes {
         let error = outcome.expect_err("it is closed");
-        assert!(matches!(&error, Error::Closed { lock, .. } if **lock == *name), "{error:?}");
+        assert_matches!(error, Error::Closed { lock, .. } if **lock == *name);
     }
     f.becomes_free(&name).await;
 }
@@ -324,12 +324,12 @@ async fn close_frees_all_holds_before_it_returns(f: &Fixture) {
     }
     for guard in guards {
         let error = guard.release().await.expect_err("it was closed");
-        assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error:?}");
+        assert_matches!(error, Error::Lost { reason: LossReason::Closed, .. });
     }
 }
 
 async fn close_tells_waiters(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let guard = other.write(&name).await.expect("granted");
     let mut asking = manager.write(&name).into_future();
     stays_pending("a grant beside a writer", &mut asking).await;
@@ -337,14 +337,14 @@ async fn close_tells_waiters(f: &Fixture) {
     start(&mut queued);
     manager.close().await.expect("closed");
     let (asking, queued) = soon("the end of the wait", async { tokio::join!(asking, queued) }).await;
-    assert!(matches!(asking, Err(Error::Closed { .. })), "{asking:?}");
-    assert!(matches!(queued, Err(Error::Closed { .. })), "{queued:?}");
+    assert_matches!(asking, Err(Error::Closed { .. }));
+    assert_matches!(queued, Err(Error::Closed { .. }));
     guard.release().await.expect("released");
     f.becomes_free(&name).await;
 }
 
 async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     let mut waiter = other.write(&name).into_future();
     stays_pending("a grant beside a writer", &mut waiter).await;
@@ -352,7 +352,7 @@ async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) {
         let manager = Arc::clone(&manager);
         async move { manager.close().await }
     });
-    let heir = soon("the waiter's grant", waiter).await.expect("granted");
+    let heir = granted(waiter).await;
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
     assert_eq!(guard.remaining(), Duration::ZERO);
     soon("the end of the close", closing).await.expect("no panic").expect("closed");
@@ -360,7 +360,7 @@ async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) {
 }
 
 async fn close_twice_is_as_good_as_once(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.read(&name).await.expect("granted");
     let (first, second) = tokio::join!(manager.close(), manager.close());
     first.expect("closed");
@@ -371,7 +371,7 @@ async fn close_twice_is_as_good_as_once(f: &Fixture) {
 }
 
 async fn close_of_one_manager_leaves_others_alone(f: &Fixture) {
-    let (closed, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([closed, other], name) = f.scene().await;
     let gone = closed.read(&name).await.expect("granted");
     let stays = other.read(&name).await.expect("granted");
     closed.close().await.expect("closed");

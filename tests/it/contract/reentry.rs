@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Error, OwnerId, Reentry};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{soon, stays_pending};
+use crate::wait::{granted, soon, stays_pending};
 
 on_every_fixture![
     nested_guards_count_for_their_task,
@@ -23,7 +23,7 @@ on_every_fixture![
 const LIMIT: Duration = Duration::from_millis(40);
 
 async fn nested_guards_count_for_their_task(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let first = manager.write(&name).reentrant().await.expect("granted");
     let read_in_write = manager.read(&name).reentrant().await.expect("nested");
     let write_in_write = manager.write(&name).reentrant().await.expect("nested");
@@ -63,20 +63,20 @@ async fn write_in_a_read_is_a_conflict_at_once(f: &Fixture) {
     let (manager, name, owner) = (f.manager().await, f.name(), OwnerId::new());
     let reader = manager.read(&name).reentrant().await.expect("granted");
     let error = manager.write(&name).reentrant().await.expect_err("it would wait for itself");
-    assert!(matches!(&error, Error::UpgradeConflict { lock, .. } if **lock == *name), "{error:?}");
+    assert_matches!(error, Error::UpgradeConflict { lock, .. } if **lock == *name);
     let error = manager.write(&name).reentrant().try_now().await.expect_err("not merely taken");
-    assert!(matches!(error, Error::UpgradeConflict { .. }), "{error:?}");
+    assert_matches!(error, Error::UpgradeConflict { .. });
     reader.release().await.expect("untouched");
 
     let reader = manager.read(&name).owner(owner).await.expect("granted");
     let error = manager.write(&name).owner(owner).await.expect_err("it would wait for itself");
-    assert!(matches!(error, Error::UpgradeConflict { .. }), "{error:?}");
+    assert_matches!(error, Error::UpgradeConflict { .. });
     reader.release().await.expect("untouched");
     f.becomes_free(&name).await;
 }
 
 async fn hold_ends_with_the_last_guard_in_any_order(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let outer = manager.write(&name).reentrant().await.expect("granted");
     let middle = manager.read(&name).reentrant().await.expect("nested");
     let inner = manager.write(&name).reentrant().await.expect("nested");
@@ -90,7 +90,7 @@ async fn hold_ends_with_the_last_guard_in_any_order(f: &Fixture) {
 }
 
 async fn hundred_levels_are_one_hold(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let mut levels = vec![manager.write(&name).reentrant().await.expect("granted")];
     for _ in 1..100 {
         levels.push(manager.write(&name).reentrant().await.expect("nested"));
@@ -106,7 +106,7 @@ async fn hundred_levels_are_one_hold(f: &Fixture) {
 }
 
 async fn other_owners_stay_outside(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let (one, other) = (OwnerId::new(), OwnerId::new());
     let guard = manager.write(&name).owner(one).await.expect("granted");
     assert!(manager.write(&name).owner(other).try_now().await.expect("answered").is_none());
@@ -119,18 +119,18 @@ async fn other_owners_stay_outside(f: &Fixture) {
 }
 
 async fn other_tasks_stay_outside(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).reentrant().await.expect("granted");
     let mut elsewhere = tokio::spawn(manager.write(&name).reentrant().into_future());
     stays_pending("another task's grant", &mut elsewhere).await;
     guard.release().await.expect("released");
-    drop(soon("the other task's grant", elsewhere).await.expect("no panic").expect("granted"));
+    drop(granted(elsewhere).await);
     f.becomes_free(&name).await;
 }
 
 async fn manager_can_make_nesting_its_default(f: &Fixture) {
     let settings = Settings { reentry: Reentry::PerTask, ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     let outer = manager.write(&name).await.expect("granted");
     let inner = manager.try_read(&name).await.expect("answered").expect("nested");
     drop(outer);
@@ -139,7 +139,7 @@ async fn manager_can_make_nesting_its_default(f: &Fixture) {
 }
 
 async fn nested_guards_share_token_and_name(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let outer = manager.write(&name).reentrant().await.expect("granted");
     let inner = manager.read(&name).reentrant().await.expect("nested");
     assert_eq!(inner.fencing_token(), outer.fencing_token());
@@ -150,10 +150,10 @@ async fn nested_guards_share_token_and_name(f: &Fixture) {
 
 /// Opting in makes the acquisitions of one task nest: it does not let tasks in beside each other, nor those that wait.
 async fn opted_in_tasks_exclude_each_other(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let holder = manager.read(&name).reentrant().await.expect("granted");
     let waiter = tokio::spawn(manager.write(&name).reentrant().wait_timeout(LIMIT).into_future());
     let outcome = soon("the end of the wait", waiter).await.expect("no panic");
-    assert!(matches!(outcome, Err(Error::WaitTimeout { .. })), "{outcome:?}");
+    assert_matches!(outcome, Err(Error::WaitTimeout { .. }));
     holder.release().await.expect("released");
 }

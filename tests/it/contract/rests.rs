@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, LossReason, Mode, Reentry};
 
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Dropped, Polled, Stalls, soon, start, until};
+use crate::wait::{Dropped, Polled, Stalls, granted, soon, start, until};
 
 on_every_queue![
     released_lock_rests_for_everybody_until_its_time,
@@ -51,7 +51,7 @@ async fn released_lock_rests_for_everybody_until_its_time(f: &Fixture) {
     assert_eq!((&*holder.label, holder.mode, holder.is_ours, holder.guards), ("nightly", Mode::Write, true, 0));
     assert!(holder.resting && !holder.cached && holder.remaining <= SHORT + LATE, "{holder:?}");
     assert!(!other.inspect(&name).await.expect("answered").holders[0].is_ours);
-    let next = soon("the end of the rest", other.write(&name).into_future()).await.expect("granted");
+    let next = granted(other.write(&name)).await;
     // The servers of the cases and this process have one clock.
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
     assert!(next.fencing_token() > view.last_token.expect("it has granted one"));
@@ -100,7 +100,7 @@ async fn force_ends_a_rest(f: &Fixture) {
 }
 
 async fn cancelled_acquisition_leaves_no_rest(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut is_granted = 0;
     for polls in 0..12 {
         for dropped in Dropped::EITHER {
@@ -119,7 +119,7 @@ async fn cancelled_acquisition_leaves_no_rest(f: &Fixture) {
 }
 
 async fn release_at_once_leaves_no_rest(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let guard = manager.write(&name).at_least(LONG).await.expect("granted");
     guard.release_at_once().await.expect("ours to the end");
     let guard = other.try_write(&name).await.expect("answered").expect("free at once");
@@ -136,12 +136,11 @@ async fn guard_is_valid_for_its_lease_only(f: &Fixture) {
 }
 
 async fn claim_of_a_waiter_is_armed_too(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, other], name) = f.scene().await;
     let before = other.write(&name).await.expect("granted");
-    let waits = tokio::spawn(manager.write(&name).at_least(LONG).into_future());
-    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+    let waits = f.queued(&name, manager.write(&name).at_least(LONG)).await;
     before.release().await.expect("ours to the end");
-    let guard = soon("the grant", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     assert!(guard.remaining() > Duration::from_secs(5), "it is confirmed: {:?}", guard.remaining());
     drop(guard);
     manager.flush().await.expect("released");
@@ -149,13 +148,13 @@ async fn claim_of_a_waiter_is_armed_too(f: &Fixture) {
 }
 
 async fn next_writer_of_the_process_waits_for_the_end_of_the_rest(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let began = Instant::now();
     let guard = manager.write(&name).at_least(SHORT).await.expect("granted");
     let mut next = manager.write(&name).into_future();
     start(&mut next);
     guard.release().await.expect("ours to the end");
-    let next = soon("the end of the rest", next).await.expect("granted");
+    let next = granted(next).await;
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
     next.release().await.expect("ours to the end");
 }
@@ -212,23 +211,22 @@ async fn take(f: &Fixture, manager: &Manager, name: &str) -> Option<redis_rwlock
 }
 
 async fn rest_is_kept_or_refused_before_anything_is_sent(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     if let Some(guard) = take(f, &manager, &name).await {
         guard.release().await.expect("ours to the end");
         assert!(rests(f, &name).await);
     }
     for never in [Duration::ZERO, Duration::MAX] {
         let refused = manager.write(&name).at_least(never).await.expect_err("no such time");
-        assert!(matches!(refused, Error::InvalidOption { option: "at_least", .. }), "{refused:?}");
+        assert_matches!(refused, Error::InvalidOption { option: "at_least", .. });
     }
 }
 
 async fn hold_with_a_rest_neither_nests_nor_converts(f: &Fixture) {
-    let (manager, name) =
-        (f.manager_with(Settings { reentry: Reentry::PerTask, ..Settings::default() }).await, f.name());
+    let ([manager], name) = f.scene_with(Settings { reentry: Reentry::PerTask, ..Settings::default() }).await;
     let outer = manager.write(&name).await.expect("granted");
     let nested = manager.write(&name).at_least(LONG).await.expect_err("nested");
-    assert!(matches!(nested, Error::InvalidOption { option: "at_least", .. }), "{nested:?}");
+    assert_matches!(nested, Error::InvalidOption { option: "at_least", .. });
     outer.release().await.expect("ours to the end");
     let other = f.name();
     let Some(guard) = take(f, &manager, &other).await else { return };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{HoldState, LossReason};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_own_format, on_every_queue};
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{granted, soon, stays_pending};
 
 on_every_fixture![
     readers_of_a_process_are_one_holder,
@@ -32,7 +32,7 @@ on_every_queue![
 ];
 
 async fn readers_of_a_process_are_one_holder(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut guards = Vec::new();
     for _ in 0..50 {
         guards.push(manager.read(&name).await.expect("granted"));
@@ -48,7 +48,7 @@ async fn readers_of_a_process_are_one_holder(f: &Fixture) {
 }
 
 async fn hold_outlives_the_guard_that_took_it(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let first = manager.read(&name).await.expect("granted");
     let second = manager.read(&name).await.expect("joined");
     first.release().await.expect("ours to the end");
@@ -60,7 +60,7 @@ async fn hold_outlives_the_guard_that_took_it(f: &Fixture) {
 }
 
 async fn guards_end_at_their_own_time(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let long = manager.read(&name).await.expect("granted");
     let short = manager.read(&name).max_hold(SHORT).await.expect("joined");
     assert!(short.remaining() <= SHORT);
@@ -73,7 +73,7 @@ async fn guards_end_at_their_own_time(f: &Fixture) {
 }
 
 async fn longest_lease_of_the_guards_counts(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let short = manager.read(&name).await.expect("granted");
     let long = manager.read(&name).lease(Duration::from_secs(60)).await.expect("joined");
     let view = f.view(&name).await;
@@ -86,7 +86,7 @@ async fn longest_lease_of_the_guards_counts(f: &Fixture) {
 }
 
 async fn loss_reaches_all_guards(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let guards = [0; 3].map(|_| manager.read(&name).into_future());
     let guards = futures_util::future::join_all(guards).await;
     f.manager().await.force_release(&name).await.expect("forced");
@@ -98,7 +98,7 @@ async fn loss_reaches_all_guards(f: &Fixture) {
 }
 
 async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let kept = manager.read(&name).await.expect("granted");
     std::mem::forget(manager.read(&name).max_hold(SHORT).await.expect("joined"));
     tokio::time::sleep(RENEWED * 3 / 2).await;
@@ -109,13 +109,13 @@ async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) {
 }
 
 async fn waiting_writer_here_stops_readers_here(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let reading = manager.read(&name).await.expect("granted");
     let mut writer = manager.write(&name).into_future();
     stays_pending("the write", &mut writer).await;
     assert!(manager.try_read(&name).await.expect("answered").is_none());
     reading.release().await.expect("ours to the end");
-    soon("the writer's grant", writer).await.expect("granted").release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -128,7 +128,7 @@ async fn reader_that_enters_with_anothers_hold_has_half_of_its_lease(f: &Fixture
     let mut second = here.read(&name).lease(LONG).into_future();
     stays_pending("the second", &mut second).await;
     writing.release().await.expect("ours to the end");
-    let first = soon("the first", first).await.expect("granted");
+    let first = granted(first).await;
     let second = soon("the second", second).await.expect("enters with it");
     assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
     first.release().await.expect("ours to the end");
@@ -137,14 +137,14 @@ async fn reader_that_enters_with_anothers_hold_has_half_of_its_lease(f: &Fixture
 }
 
 async fn writer_that_goes_on_with_anothers_hold_has_half_of_its_lease(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     for _ in 0..20 {
         let first = manager.write(&name).await.expect("granted");
         let mut second = manager.write(&name).lease(LONG).into_future();
         crate::wait::start(&mut second);
         // At once, so that it is handed on within this process where there are turns.
         drop(first);
-        let second = soon("the second", second).await.expect("granted");
+        let second = granted(second).await;
         assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
         second.release().await.expect("ours to the end");
     }
@@ -160,7 +160,7 @@ async fn writer_that_goes_on_with_a_claim_has_half_of_its_lease(f: &Fixture) {
     stays_pending("the second", &mut second).await;
     let first = tokio::spawn(async move { first.await.expect("granted").release().await });
     elsewhere.release().await.expect("ours to the end");
-    let second = soon("the second", second).await.expect("granted");
+    let second = granted(second).await;
     assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
     soon("the first", first).await.expect("no panic").expect("ours to the end");
     second.release().await.expect("ours to the end");
@@ -168,7 +168,7 @@ async fn writer_that_goes_on_with_a_claim_has_half_of_its_lease(f: &Fixture) {
 }
 
 async fn writers_of_a_process_have_a_token_each(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let first = manager.write(&name).await.expect("granted");
     let mut waiting = [0; 4].map(|_| manager.write(&name).into_future());
     for waiter in &mut waiting {
@@ -178,7 +178,7 @@ async fn writers_of_a_process_have_a_token_each(f: &Fixture) {
     // Long beyond the time of a turn: the hold goes back to the server and is asked for again.
     first.release().await.expect("ours to the end");
     for waiter in waiting {
-        let guard = soon("the next turn", waiter).await.expect("granted");
+        let guard = granted(waiter).await;
         tokens.push(guard.fencing_token());
         guard.release().await.expect("ours to the end");
     }
@@ -187,7 +187,7 @@ async fn writers_of_a_process_have_a_token_each(f: &Fixture) {
 }
 
 async fn handed_over_writer_is_renewed(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let (one, other) = (manager.write(&name).into_future(), manager.write(&name).into_future());
     let first = tokio::spawn(async move { one.await.expect("granted").release().await });
     let second = tokio::spawn(async move {
@@ -201,7 +201,7 @@ async fn handed_over_writer_is_renewed(f: &Fixture) {
 }
 
 async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     for _ in 0..20 {
         let first = manager.write(&name).await.expect("granted");
         let mut second = manager.write(&name).into_future();
@@ -211,7 +211,7 @@ async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
         // At once, so that it is handed on within this process where there are turns.
         drop(first);
         drop(second);
-        soon("the third", third).await.expect("granted").release().await.expect("ours to the end");
+        granted(third).await.release().await.expect("ours to the end");
     }
     f.becomes_free(&name).await;
 }
@@ -221,15 +221,14 @@ async fn reader_beside_a_waiting_writer_elsewhere_does_not_join(f: &Fixture) {
     let (here, there, name) = (f.manager_with(window).await, f.manager().await, f.name());
     let reading = here.read(&name).await.expect("granted");
     let joined = here.read(&name).await.expect("nobody waits: it is asked and joins");
-    let writer = tokio::spawn(there.write(&name).into_future());
-    until("the writer waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let writer = f.queued(&name, there.write(&name)).await;
     let mut late = here.read(&name).into_future();
     stays_pending("the read", &mut late).await;
     reading.release().await.expect("ours to the end");
     stays_pending("the read", &mut late).await;
     joined.release().await.expect("ours to the end");
-    let writing = soon("the writer", writer).await.expect("no panic").expect("granted");
+    let writing = granted(writer).await;
     stays_pending("the read", &mut late).await;
     writing.release().await.expect("ours to the end");
-    soon("the reader", late).await.expect("granted").release().await.expect("ours to the end");
+    granted(late).await.release().await.expect("ours to the end");
 }

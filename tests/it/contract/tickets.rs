@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, LossReason, Mode, Reentry};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Dropped, Polled, soon, until};
+use crate::wait::{Dropped, Polled, granted, until};
 
 on_every_queue![
     ticket_keeps_others_out_until_another_process_adopts_it,
@@ -50,7 +50,7 @@ async fn ticket_keeps_others_out_until_another_process_adopts_it(f: &Fixture) {
 }
 
 async fn ticket_of_a_reader_keeps_writers_out_and_lets_readers_in(f: &Fixture) {
-    let (manager, worker, name) = (f.manager().await, f.manager().await, f.name());
+    let ([manager, worker], name) = f.scene().await;
     let neighbour = worker.read(&name).await.expect("granted");
     let guard = manager.read(&name).await.expect("granted");
     let token = guard.fencing_token();
@@ -67,7 +67,7 @@ async fn ticket_of_a_reader_keeps_writers_out_and_lets_readers_in(f: &Fixture) {
 }
 
 async fn ticket_works_once(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
     let adopters = [f.manager().await, f.manager().await];
     let [one, other] = adopters.each_ref().map(|adopter| adopter.adopt_write(ticket.clone()));
@@ -76,10 +76,10 @@ async fn ticket_works_once(f: &Fixture) {
         (Ok(guard), Err(error)) | (Err(error), Ok(guard)) => (guard, error),
         both => panic!("{both:?}"),
     };
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
     guard.release().await.expect("ours to the end");
     let error = manager.adopt_write(ticket).await.expect_err("it was used");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
     assert!(f.view(&name).await.is_free());
 }
 
@@ -108,10 +108,10 @@ async fn unused_ticket_ends_with_its_time(f: &Fixture) {
     let began = Instant::now();
     let ticket = manager.write(&name).await.expect("granted").detach(valid_for).await.expect("detached");
     manager.close().await.expect("`close` leaves it");
-    let next = soon("the end of the ticket", f.manager().await.write(&name).into_future()).await.expect("granted");
+    let next = granted(f.manager().await.write(&name)).await;
     assert!(began.elapsed() >= valid_for, "{:?}", began.elapsed());
     let error = f.manager().await.adopt_write(ticket).await.expect_err("it is over");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
     next.release().await.expect("ours to the end");
 }
 
@@ -122,25 +122,24 @@ async fn force_ends_a_ticket(f: &Fixture) {
     let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.detached)).collect();
     assert_eq!(told, [("web", true)]);
     let error = manager.adopt_write(ticket).await.expect_err("it is over");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
     manager.try_write(&name).await.expect("answered").expect("free").release().await.expect("ours to the end");
 }
 
 async fn waiter_gets_the_lock_after_the_adopter(f: &Fixture) {
-    let (manager, worker, waiter, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
+    let ([manager, worker, waiter], name) = f.scene().await;
     let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
-    let waits = tokio::spawn(waiter.write(&name).into_future());
-    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+    let waits = f.queued(&name, waiter.write(&name)).await;
     let guard = worker.adopt_write(ticket).await.expect("a waiter is no obstacle");
     let token = guard.fencing_token();
     guard.release().await.expect("ours to the end");
-    let next = soon("the grant", waits).await.expect("no panic").expect("granted");
+    let next = granted(waits).await;
     assert!(next.fencing_token() > token);
     next.release().await.expect("ours to the end");
 }
 
 async fn cancelled_detachment_leaves_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut detached = 0;
     for polls in 0..8 {
         for dropped in Dropped::EITHER {
@@ -160,7 +159,7 @@ async fn cancelled_detachment_leaves_nothing(f: &Fixture) {
 }
 
 async fn cancelled_adoption_leaves_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut adopted = 0;
     for polls in 1..8 {
         for dropped in Dropped::EITHER {
@@ -180,7 +179,7 @@ async fn cancelled_adoption_leaves_nothing(f: &Fixture) {
 
 async fn guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent(f: &Fixture) {
     let nests = Settings { reentry: Reentry::PerTask, ..Settings::default() };
-    let (manager, name) = (f.manager_with(nests).await, f.name());
+    let ([manager], name) = f.scene_with(nests).await;
     let outer = manager.write(&name).await.expect("granted");
     let inner = manager.read(&name).await.expect("nested");
     let refused = outer.detach(LONG).await.expect_err("another guard shares the hold");

@@ -33,7 +33,7 @@ async fn read_token(manager: &Manager, name: &str) -> FencingToken {
 }
 
 async fn tokens_grow_from_phase_to_phase(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let mut tokens = Vec::new();
     for _ in 0..5 {
         tokens.push(write_token(&a, &name).await);
@@ -46,7 +46,7 @@ async fn tokens_grow_from_phase_to_phase(f: &Fixture) {
 }
 
 async fn readers_of_a_phase_share_their_token(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let first = read(&a, &name).await.expect("granted");
     let second = read(&b, &name).await.expect("granted");
     let token = first.fencing_token();
@@ -70,7 +70,7 @@ fn is_shared(f: &Fixture, token: FencingToken, first: FencingToken) {
 }
 
 async fn tokens_grow_across_force_release(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let stuck = a.write(&name).await.expect("granted");
     b.force_release(&name).await.expect("forced");
     is_the_last_given(f, &name, stuck.fencing_token()).await;
@@ -81,7 +81,7 @@ async fn tokens_grow_across_force_release(f: &Fixture) {
 }
 
 async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     let token = guard.fencing_token();
     assert_eq!(guard.watch().fencing_token(), token);

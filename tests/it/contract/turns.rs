@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{granted, soon, stays_pending};
 
 on_every_fixture![
     downgraded_guard_reads_on_and_lets_readers_in,
@@ -25,7 +25,7 @@ on_every_queue![
 ];
 
 async fn downgraded_guard_reads_on_and_lets_readers_in(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let ([here, there], name) = f.scene().await;
     let writing = here.write(&name).await.expect("granted");
     let token = writing.fencing_token();
     let reading = writing.downgrade().await.expect("downgraded");
@@ -40,7 +40,7 @@ async fn downgraded_guard_reads_on_and_lets_readers_in(f: &Fixture) {
 }
 
 async fn upgraded_guard_is_alone(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let ([here, there], name) = f.scene().await;
     let reading = here.read(&name).await.expect("granted");
     let token = reading.fencing_token();
     let writing = reading.try_upgrade().await.expect("the only reader");
@@ -54,7 +54,7 @@ async fn upgraded_guard_is_alone(f: &Fixture) {
 }
 
 async fn upgrade_beside_a_reader_is_a_conflict_and_reads_on(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let ([here, there], name) = f.scene().await;
     for other in [&here, &there] {
         let reading = here.read(&name).await.expect("granted");
         let beside = other.read(&name).await.expect("granted");
@@ -71,48 +71,47 @@ async fn upgrade_beside_a_reader_is_a_conflict_and_reads_on(f: &Fixture) {
 }
 
 async fn upgrade_is_refused_while_a_writer_waits_here(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let reading = manager.read(&name).await.expect("granted");
     let mut waiting = manager.write(&name).into_future();
     stays_pending("the write", &mut waiting).await;
     let refused = reading.try_upgrade().await.expect_err("a writer waits");
     assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
     refused.into_guard().release().await.expect("ours to the end");
-    soon("the writer's grant", waiting).await.expect("granted").release().await.expect("ours to the end");
+    granted(waiting).await.release().await.expect("ours to the end");
 }
 
 async fn upgrade_is_refused_while_a_writer_waits_elsewhere(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let ([here, there], name) = f.scene().await;
     let reading = here.read(&name).await.expect("granted");
-    let waiting = tokio::spawn(there.write(&name).into_future());
-    until("the writer waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let waiting = f.queued(&name, there.write(&name)).await;
     let refused = reading.try_upgrade().await.expect_err("a writer waits");
     assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
     refused.into_guard().release().await.expect("ours to the end");
-    soon("the writer's grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    granted(waiting).await.release().await.expect("released");
 }
 
 async fn downgrade_lets_waiting_readers_in_before_waiting_writers(f: &Fixture) {
-    let (a, b, c, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
+    let ([a, b, c], name) = f.scene().await;
     let writing = a.write(&name).await.expect("granted");
     let mut writer = b.write(&name).into_future();
     stays_pending("the write", &mut writer).await;
     let reader = tokio::spawn(c.read(&name).into_future());
     let here = tokio::spawn(a.read(&name).into_future());
-    until("all wait", async || f.view(&name).await.waiters.len() == 3).await;
+    f.until_waiting(3, &name).await;
     let reading = writing.downgrade().await.expect("downgraded");
-    let beside = soon("the other reader", reader).await.expect("no panic").expect("granted");
-    let here = soon("the reader here", here).await.expect("no panic").expect("granted");
+    let beside = granted(reader).await;
+    let here = granted(here).await;
     assert_eq!(beside.fencing_token(), reading.fencing_token(), "one phase");
     stays_pending("the write", &mut writer).await;
     for guard in [reading, beside, here] {
         guard.release().await.expect("ours to the end");
     }
-    soon("the writer", writer).await.expect("granted").release().await.expect("ours to the end");
+    granted(writer).await.release().await.expect("ours to the end");
 }
 
 async fn turned_holds_are_renewed(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let reading = manager.write(&name).await.expect("granted").downgrade().await.expect("downgraded");
     tokio::time::sleep(RENEWED * 5 / 4).await;
     assert_eq!(reading.state(), HoldState::Held);
@@ -123,7 +122,7 @@ async fn turned_holds_are_renewed(f: &Fixture) {
 }
 
 async fn watch_of_a_turned_guard_says_released(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let writing = manager.write(&name).await.expect("granted");
     let watch = writing.watch();
     let reading = writing.downgrade().await.expect("downgraded");
@@ -132,7 +131,7 @@ async fn watch_of_a_turned_guard_says_released(f: &Fixture) {
 }
 
 async fn turn_of_a_lost_guard_is_an_error_with_the_guard(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let writing = manager.write(&name).max_hold(SHORT).await.expect("granted");
     assert_eq!(soon("the loss", writing.lost()).await, LossReason::MaxHold);
     let error = writing.downgrade().await.expect_err("it is over");
@@ -148,7 +147,7 @@ async fn turn_of_a_lost_guard_is_an_error_with_the_guard(f: &Fixture) {
 }
 
 async fn nested_guards_only_count_when_they_turn(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let outer = manager.write(&name).reentrant().await.expect("granted");
     let inner = manager.write(&name).reentrant().await.expect("nested");
     let inner = inner.downgrade().await.expect("it only counts");

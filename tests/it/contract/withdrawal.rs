@@ -29,7 +29,7 @@ async fn patient(f: &Fixture, label: &str) -> Manager {
 
 async fn gives_up<G: Guard>(acquiring: Acquiring<G>) {
     let error = acquiring.await.expect_err("others hold it");
-    assert!(matches!(error, Error::WaitTimeout { confirmed: true, .. }), "{error:?}");
+    assert_matches!(error, Error::WaitTimeout { confirmed: true, .. });
 }
 
 fn assert_nothing_of_the_caller(view: &LockView, round: usize) {

@@ -1,15 +1,13 @@
 //! Level of services that store each write before they answer it. A grant counts at an answer, and never by a
 //! notification alone.
 
-use std::future::IntoFuture;
-
 use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Durability, HoldState, Topology};
 use tokio::task::block_in_place;
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings};
 use crate::router::field::on_own_servers;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted};
 use crate::wire::Script;
 
 on_own_servers![grants_count_at_the_answer_and_nothing_waits_for_replicas, notified_grant_counts_when_it_is_answered];
@@ -35,14 +33,13 @@ async fn notified_grant_counts_when_it_is_answered(server: Server) {
     let f = ServerFixture::proxied(Kind::HashNode, server);
     let (here, there, name) = (f.manager_with(of_the_server()).await, f.manager_with(of_the_server()).await, f.name());
     let guard = here.write(&name).await.expect("granted");
-    let waiting = tokio::spawn(there.write(&name).into_future());
-    until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let waiting = f.queued(&name, there.write(&name)).await;
     // The waiter hears of its grant, and its next request is on its way to the service.
     let asks = f.proxy(&name).hold_request(f.requests(Script::Acquire, &name));
     guard.release().await.expect("ours to the end");
     block_in_place(|| asks.wait_held(BOUND)).expect("it asks the server");
     assert!(!waiting.is_finished(), "the notification alone does not count");
     asks.release();
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    let guard = granted(waiting).await;
     guard.release().await.expect("ours to the end");
 }

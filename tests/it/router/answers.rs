@@ -12,7 +12,7 @@ use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::servers::ask;
-use crate::wait::{soon, until, until_renewed};
+use crate::wait::{granted, soon, until, until_renewed};
 
 on_own_servers![
     not_now_is_waited_out_or_told_in_time,
@@ -58,7 +58,7 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
         let most = unreachable_after + Duration::from_millis(500) + Duration::from_secs(3);
         assert!(asked.elapsed() >= unreachable_after && asked.elapsed() < most, "{answer}: {:?}", asked.elapsed());
         pretender.tells_the_truth();
-        let guard = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+        let guard = granted(waiting).await;
         guard.release().await.expect("released");
         tokio::time::sleep(RENEWED).await;
         assert_eq!(held.state(), HoldState::Held, "{answer}: its renewals were waited out too");
@@ -127,7 +127,7 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
         // asks again.
         Ok(guard) => guard.release().await.expect("ours to the end"),
     }
-    let guard = soon("the next caller's grant", manager.write(&second).into_future()).await.expect("granted");
+    let guard = granted(manager.write(&second)).await;
     guard.release().await.expect("released");
     fixture.becomes_free(&first).await;
 }
@@ -182,7 +182,7 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (made, asked) = (pretender.connections(), calls.load(Ordering::SeqCst));
     pretender.refuses_once(NO_LOGIN);
-    let guard = soon("the grant", manager.write("held").into_future()).await.expect("granted");
+    let guard = granted(manager.write("held")).await;
     assert!(pretender.connections() > made && calls.load(Ordering::SeqCst) > asked);
 
     // Connections for looks are replaced as well. The first look opens one.
@@ -201,7 +201,7 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
     idle.write("cfg").await.expect("granted").release().await.expect("released");
     pretender.refuses_time_once(NO_LOGIN);
     until("a question for the time", async || {
-        soon("the answer", idle.write("cfg").into_future()).await.expect("granted").release().await.expect("released");
+        granted(idle.write("cfg")).await.release().await.expect("released");
         tokio::time::sleep(Duration::from_millis(5200)).await;
         !pretender.awaits_time()
     })
@@ -212,7 +212,7 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
     pretender.refuses(NO_LOGIN);
     until("another connection", async || pretender.connections() > made).await;
     let error = soon("the answer", manager.write("cfg").into_future()).await.expect_err("no connection helps");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     pretender.tells_the_truth();
     until_renewed("a renewal", || guard.remaining()).await;
     assert_eq!(guard.state(), HoldState::Held);

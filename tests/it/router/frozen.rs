@@ -13,7 +13,7 @@ use tokio::task::block_in_place;
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::servers::{SUPPORTED, ask};
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted, soon, until};
 
 on_own_servers![
     grant_that_comes_when_it_is_no_longer_true_is_not_believed,
@@ -54,7 +54,7 @@ async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Serv
         assert_eq!(guard.state(), HoldState::Held);
         let token = guard.fencing_token();
         guard.release().await.expect("ours to the end");
-        let heir = soon("the grant", asking).await.expect("no panic").expect("granted");
+        let heir = granted(asking).await;
         assert!(heir.fencing_token() > token, "repetition {repetition}");
         heir.release().await.expect("ours to the end");
         node.proxy().forget_requests();

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::Settings;
 use crate::servers::ask;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted, soon, until};
 
 on_own_servers![
     losses_on_a_killed_primary_are_told_before_its_leases_end,
@@ -131,7 +131,7 @@ async fn losses_are_told_before_leases_end(server: Server, fault: impl Fn(&Node)
     field.cluster.failover_force(hurt).expect("a replica takes over");
     let other = field.manager().await;
     for (name, token) in tokens {
-        let heir = soon("the heir's grant", other.write(&name).into_future()).await.expect("granted");
+        let heir = granted(other.write(&name)).await;
         assert!(heir.fencing_token() > token);
         heir.release().await.expect("ours to the end");
     }

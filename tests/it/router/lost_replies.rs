@@ -11,7 +11,7 @@ use super::field::on_own_servers;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::scripts::hash::{ACQUIRE, LEAVE, RENEW};
 use crate::servers::ask;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted, soon, until};
 
 on_own_servers![
     acquisition_finds_its_own_hold,
@@ -170,7 +170,7 @@ async fn copy_that_comes_late_changes_nothing(server: Server) {
         let asking = tokio::spawn(manager.write(&name).into_future());
         block_in_place(|| held.wait_held(BOUND)).expect("sent");
         // The retry, on a connection of its own.
-        let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+        let guard = granted(asking).await;
         guard.release().await.expect("released");
         // Two releases come: the caller's, and one of the background because a request is in doubt.
         block_in_place(|| node.proxy().wait_for_requests(calls(LEAVE, &key), 2, BOUND)).expect("told twice");

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Manager, RENEWED, Settings};
-use crate::wait::soon;
+use crate::wait::granted;
 
 on_own_servers![
     slot_moves_step_by_step_under_load,
@@ -57,7 +57,7 @@ impl Traffic {
     async fn end(self, field: &Field) {
         let token = self.held.fencing_token();
         self.held.release().await.expect("ours to the end");
-        let heir = soon("the waiter's grant", self.waiting).await.expect("no panic").expect("granted");
+        let heir = granted(self.waiting).await;
         assert!(heir.fencing_token() > token);
         heir.release().await.expect("released");
         self.load.end().await;
@@ -121,7 +121,7 @@ async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) {
     assert_eq!(field.owner(&tag).command(&["EXISTS", &key]).expect("answered").int(), Some(1));
     let token = guard.fencing_token();
     guard.release().await.expect("ours to the end");
-    let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let heir = granted(waiting).await;
     assert!(heir.fencing_token() > token);
     heir.release().await.expect("released");
     field.nothing_is_left([name]).await;

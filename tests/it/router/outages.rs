@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, Topology};
 
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, alone_on_every_server};
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 on_own_servers![
     shard_that_is_gone_is_unreachable_and_the_others_work,
@@ -27,7 +27,7 @@ fn impatient() -> Settings {
 }
 
 async fn works(manager: &Manager, name: &str) {
-    let guard = soon("a grant", manager.write(name).into_future()).await.expect("granted");
+    let guard = granted(manager.write(name)).await;
     guard.release().await.expect("ours to the end");
 }
 
@@ -35,7 +35,7 @@ async fn works(manager: &Manager, name: &str) {
 async fn is_unreachable(manager: &Manager, name: &str) {
     let asked = Instant::now();
     let error = soon("the error", manager.write(name).into_future()).await.expect_err("nobody can grant it");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     let waited = asked.elapsed();
     let most = UNREACHABLE_AFTER + Settings::default().response_timeout * 2 + LATE;
     assert!(waited >= UNREACHABLE_AFTER && waited < most, "{waited:?}");
@@ -140,7 +140,7 @@ async fn one_answer_is_not_waited_for(manager: &Manager, name: &str) {
             false => soon("the error", manager.try_read(name)).await.map(drop),
         };
         assert!(asked.elapsed() < ANSWER * 2 + LATE, "{:?}", asked.elapsed());
-        assert!(matches!(error, Err(Error::Unreachable { .. })), "{error:?}");
+        assert_matches!(error, Err(Error::Unreachable { .. }));
     }
 }
 

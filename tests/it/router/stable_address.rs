@@ -9,7 +9,7 @@ use redis_rwlock::{Durability, HoldState, Replicas, Topology};
 use super::field::on_own_servers;
 use crate::fixture::{Fixture, Settings, on_one_replica};
 use crate::servers::{ask, wait_until_followed};
-use crate::wait::{Stalls, soon, start, until, until_renewed};
+use crate::wait::{Stalls, granted, soon, start, until, until_renewed};
 
 on_own_servers![
     everything_moves_to_the_new_primary,
@@ -111,7 +111,7 @@ async fn everything_moves(server: Server, settings: Settings) {
         assert_eq!(guard.state(), HoldState::Held);
     }
     holder.release().await.expect("ours to the end");
-    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let granted = granted(waiting).await;
     assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
     granted.release().await.expect("ours to the end");
     assert_eq!(manager.inspect(&held).await.expect("inspected").holders.len(), 1, "a look finds the new one");
@@ -144,7 +144,7 @@ async fn replica_that_stands_still_is_left_too(server: Server) {
         assert_eq!(guard.state(), HoldState::Held);
     }
     holder.release().await.expect("ours to the end");
-    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let granted = granted(waiting).await;
     assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
     granted.release().await.expect("ours to the end");
     guard.release().await.expect("ours to the end");
@@ -169,7 +169,7 @@ async fn waiter_that_nobody_wakes_moves_too(server: Server) {
     let stalls = Stalls::begin();
     let promoted = pair.fail_over().await;
     ask(&pair.new, &["DEL", &fixture.hash_key(&name)]);
-    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let granted = granted(waiting).await;
     let (took, stalled) = (promoted.elapsed(), stalls.end());
     println!("granted {took:?} after the new primary could answer, of which the machine stood still for {stalled:?}");
     assert!(took.saturating_sub(stalled) < Duration::from_secs(1), "{took:?}, of which {stalled:?} are the machine's");

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, RENEWED, Settings};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until};
+use crate::wait::{bounded, granted, soon, until};
 
 on_own_servers![
     others_are_asked_about_a_silent_node_and_no_more_often_than_needed,
@@ -49,7 +49,7 @@ async fn all_are_told_that_it_is_unreachable(manager: &Manager, tag: &str, bound
     while let Some(ended) = tasks.join_next().await {
         let (outcome, waited) = ended.expect("no panic");
         let error = outcome.expect_err("nobody answers for it");
-        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_matches!(error, Error::Unreachable { .. });
         assert!(waited < bound, "told after {waited:?}");
     }
 }
@@ -76,7 +76,7 @@ async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(serv
     let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 2;
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
     for tag in &tags[1..] {
-        let guard = soon("another shard's lock", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
+        let guard = granted(manager.write(&name_of(tag, 0))).await;
         guard.release().await.expect("released");
     }
     silent.resume();
@@ -97,7 +97,7 @@ async fn a_primary_is_replaced_that_knows_nobody() {
     let manager = field.manager_with(impatient()).await;
     let tags = field.tags();
     let take = async |tag: &str| {
-        let guard = soon("a grant", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
+        let guard = granted(manager.write(&name_of(tag, 0))).await;
         guard.release().await.expect("released");
     };
     for tag in &tags {

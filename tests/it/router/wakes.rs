@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted, until};
 
 on_own_servers![
     killed_subscription_is_made_again,
@@ -68,7 +68,7 @@ impl Wanted {
             let seen = Instant::now();
             let token = guard.fencing_token();
             guard.release().await.expect("ours to the end");
-            let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+            let heir = granted(waiting).await;
             assert!(seen.elapsed() < MIN_RETRY, "granted {:?} after the waiter's last request", seen.elapsed());
             assert!(heir.fencing_token() > token);
             heir.release().await.expect("ours to the end");
@@ -118,7 +118,7 @@ async fn waiter_without_wake_ups_asks_again(server: Server) {
         guard.release().await.expect("ours to the end");
     }
     for waiting in wanted.waiting {
-        let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+        let heir = granted(waiting).await;
         heir.release().await.expect("ours to the end");
     }
     // The rest is for a busy machine.

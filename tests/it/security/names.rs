@@ -229,7 +229,7 @@ async fn shows_label(f: &ServerFixture, label: &str) {
 #[tokio::test]
 async fn owners_do_not_reach_each_other() {
     let f = Fixture::memory();
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).owner(OwnerId::new()).await.expect("granted");
     for _ in 0..100 {
         assert!(manager.write(&name).owner(OwnerId::new()).try_now().await.expect("answered").is_none());

@@ -14,7 +14,7 @@ use redis_rwlock::{
 use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, wake_channels};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 const PASSWORD: &str = "secret";
 const WAKE_UPS: &str = "All of them, for waiters";
@@ -320,7 +320,7 @@ async fn waiters_subscribe_only_with_the_right(server: Server) {
     let waiting = tokio::spawn(other.write("woken").into_future());
     until("a subscription", async || wake_channels(node, "rwlock", "woken").len() == 1).await;
     guard.release().await.expect("released");
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    granted(waiting).await.release().await.expect("released");
     // All works without any one of these rights, only later.
     for missing in rules_of(WAKE_UPS) {
         let rules: Vec<String> = with_wake_ups.iter().filter(|rule| **rule != missing).cloned().collect();
@@ -355,7 +355,7 @@ async fn adopted_keys_need_their_own_patterns(server: Server) {
         })
         .await;
         guard.release().await.expect("ours to the end");
-        soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+        granted(waiting).await.release().await.expect("released");
     }
     let elsewhere = place.build(&topology, "rwlock");
     assert!(is_forbidden(&elsewhere.write("cfg").await.expect_err("not a key of theirs")));
@@ -382,7 +382,7 @@ async fn missing_right_to_subscribe_is_told_once() {
     until("more refusals", async || refusals() > 1).await;
     assert_eq!(told(), 1);
     guard.release().await.expect("released");
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    granted(waiting).await.release().await.expect("released");
 }
 
 /// Commands that the servers refused to a user, by their logs.

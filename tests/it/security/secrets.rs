@@ -77,7 +77,7 @@ async fn fails(topology: &Topology, unreachable_after: Duration, shown: &mut Sho
 
 fn assert_unauthenticated(errors: &[Error]) {
     for error in errors {
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     }
 }
 
@@ -204,7 +204,7 @@ async fn rights_taken_away_end_holds_with_their_leases() {
     let guard = manager.write("held").await.expect("granted");
     node.acl_set_user("locks", &["-hmget"]).expect("changed");
     let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. });
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
     drop(guard);
     let other = RedisManager::connect(node.url()).await.expect("connected");

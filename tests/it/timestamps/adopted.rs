@@ -64,7 +64,7 @@ async fn lock_is_the_key_as_it_was(f: &ServerFixture) {
         is_denied(&by_key, &key, Mode::Read).await;
         by_key.force_release(&key).await.expect("forced");
         let error = guard.release().await.expect_err("it was ended");
-        assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+        assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
         take(&manager, name, Mode::Write).await.release_unharmed().await;
     }
 }

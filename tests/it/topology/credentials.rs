@@ -15,7 +15,7 @@ use tracing::Level;
 use super::{option_of, patient, shown, works};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until, until_renewed};
+use crate::wait::{bounded, granted, soon, until, until_renewed};
 
 /// Log line about a provider that fails.
 const KEPT: &str = "a secret cannot be read again";
@@ -349,7 +349,7 @@ async fn open_connections_of_each_kind_log_in_with_new_credentials() {
         let heirs = users_of(&node).iter().filter(|user| *user == "heir").count();
         assert_eq!((heirs, node.proxy().connections_made()), (before, made), "each connection stays");
         guard.release().await.expect("ours to the end");
-        soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("ours");
+        granted(waiting).await.release().await.expect("ours");
         assert_eq!(node.proxy().connections_made(), made, "{:?}", users_of(&node));
     })
     .await;
@@ -421,7 +421,7 @@ async fn without_credentials_connecting_ends_with_the_reason() {
     let waiting = tokio::spawn(manager.write("cfg").into_future());
     until("some calls", async || tokens.calls() > 3).await;
     tokens.be(Mood::Issues);
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("ours to the end");
+    granted(waiting).await.release().await.expect("ours to the end");
 }
 
 #[tokio::test]
@@ -445,7 +445,7 @@ async fn refused_credentials_are_asked_for_once_more() {
     let asked = tokens.calls();
     let connecting = builder(&node, &tokens).connect();
     let error = soon("the refusal", connecting).await.map(drop).expect_err("it may not connect");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     assert!(!shown(&error).contains("wr0ng"), "{error:?}");
     assert!(tokens.calls() >= asked + 2, "{}", tokens.calls() - asked);
 }

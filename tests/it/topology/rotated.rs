@@ -99,7 +99,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
         folder.put("password", "s3cret-2\r\n");
         cut(&mut operator);
         let error = builder().connect().await.map(drop).expect_err("the old one");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
         assert!(!shown(&error).contains("s3cret"), "{error:?}");
         folder.put("password", "s3cret-3\r\n");
         until_renewed("a renewal by the new one", || guard.remaining()).await;

@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use super::{FOR_EVER, finds_nobody, patient, refused, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
-use crate::wait::{soon, until, until_renewed};
+use crate::wait::{granted, soon, until, until_renewed};
 
 /// Lease that outlasts a failover whose first election fails, from any moment between two renewals. The next election
 /// comes 5 s later.
@@ -103,7 +103,7 @@ async fn hold_survives(scheme: Scheme, servers: &Sentinels, failover: &Barrier) 
     assert!(!waiting.is_finished(), "{scheme:?}: nobody enters beside it");
     let token = guard.fencing_token();
     guard.release().await.expect("ours to the end, and the new primary knows");
-    let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let heir = granted(waiting).await;
     assert!(heir.fencing_token() > token, "{scheme:?}");
     assert!(has(servers.primary(), &scheme.key("cfg")), "{scheme:?}: at the new primary");
     heir.release().await.expect("ours to the end");
@@ -148,7 +148,7 @@ async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes:
     wakes.wait().await; // it freezes
     wakes.wait().await; // it is frozen
     // The request goes into the sockets of the frozen primary, and then to its successor.
-    let guard = soon("the grant of the new primary", busy.write("cfg").into_future()).await.expect("granted");
+    let guard = granted(busy.write("cfg")).await;
     let token = guard.fencing_token();
     wakes.wait().await; // it wakes
     wakes.wait().await; // it has become a replica
@@ -160,7 +160,7 @@ async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes:
     assert_eq!(holders, ["asker"], "{scheme:?}");
     assert_eq!((guard.state(), guard.fencing_token()), (HoldState::Held, token), "{scheme:?}");
     guard.release().await.expect("ours to the end");
-    let heir = soon("the next grant", idle.write("cfg").into_future()).await.expect("granted");
+    let heir = granted(idle.write("cfg")).await;
     assert!(heir.fencing_token() > token, "{scheme:?}");
     heir.release().await.expect("ours to the end");
 }
@@ -221,7 +221,7 @@ async fn some_sentinels_are_enough() {
     let old = servers.primary();
     old.kill();
     meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
-    let waiting = soon("the grant of the new primary", early.write("cfg").into_future()).await.expect("granted");
+    let waiting = granted(early.write("cfg")).await;
     waiting.release().await.expect("ours to the end");
 }
 
@@ -239,14 +239,14 @@ async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time(
     finds_nobody(|| hash(&topology)).await;
     servers.nodes().iter().for_each(Node::kill);
     let error = soon("the end of the wait", early.write("cfg").into_future()).await.expect_err("nobody is left");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_no_sentinel_knows_is_refused() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
     for error in refusals(&Topology::sentinel("nemo", servers.urls())).await {
-        assert!(matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
         assert!(error.to_string().contains("nemo"), "{error}");
     }
 }
@@ -344,7 +344,7 @@ async fn primary_with_another_user_and_password_than_the_sentinels() {
     }
     for strange in [Topology::node("redis://127.0.0.1:1"), Topology::cluster(["redis://127.0.0.1:1"])] {
         let error = hash(&strange.primary_credentials("locks", "secret")).build().expect_err("no Sentinel");
-        assert!(matches!(error, Error::InvalidOption { option: "primary_credentials", .. }), "{error:?}");
+        assert_matches!(error, Error::InvalidOption { option: "primary_credentials", .. });
     }
 }
 
@@ -370,7 +370,7 @@ async fn primary_that_moves_to_another_address_is_followed() {
     }
     ask(old, &["REPLICAOF", "localhost", &port]);
     for (scheme, manager) in managers {
-        let guard = soon("the grant at the new address", manager.write("cfg").into_future()).await.expect("granted");
+        let guard = granted(manager.write("cfg")).await;
         assert!(has(&elsewhere, &scheme.key("cfg")), "{scheme:?}");
         let other = scheme.connect(&topology(&servers), "other").await;
         assert!(other.try_read("cfg").await.expect("answered").is_none(), "{scheme:?}: it is held");

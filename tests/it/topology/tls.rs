@@ -9,7 +9,7 @@ use rustls::crypto::{CryptoProvider, ring};
 
 use super::{finds_nobody, mentions, names_on_every_primary, option_of, patient, shown, works};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until, until_renewed};
+use crate::wait::{bounded, granted, soon, until, until_renewed};
 
 /// Time that is longer than a case may take.
 const LONG: Duration = Duration::from_secs(120);
@@ -40,7 +40,7 @@ async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Syn
     let waiting = tokio::spawn(waiting);
     until_renewed("a renewal", || writer.remaining()).await;
     writer.release().await.expect("ours to the end");
-    let reader = soon("the reader's grant", waiting).await.expect("no panic").expect("granted");
+    let reader = granted(waiting).await;
     reader.release().await.expect("ours to the end");
 }
 

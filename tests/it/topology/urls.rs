@@ -13,7 +13,7 @@ use tracing::span;
 use super::{finds_nobody, names_on_every_primary, option_of, patient, refused, shown, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 /// User with letters that a URL has to escape.
 const USER: &str = "svc:locks@eu";
@@ -353,7 +353,7 @@ async fn nothing_tells_a_password() {
     for (manager, _) in both(&url).await {
         let guard = manager.write("cfg").await.expect("granted");
         let waiting = tokio::spawn(manager.write("other").into_future());
-        let taken = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        let taken = granted(waiting).await;
         manager.force_release("cfg").await.expect("released");
         assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
         node.pause();

@@ -8,7 +8,7 @@ use tokio::join;
 use super::process::Process;
 use super::scripts;
 use crate::fixture::{ServerFixture, Settings, hash_on_every_server, on_one};
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 mod wait_is_told_from_its_beginning_to_its_end {
     use super::on_one;
@@ -20,7 +20,7 @@ mod wait_is_told_from_its_beginning_to_its_end {
 hash_on_every_server![hand_off_within_a_process_is_reported];
 
 async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
-    let (holder, name) = (f.manager().await, f.name());
+    let ([holder], name) = f.scene().await;
     let process = Process::start(f, 0, Settings::default()).await;
     let held = holder.write(&name).await.expect("granted");
     let waiting = process.spawn(process.manager.write(&name).into_future());
@@ -33,7 +33,7 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
     };
     until("it has nothing more to ask", has_asked).await;
     held.release().await.expect("ours to the end");
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    let guard = granted(waiting).await;
     assert_eq!(told(&process, &name), ["queued", "granted by notification"]);
     until("it is claimed", async || told(&process, &name).len() > 2).await;
     holder.force_release(&name).await.expect("forced");
@@ -43,7 +43,7 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
     assert_eq!(told[..3], ["queued", "granted by notification", "claimed"]);
     assert!(told[3..].len() == 1 && told[3].starts_with("lost the write hold"), "{told:?}");
     let error = guard.release().await.expect_err("it was ended");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
 }
 
 async fn hand_off_within_a_process_is_reported(f: &ServerFixture) {

@@ -10,12 +10,12 @@ use redis_rwlock::{HoldState, LossReason, Mode};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use super::{HEARTBEAT, MACHINE, got, managers, patient, queued};
+use super::{HEARTBEAT, MACHINE, patient, scene};
 use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
 use crate::router::field::{Field, Load, name_of, on_own_servers};
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{granted, soon, until};
 
 hash_on_every_server![lock_of_a_waiter_that_died_goes_on_after_its_claim, waiter_that_died_long_ago_costs_nothing,];
 
@@ -49,26 +49,26 @@ async fn dies_waiting(f: &Fixture, name: &str) {
 }
 
 async fn lock_of_a_waiter_that_died_goes_on_after_its_claim(f: &ServerFixture) {
-    let ([holder, other], name) = (managers(f).await, f.name());
+    let ([holder, other], name) = scene(f).await;
     let held = holder.write(&name).await.expect("granted");
     dies_waiting(f, &name).await;
-    let next = queued(f, &name, other.write(&name).into_future()).await;
+    let next = f.queued(&name, other.write(&name)).await;
     let released = Instant::now();
     held.release().await.expect("ours to the end");
     assert_eq!(f.view(&name).await.holders[0].label, "dies", "it had died only now");
-    got("the next", next).await.release().await.expect("ours to the end");
+    granted(next).await.release().await.expect("ours to the end");
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
 }
 
 async fn waiter_that_died_long_ago_costs_nothing(f: &ServerFixture) {
-    let ([holder, other], name) = (managers(f).await, f.name());
+    let ([holder, other], name) = scene(f).await;
     let held = holder.write(&name).await.expect("granted");
     dies_waiting(f, &name).await;
-    let next = queued(f, &name, other.write(&name).into_future()).await;
-    until("it is given up", async || f.view(&name).await.waiters.len() == 1).await;
+    let next = f.queued(&name, other.write(&name)).await;
+    f.until_waiting(1, &name).await;
     let released = Instant::now();
     held.release().await.expect("ours to the end");
-    got("the next", next).await.release().await.expect("ours to the end");
+    granted(next).await.release().await.expect("ours to the end");
     assert!(released.elapsed() < MACHINE, "{:?}", released.elapsed());
 }
 

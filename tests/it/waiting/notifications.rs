@@ -11,7 +11,7 @@ use super::{HEARTBEAT, MACHINE};
 use crate::fixture::Manager;
 use crate::router::field::{calls_of, on_own_servers};
 use crate::servers::ask;
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{granted, soon, stays_pending, until};
 
 on_own_servers![
     waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification,
@@ -99,7 +99,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     let released = Instant::now();
     held.release().await.expect("ours to the end");
     assert!(scene.writer().ends_with(".far"), "it has the lock, and a notification on its way");
-    let writing = soon("the next", next).await.expect("no panic").expect("granted");
+    let writing = granted(next).await;
     println!("the next was in after {:?}", released.elapsed());
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
     scene.proxy.heal();
@@ -111,7 +111,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     assert_eq!(writing.state(), HoldState::Held);
     let token = writing.fencing_token();
     writing.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
     guard.release().await.expect("ours to the end");
 }
@@ -129,7 +129,7 @@ async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server:
     pushes.wait_applied(PATIENT).expect("it has subscribed");
     let released = Instant::now();
     held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     println!("it was in after {:?}", released.elapsed());
     assert!(released.elapsed() < HEARTBEAT + MACHINE, "{:?}", released.elapsed());
     guard.release().await.expect("ours to the end");
@@ -145,7 +145,7 @@ async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server:
     }
     let token = writing.fencing_token();
     writing.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
     guard.release().await.expect("ours to the end");
 }
@@ -161,7 +161,7 @@ async fn notification_that_is_repeated_lets_nobody_in(server: Server) {
     let mut listener = scene.node.client().expect("connected");
     listener.command(&["SSUBSCRIBE", &channel]).expect("answered").into_result().expect("subscribed");
     held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     let notification = listener.receive().expect("a notification");
     let notification =
         notification.array().and_then(|parts| parts.get(2)).and_then(Reply::text).expect("a text").into_owned();
@@ -178,7 +178,7 @@ async fn notification_that_is_repeated_lets_nobody_in(server: Server) {
     }
     let token = writing.fencing_token();
     writing.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
     guard.release().await.expect("ours to the end");
 }
@@ -246,7 +246,7 @@ async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
     assert_eq!(held.state(), HoldState::Held);
     let token = held.fencing_token();
     held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
     assert!(u64::from(guard.fencing_token()) <= server_us(&scene.node), "no forged token counts");
     guard.release().await.expect("ours to the end");
@@ -285,7 +285,7 @@ async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Serv
     })
     .await;
     held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let guard = granted(waits).await;
     guard.release().await.expect("ours to the end");
     let all = scripts(&scene.node) - before;
     println!("{during} scripts while {MESSAGES} messages came in {took:?}, {all} to the end");
