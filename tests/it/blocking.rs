@@ -55,8 +55,6 @@ for_threads![
     acquisitions_of_a_thread_nest_by_default,
     other_threads_stay_outside,
     write_in_a_read_is_a_conflict_at_once,
-    hundred_levels_are_one_hold,
-    outer_guard_may_go_first,
     nesting_can_be_switched_off,
     nesting_can_have_an_owner,
     waiting_thread_gets_in_after_a_release,
@@ -172,32 +170,6 @@ fn write_in_a_read_is_a_conflict_at_once<M: Build>(make: &dyn Fn() -> Blocking<M
     let error = manager.write("cfg").wait().expect_err("it would wait for itself");
     assert_matches!(error, Error::UpgradeConflict { .. });
     reader.release().expect("untouched");
-}
-
-fn hundred_levels_are_one_hold<M: Build>(make: &dyn Fn() -> Blocking<M>) {
-    let manager = make();
-    let mut levels = vec![manager.write("cfg").wait().expect("granted")];
-    for _ in 1..100 {
-        levels.push(manager.write("cfg").wait().expect("nested"));
-    }
-    assert_eq!(manager.inspect("cfg").expect("inspected").holders.len(), 1);
-    let last = levels.swap_remove(63);
-    for guard in levels {
-        guard.release().expect("only counts");
-    }
-    assert!(make().try_read("cfg").expect("answered").is_none());
-    last.release().expect("released");
-    assert!(manager.inspect("cfg").expect("inspected").is_free());
-}
-
-fn outer_guard_may_go_first<M: Build>(make: &dyn Fn() -> Blocking<M>) {
-    let manager = make();
-    let outer = manager.write("cfg").wait().expect("granted");
-    let inner = manager.read("cfg").wait().expect("nested");
-    outer.release().expect("only counts");
-    assert!(make().try_read("cfg").expect("answered").is_none(), "a write hold until its last guard");
-    inner.release().expect("released");
-    assert!(manager.inspect("cfg").expect("inspected").is_free());
 }
 
 fn nesting_can_be_switched_off<M: Build>(make: &dyn Fn() -> Blocking<M>) {

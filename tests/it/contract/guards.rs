@@ -11,7 +11,6 @@ on_every_fixture![
     dropped_guard_releases_in_the_background,
     release_is_done_when_it_returns,
     guard_works_in_another_task,
-    guards_outlive_their_manager,
     services_take_any_manager,
     nothing_is_sent_before_the_first_poll,
     guards_and_managers_show_their_lock_and_no_more,
@@ -52,16 +51,6 @@ async fn guard_works_in_another_task(f: &Fixture) {
     let guard: ReadGuard = sendable(manager.read(&name).await.expect("granted"));
     let moved = tokio::task::spawn_blocking(move || drop(guard));
     soon("the drop", moved).await.expect("no panic");
-    f.becomes_free(&name).await;
-}
-
-async fn guards_outlive_their_manager(f: &Fixture) {
-    let ([manager], name) = f.scene().await;
-    let guard = manager.write(&name).await.expect("granted");
-    drop(manager);
-    assert_eq!(guard.state(), HoldState::Held);
-    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none());
-    guard.release().await.expect("released");
     f.becomes_free(&name).await;
 }
 

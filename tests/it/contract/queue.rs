@@ -9,7 +9,6 @@ use crate::wait::{granted, soon, stays_pending, until};
 use crate::waiting::scene;
 
 on_every_queue![
-    waiting_writer_stops_new_readers_elsewhere,
     waiting_readers_enter_together_after_a_writer,
     readers_and_writers_take_turns,
     writers_are_served_in_the_order_in_which_they_came,
@@ -19,22 +18,7 @@ on_every_queue![
     dead_waiter_is_skipped,
     writer_that_dies_waiting_lets_the_readers_behind_it_in,
     silent_death_of_a_holder_is_noticed,
-    forced_lock_goes_to_the_next_in_the_queue,
 ];
-
-async fn waiting_writer_stops_new_readers_elsewhere(f: &Fixture) {
-    let ([a, b, c], name) = scene(f).await;
-    let reading = a.read(&name).await.expect("granted");
-    let writer = f.queued(&name, b.write(&name)).await;
-    assert!(c.try_read(&name).await.expect("answered").is_none(), "a writer waits");
-    let reader = f.queued(&name, c.read(&name)).await;
-    reading.release().await.expect("ours to the end");
-    let writing = granted(writer).await;
-    let mut reader = reader;
-    stays_pending("the read", &mut reader).await;
-    writing.release().await.expect("ours to the end");
-    granted(reader).await.release().await.expect("ours to the end");
-}
 
 async fn waiting_readers_enter_together_after_a_writer(f: &Fixture) {
     let ([a, b, c, d, e], name) = scene(f).await;
@@ -59,6 +43,7 @@ async fn readers_and_writers_take_turns(f: &Fixture) {
     let first = a.read(&name).await.expect("granted");
     let write_one = f.queued(&name, b.write(&name)).await;
     let write_two = f.queued(&name, c.write(&name)).await;
+    assert!(d.try_read(&name).await.expect("answered").is_none(), "a writer waits");
     let mut read = f.queued(&name, d.read(&name)).await;
     first.release().await.expect("ours to the end");
     let one = granted(write_one).await;
@@ -191,15 +176,4 @@ async fn silent_death_of_a_holder_is_noticed(f: &Fixture) {
     let guard = granted(waiting).await;
     assert!(guard.fencing_token() > watch.fencing_token());
     guard.release().await.expect("ours to the end");
-}
-
-async fn forced_lock_goes_to_the_next_in_the_queue(f: &Fixture) {
-    let ([a, b], name) = scene(f).await;
-    let stuck = a.write(&name).await.expect("granted");
-    let next = f.queued(&name, b.write(&name)).await;
-    f.manager().await.force_release(&name).await.expect("forced");
-    let guard = granted(next).await;
-    assert!(guard.fencing_token() > stuck.fencing_token());
-    guard.release().await.expect("ours to the end");
-    drop(stuck);
 }

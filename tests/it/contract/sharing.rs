@@ -13,7 +13,6 @@ on_every_fixture![
     guards_end_at_their_own_time,
     loss_reaches_all_guards,
     forgotten_guard_does_not_cut_its_neighbours,
-    waiting_writer_here_stops_readers_here,
 ];
 
 // Leases in the format of Redisson are shorter, its listing is of the whole server, and it refuses some names.
@@ -106,16 +105,6 @@ async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) {
     kept.release().await.expect("ours to the end");
     // What is forgotten is over by itself, and then the hold is.
     f.becomes_free(&name).await;
-}
-
-async fn waiting_writer_here_stops_readers_here(f: &Fixture) {
-    let ([manager], name) = f.scene().await;
-    let reading = manager.read(&name).await.expect("granted");
-    let mut writer = manager.write(&name).into_future();
-    stays_pending("the write", &mut writer).await;
-    assert!(manager.try_read(&name).await.expect("answered").is_none());
-    reading.release().await.expect("ours to the end");
-    granted(writer).await.release().await.expect("ours to the end");
 }
 
 const LONG: Duration = Duration::from_secs(60);
