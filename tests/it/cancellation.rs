@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Acquiring, Ended, Error, Guard, HoldState, LossReason};
 
 use crate::fixture::{Fixture, SHORT, Settings, on_every_fixture};
-use crate::wait::{Dropped, Polled, granted, soon, until};
+use crate::wait::{Dropped, Outcome, Polled, granted, soon, until};
 
 on_every_fixture![
     acquisition_dropped_after_each_poll,
@@ -99,22 +99,23 @@ async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>,
     }
 }
 
-async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) {
+async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
-    let guard = holder.read(&name).await.expect("granted");
+    let guard = holder.read(&name).await?;
     drops_waiters(f, || waiter.write(&name).into_future(), &name).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     f.becomes_free(&name).await;
-    let guard = holder.write(&name).await.expect("granted");
+    let guard = holder.write(&name).await?;
     drops_waiters(f, || waiter.read(&name).into_future(), &name).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
+async fn waiter_here_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(patient()).await;
     for write in [true, false] {
-        let guard = manager.write(&name).await.expect("granted");
+        let guard = manager.write(&name).await?;
         // One poll and no wake-up are enough, because the waiter waits in this process.
         for polls in 0..2 {
             let dropped = if write {
@@ -124,11 +125,12 @@ async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
             };
             assert!(dropped, "the lock is held");
         }
-        guard.release().await.expect("released");
+        guard.release().await?;
         f.becomes_free(&name).await;
         // The waiter's place in the queue is gone too.
-        manager.write(&name).try_now().await.expect("answered").expect("free").release().await.expect("released");
+        manager.write(&name).try_now().await?.expect("free").release().await?;
     }
+    Ok(())
 }
 
 async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
@@ -151,18 +153,19 @@ async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
     }
 }
 
-async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) {
+async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) -> Outcome {
     let (holder, manager, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
-    let guard = holder.write(&name).await.expect("granted");
+    let guard = holder.write(&name).await?;
     let first = tokio::spawn(manager.write(&name).into_future());
     let mut second = manager.read(&name).into_future();
     crate::wait::stays_pending("a grant", &mut second).await;
     first.abort();
-    guard.release().await.expect("released");
+    guard.release().await?;
     let guard = granted(second).await;
     drop(first.await);
-    guard.release().await.expect("released");
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn denied_try_dropped_after_each_poll(f: &Fixture) {

@@ -9,7 +9,7 @@ use redis_rwlock::{Error, LossReason, Topology};
 
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::servers::{SUPPORTED, ask};
-use crate::wait::{granted, soon, start, until};
+use crate::wait::{Outcome, granted, soon, start, until};
 
 crate::fixture::on_two_threads![
     connection_that_its_first_caller_did_not_wait_for_serves_the_next,
@@ -94,7 +94,7 @@ async fn dead_connections_of_looks_are_not_tried_one_by_one() {
     assert!(began.elapsed() < response_timeout * 3, "{:?}", began.elapsed());
 }
 
-async fn looks_that_are_under_way_do_not_keep_a_connection_from_being_made() {
+async fn looks_that_are_under_way_do_not_keep_a_connection_from_being_made() -> Outcome {
     let (node, fixture) = proxied_node();
     let manager = fixture.manager_with(answering_within(Duration::from_secs(60))).await;
     let text = ask(&node, &["CLIENT", "LIST", "TYPE", "normal"]).text().expect("text").into_owned();
@@ -115,11 +115,12 @@ async fn looks_that_are_under_way_do_not_keep_a_connection_from_being_made() {
     }
     let _ = ask(&node, &["CLIENT", "KILL", "ID", &shared]);
     let guard = granted(manager.write("next")).await;
-    guard.release().await.expect("released");
+    guard.release().await?;
     held.into_iter().for_each(|held| held.release());
     for look in looks {
-        look.await.expect("no panic").expect("inspected");
+        look.await??;
     }
+    Ok(())
 }
 
 async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
@@ -142,18 +143,19 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
 
 /// The URL has a password, and the server has none. Every connection logs in alike, be it for a lock, a look or a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() {
+async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() -> Outcome {
     for server in SUPPORTED {
-        let node = Node::start(server).expect("the server starts");
+        let node = Node::start(server)?;
         for login in ["redis://:secret@", "redis://default:secret@"] {
             let fixture = Fixture::hash(Topology::node(node.url().replace("redis://", login)));
             let manager = fixture.manager().await;
-            let guard = manager.write("cfg").await.expect("granted");
+            let guard = manager.write("cfg").await?;
             assert!(manager.health().await.expect("looked at").is_ready());
-            assert_eq!(manager.inspect("cfg").await.expect("inspected").holders.len(), 1);
-            assert_eq!(manager.locks().await.expect("listed").len(), 1);
-            assert_eq!(manager.force_release("cfg").await.expect("forced").len(), 1);
+            assert_eq!(manager.inspect("cfg").await?.holders.len(), 1);
+            assert_eq!(manager.locks().await?.len(), 1);
+            assert_eq!(manager.force_release("cfg").await?.len(), 1);
             soon("the loss", guard.lost()).await;
         }
     }
+    Ok(())
 }

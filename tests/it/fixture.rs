@@ -706,7 +706,7 @@ macro_rules! on_this {
     (@ $case:ident, $($fixture:tt)+) => {
         $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
             let fixture = $($fixture)+;
-            super::$case(&fixture).await;
+            super::$case(&fixture).await
         }));
     };
 }

@@ -9,7 +9,7 @@ use tracing::Level;
 
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::record::Recorder;
-use crate::wait::{bounded, granted, soon, until};
+use crate::wait::{Outcome, bounded, granted, soon, until};
 
 /// Lease that is long enough for a renewal in time on a busy machine.
 const LEASE: Duration = Duration::from_secs(9);
@@ -170,15 +170,16 @@ fn word(text: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn spans_show_the_wait_and_the_hold() {
+async fn spans_show_the_wait_and_the_hold() -> Outcome {
     let recorder = Recorder::at(Level::DEBUG);
     let manager = RedisManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::from_millis(10));
-    manager.build().expect("valid").write("cfg").await.expect_err("nobody listens");
+    manager.build()?.write("cfg").await.expect_err("nobody listens");
     let memory = MemoryManager::new();
-    memory.write("cfg").await.expect("granted").release().await.expect("released");
+    memory.write("cfg").await?.release().await?;
     let lines = recorder.lines();
     let has = |what: &str| lines.iter().any(|line| line.contains(what));
     assert!(has("span rwlock.acquire lock=\"cfg\" mode=write"), "{lines:#?}");
     assert!(has("outcome=\"unreachable\"") && has("outcome=\"granted\""), "{lines:#?}");
     assert!(has("span rwlock.hold lock=\"cfg\" mode=write token=") && has("ended=\"released\""), "{lines:#?}");
+    Ok(())
 }

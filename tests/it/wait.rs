@@ -19,17 +19,56 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Time that is far less than any renewal adds.
 const MORE: Duration = Duration::from_millis(100);
 
+/// Outcome of a case that passes its errors on.
+pub type Outcome = Result<(), Failure>;
+
+/// Error that a case did not expect, with the line that it came from.
+pub struct Failure {
+    at: &'static Location<'static>,
+    error: String,
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    #[track_caller]
+    fn from(error: E) -> Self {
+        Self { at: Location::caller(), error: format!("{error:?}") }
+    }
+}
+
+impl std::fmt::Debug for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.at, self.error)
+    }
+}
+
+/// What a case returns.
+pub trait Ends {
+    /// Panics if the case has failed.
+    fn assert_passed(self);
+}
+
+impl Ends for () {
+    fn assert_passed(self) {}
+}
+
+impl Ends for Outcome {
+    fn assert_passed(self) {
+        self.expect("no error");
+    }
+}
+
 /// Runs a case on a runtime with some threads of its own. The case must not hang. It is boxed, so that the thousands of
 /// tests share this code.
-pub fn run(within: Duration, threads: usize, case: Pin<Box<dyn Future<Output = ()> + '_>>) {
+pub fn run<T: Ends>(within: Duration, threads: usize, case: Pin<Box<dyn Future<Output = T> + '_>>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
-    let bounded = async { tokio::time::timeout(within, case).await.expect("the case ends within its bound") };
+    let bounded =
+        async { tokio::time::timeout(within, case).await.expect("the case ends within its bound").assert_passed() };
     runtime.expect("a runtime starts").block_on(bounded);
 }
 
 /// Runs a case, which must not hang.
-pub async fn bounded(case: impl Future<Output = ()>) {
-    tokio::time::timeout(BOUND * 2, case).await.expect("the case ends within its bound");
+pub async fn bounded(case: impl Future<Output: Ends>) {
+    tokio::time::timeout(BOUND * 2, case).await.expect("the case ends within its bound").assert_passed();
 }
 
 /// Waits until `condition` holds.

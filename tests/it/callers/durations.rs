@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, RedisManager, RwLockManager};
 use crate::fixture::{
     Fixture, RENEWED, SHORT, ServerFixture, Settings, alone_on_every_server, on_every_fixture, on_every_own_format,
 };
-use crate::wait::{granted, soon};
+use crate::wait::{Outcome, granted, soon};
 
 on_every_fixture![wait_timeout_of_zero_asks_once];
 
@@ -16,7 +16,7 @@ on_every_own_format![endless_durations_work];
 
 alone_on_every_server![response_timeout_beyond_the_lease_loses_a_hold_in_time];
 
-async fn endless_durations_work(f: &Fixture) {
+async fn endless_durations_work(f: &Fixture) -> Outcome {
     let settings = Settings {
         lease: Duration::from_secs(365 * 24 * 3600),
         max_hold: Duration::MAX,
@@ -25,13 +25,14 @@ async fn endless_durations_work(f: &Fixture) {
         ..Settings::default()
     };
     let (manager, other, name) = (f.manager_with(settings.clone()).await, f.manager_with(settings).await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     assert!(guard.remaining() > Duration::from_secs(300 * 24 * 3600));
     let waiting = tokio::spawn(other.write(&name).into_future());
-    assert!(other.try_read(&name).await.expect("answered").is_none());
-    guard.release().await.expect("released");
-    granted(waiting).await.release().await.expect("released");
-    soon("the end", manager.close()).await.expect("closed");
+    assert!(other.try_read(&name).await?.is_none());
+    guard.release().await?;
+    granted(waiting).await.release().await?;
+    soon("the end", manager.close()).await?;
+    Ok(())
 }
 
 async fn wait_timeout_of_zero_asks_once(f: &Fixture) {

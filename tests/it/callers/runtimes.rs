@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RedisManager, Rw
 use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{granted, soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 on_every_fixture![
     loss_is_told_though_the_runtime_has_ended,
@@ -125,9 +125,9 @@ async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     drop((begun, stopped));
 }
 
-async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) {
+async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) -> Outcome {
     let name = f.name();
-    let holder = f.manager().await.write(&name).await.expect("granted");
+    let holder = f.manager().await.write(&name).await?;
     let mut ends = f.elsewhere(Settings::default()).await;
     let manager = Arc::clone(&ends.manager);
     let first = name.clone();
@@ -140,19 +140,21 @@ async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) {
     f.until_waiting(1, &name).await;
     let next = tokio::spawn(manager.write(&name).into_future());
     ends.die().await;
-    holder.release().await.expect("released");
+    holder.release().await?;
     let guard = granted(next).await;
-    guard.release().await.expect("released");
+    guard.release().await?;
+    Ok(())
 }
 
-async fn guard_without_its_manager_is_renewed(f: &Fixture) {
+async fn guard_without_its_manager_is_renewed(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     drop(manager);
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(guard.state(), HoldState::Held, "it keeps what renews it");
-    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none());
-    guard.release().await.expect("ours to the end");
+    assert!(f.manager().await.try_read(&name).await?.is_none());
+    guard.release().await?;
+    Ok(())
 }
 
 async fn loss_is_told_though_the_runtime_has_ended(f: &Fixture) {

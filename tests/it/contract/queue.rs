@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Error, Mode};
 
 use crate::fixture::{Fixture, Settings, on_every_queue};
-use crate::wait::{granted, soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, stays_pending, until};
 use crate::waiting::scene;
 
 on_every_queue![
@@ -20,40 +20,42 @@ on_every_queue![
     silent_death_of_a_holder_is_noticed,
 ];
 
-async fn waiting_readers_enter_together_after_a_writer(f: &Fixture) {
+async fn waiting_readers_enter_together_after_a_writer(f: &Fixture) -> Outcome {
     let ([a, b, c, d, e], name) = scene(f).await;
-    let writing = a.write(&name).await.expect("granted");
+    let writing = a.write(&name).await?;
     let next_writer = f.queued(&name, b.write(&name)).await;
     let first = f.queued(&name, c.read(&name)).await;
     let second = f.queued(&name, d.read(&name)).await;
     let third = f.queued(&name, e.read(&name)).await;
-    writing.release().await.expect("ours to the end");
+    writing.release().await?;
     let guards = [granted(first).await, granted(second).await, granted(third).await];
     let mut next_writer = next_writer;
     stays_pending("the write", &mut next_writer).await;
     assert!(guards.iter().all(|guard| guard.fencing_token() == guards[0].fencing_token()), "one phase");
     for guard in guards {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
-    granted(next_writer).await.release().await.expect("ours to the end");
+    granted(next_writer).await.release().await?;
+    Ok(())
 }
 
-async fn readers_and_writers_take_turns(f: &Fixture) {
+async fn readers_and_writers_take_turns(f: &Fixture) -> Outcome {
     let ([a, b, c, d], name) = scene(f).await;
-    let first = a.read(&name).await.expect("granted");
+    let first = a.read(&name).await?;
     let write_one = f.queued(&name, b.write(&name)).await;
     let write_two = f.queued(&name, c.write(&name)).await;
-    assert!(d.try_read(&name).await.expect("answered").is_none(), "a writer waits");
+    assert!(d.try_read(&name).await?.is_none(), "a writer waits");
     let mut read = f.queued(&name, d.read(&name)).await;
-    first.release().await.expect("ours to the end");
+    first.release().await?;
     let one = granted(write_one).await;
     stays_pending("the read", &mut read).await;
     let mut write_two = write_two;
-    one.release().await.expect("ours to the end");
+    one.release().await?;
     let reading = granted(read).await;
     stays_pending("the second write", &mut write_two).await;
-    reading.release().await.expect("ours to the end");
-    granted(write_two).await.release().await.expect("ours to the end");
+    reading.release().await?;
+    granted(write_two).await.release().await?;
+    Ok(())
 }
 
 async fn writers_are_served_in_the_order_in_which_they_came(f: &Fixture) {
@@ -77,9 +79,9 @@ async fn writers_are_served_in_the_order_in_which_they_came(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn inspect_shows_the_queue_in_order(f: &Fixture) {
+async fn inspect_shows_the_queue_in_order(f: &Fixture) -> Outcome {
     let ([a, b, c], name) = scene(f).await;
-    let reading = a.read(&name).await.expect("granted");
+    let reading = a.read(&name).await?;
     let writer = f.queued(&name, b.write(&name)).await;
     // Waiting times are in milliseconds.
     until("time has passed", async || f.view(&name).await.waiters[0].waiting > Duration::from_millis(2)).await;
@@ -89,28 +91,30 @@ async fn inspect_shows_the_queue_in_order(f: &Fixture) {
     assert_eq!(shown, [("process-1", Mode::Write), ("process-2", Mode::Read)]);
     assert!(view.waiters[0].waiting > view.waiters[1].waiting, "{view:?}");
     assert_eq!(view.holders.len(), 1);
-    reading.release().await.expect("ours to the end");
-    granted(writer).await.release().await.expect("ours to the end");
-    granted(reader).await.release().await.expect("ours to the end");
+    reading.release().await?;
+    granted(writer).await.release().await?;
+    granted(reader).await.release().await?;
     assert!(f.view(&name).await.waiters.is_empty());
+    Ok(())
 }
 
-async fn waiter_that_gives_up_is_not_in_the_queue(f: &Fixture) {
+async fn waiter_that_gives_up_is_not_in_the_queue(f: &Fixture) -> Outcome {
     let ([a, b, c], name) = scene(f).await;
-    let reading = a.read(&name).await.expect("granted");
+    let reading = a.read(&name).await?;
     let waited = b.write(&name).wait_timeout(Duration::from_millis(100)).await;
     assert_matches!(waited, Err(Error::WaitTimeout { .. }));
     f.until_waiting(0, &name).await;
     let aborted = f.queued(&name, b.write(&name)).await;
     aborted.abort();
     f.until_waiting(0, &name).await;
-    c.try_read(&name).await.expect("answered").expect("nobody waits").release().await.expect("ours to the end");
-    reading.release().await.expect("ours to the end");
+    c.try_read(&name).await?.expect("nobody waits").release().await?;
+    reading.release().await?;
+    Ok(())
 }
 
-async fn waiter_that_gives_up_leaves_its_place_to_the_next_of_its_process(f: &Fixture) {
+async fn waiter_that_gives_up_leaves_its_place_to_the_next_of_its_process(f: &Fixture) -> Outcome {
     let ([a, b, c], name) = scene(f).await;
-    let holding = a.write(&name).await.expect("granted");
+    let holding = a.write(&name).await?;
     let gives_up = f.queued(&name, b.write(&name)).await;
     let mut stays = b.write(&name).into_future();
     stays_pending("the second of the process", &mut stays).await;
@@ -118,42 +122,45 @@ async fn waiter_that_gives_up_leaves_its_place_to_the_next_of_its_process(f: &Fi
     gives_up.abort();
     drop(gives_up.await);
     assert_eq!(f.view(&name).await.waiters[0].label, "process-1", "its place is kept");
-    holding.release().await.expect("ours to the end");
+    holding.release().await?;
     let guard = granted(stays).await;
     stays_pending("the other process", &mut other).await;
-    guard.release().await.expect("ours to the end");
-    granted(other).await.release().await.expect("ours to the end");
+    guard.release().await?;
+    granted(other).await.release().await?;
+    Ok(())
 }
 
 /// Far less than a lease: two heartbeats and two response timeouts, a claim, another heartbeat, and a busy machine.
 const SKIPPED: Duration = Duration::from_secs(15);
 
-async fn dead_waiter_is_skipped(f: &Fixture) {
+async fn dead_waiter_is_skipped(f: &Fixture) -> Outcome {
     let ([a, c], name) = scene(f).await;
-    let holding = a.write(&name).lease(Duration::from_secs(300)).await.expect("granted");
+    let holding = a.write(&name).lease(Duration::from_secs(300)).await?;
     let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
     let written = name.clone();
     process.start(|manager| Box::pin(manager.write(&written).into_future()));
     f.until_waiting(1, &name).await;
     let next = f.queued(&name, c.write(&name).lease(Duration::from_secs(300))).await;
     process.die().await;
-    holding.release().await.expect("ours to the end");
+    holding.release().await?;
     let began = std::time::Instant::now();
-    granted(next).await.release().await.expect("ours to the end");
+    granted(next).await.release().await?;
     assert!(began.elapsed() < SKIPPED, "{:?}", began.elapsed());
+    Ok(())
 }
 
-async fn writer_that_dies_waiting_lets_the_readers_behind_it_in(f: &Fixture) {
+async fn writer_that_dies_waiting_lets_the_readers_behind_it_in(f: &Fixture) -> Outcome {
     let ([a, c], name) = scene(f).await;
-    let holding = a.read(&name).lease(Duration::from_secs(300)).await.expect("granted");
+    let holding = a.read(&name).lease(Duration::from_secs(300)).await?;
     let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
     let written = name.clone();
     process.start(|manager| Box::pin(manager.write(&written).into_future()));
     f.until_waiting(1, &name).await;
     let reader = f.queued(&name, c.read(&name)).await;
     process.die().await;
-    granted(reader).await.release().await.expect("ours to the end");
-    holding.release().await.expect("ours to the end");
+    granted(reader).await.release().await?;
+    holding.release().await?;
+    Ok(())
 }
 
 async fn silent_death_of_a_holder_is_noticed(f: &Fixture) {

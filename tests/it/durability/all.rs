@@ -10,7 +10,7 @@ use super::{Field, on_a_pair};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::router::field::on_own_servers;
 use crate::servers::{ask, wait_until_followed_by};
-use crate::wait::{BOUND, granted, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, until};
 
 on_a_pair![
     replica_that_attaches_is_required_a_second_later,
@@ -137,7 +137,7 @@ async fn replica_that_is_gone_stays_required(f: &Field) {
     use_once(&manager, &name).await;
 }
 
-async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
+async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) -> Outcome {
     let (manager, name, proxy) = (f.fixture.manager_with(all()).await, f.fixture.name(), f.pair.primary.proxy());
     let question = || Matcher::command("INFO").and("replication");
     f.loads_all_scripts(&manager).await;
@@ -148,7 +148,7 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     assert_eq!(proxy.requests_seen(Matcher::command("EVALSHA").and(name.as_str())), 0, "no number is known");
     asks.release();
     let guard = granted(asking).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
 
     // An answer that never comes costs a response timeout, and the request is sent after the next one.
     tokio::time::sleep(LOOK).await;
@@ -157,7 +157,7 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     block_in_place(|| answer.wait_applied(BOUND)).expect("the primary has answered");
     answer.drop_reply();
     let guard = granted(asking).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
 
     // An answer that is too old when it comes does not count. The manager asks again before it sends the request.
     tokio::time::sleep(LOOK).await;
@@ -172,8 +172,9 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     assert_eq!(scripts(), sent, "no number is known");
     asks.release();
     let guard = granted(asking).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     f.fixture.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: Server) {
@@ -229,8 +230,8 @@ async fn no_grant_counts_where_a_cluster_has_no_replica_left(server: Server) {
     use_once(&manager, &name).await;
 }
 
-async fn old_primary_is_required_behind_sentinels(server: Server) {
-    let servers = Sentinels::start(server).expect("they start");
+async fn old_primary_is_required_behind_sentinels(server: Server) -> Outcome {
+    let servers = Sentinels::start(server)?;
     let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
     let (manager, held, name) = (f.manager_with(all()).await, f.name(), f.name());
     let guard = manager.write(&held).await.expect("granted by both replicas");
@@ -243,10 +244,11 @@ async fn old_primary_is_required_behind_sentinels(server: Server) {
     f.becomes_free(&name).await;
     assert!(!f.view(&held).await.is_free(), "whichever was promoted knows the hold");
 
-    old.restart().expect("it starts");
+    old.restart()?;
     block_in_place(|| servers.wait_ok()).expect("both follow");
     use_once(&manager, &name).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 /// A replica that fails while too few Sentinels answer stays required, since nothing says that it is gone for good.

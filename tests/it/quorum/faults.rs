@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, RwLockManager};
 
 use super::{Field, at, is_free, manager};
 use crate::fixture::{RENEWED, now_us};
-use crate::wait::{BOUND, until};
+use crate::wait::{BOUND, Outcome, until};
 
 crate::fixture::on_two_threads![
     grant_that_comes_after_the_decision_is_given_back,
@@ -35,39 +35,41 @@ fn acquire_of(name: &str) -> Matcher {
     Matcher::containing(format!("{{{name}}}:read")).and(Matcher::new(|request| request.args().len() > 9))
 }
 
-async fn grant_that_comes_after_the_decision_is_given_back() {
+async fn grant_that_comes_after_the_decision_is_given_back() -> Outcome {
     let nodes = proxied(3);
     let manager = manager(&urls(&nodes), LEASE).await;
     let mut others = Vec::new();
     for node in &nodes[..2] {
-        others.push(at(&node.url()).await.write("cfg").await.expect("free"));
+        others.push(at(&node.url()).await.write("cfg").await?);
     }
     let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
-    assert!(manager.try_write("cfg").await.expect("answered").is_none(), "two of three say no");
-    late.wait_held(BOUND).expect("it was sent");
+    assert!(manager.try_write("cfg").await?.is_none(), "two of three say no");
+    late.wait_held(BOUND)?;
     // The decision is made. No release was due at this master, because it had granted nothing.
     late.release_and_wait(BOUND).expect("it is carried out");
     let third = at(&nodes[2].url()).await;
     until("the late grant is given back", async || is_free(&third, "cfg").await).await;
+    Ok(())
 }
 
-async fn try_is_not_refused_because_of_an_earlier_try_of_its_manager() {
+async fn try_is_not_refused_because_of_an_earlier_try_of_its_manager() -> Outcome {
     let nodes = proxied(3);
     let (holder, manager) = (manager(&urls(&nodes), LEASE).await, manager(&urls(&nodes), LEASE).await);
-    let guard = holder.write("cfg").await.expect("free");
+    let guard = holder.write("cfg").await?;
     // Both of the other masters have to say yes.
     nodes[0].kill();
     let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
-    assert!(manager.try_write("cfg").await.expect("answered").is_none(), "one of two says no");
-    late.wait_held(BOUND).expect("it was sent");
-    guard.release().await.expect("two of three know");
+    assert!(manager.try_write("cfg").await?.is_none(), "one of two says no");
+    late.wait_held(BOUND)?;
+    guard.release().await?;
     let second = tokio::spawn(manager.try_write("cfg"));
     let there = at(&nodes[1].url()).await;
     until("the second try is asked for", async || !is_free(&there, "cfg").await).await;
     // The master grants the first try, which has failed. So it refuses the second one.
     late.release_and_wait(BOUND).expect("it is carried out");
-    let guard = second.await.expect("no panic").expect("answered").expect("nobody holds the lock");
-    guard.release().await.expect("ours to the end");
+    let guard = second.await??.expect("nobody holds the lock");
+    guard.release().await?;
+    Ok(())
 }
 
 async fn late_grant_of_a_hold_that_was_released_is_given_back() {
@@ -82,20 +84,21 @@ async fn late_grant_of_a_hold_that_was_released_is_given_back() {
     until("the late grant is given back", async || is_free(&third, "cfg").await).await;
 }
 
-async fn master_that_is_reached_late_gives_a_later_token() {
+async fn master_that_is_reached_late_gives_a_later_token() -> Outcome {
     let nodes = proxied(3);
     let manager = manager(&urls(&nodes), LEASE).await;
     let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
     let guard = manager.write("cfg").await.expect("two of three say yes");
-    late.wait_held(BOUND).expect("it was sent");
+    late.wait_held(BOUND)?;
     let token = guard.fencing_token();
     until("the clock passes the token", async || now_us() > u64::from(token)).await;
     late.release_and_wait(BOUND).expect("it is carried out");
-    let last = manager.inspect("cfg").await.expect("inspected").last_token.expect("there is one");
+    let last = manager.inspect("cfg").await?.last_token.expect("there is one");
     assert!(last > token, "{last} is not above {token}");
-    guard.release().await.expect("released");
-    let next = manager.write("cfg").await.expect("free");
+    guard.release().await?;
+    let next = manager.write("cfg").await?;
     assert!(next.fencing_token() > token, "tokens grow");
+    Ok(())
 }
 
 async fn two_of_five_that_do_not_answer_delay_nobody() {
@@ -120,24 +123,25 @@ async fn two_of_five_that_do_not_answer_delay_nobody() {
     }
 }
 
-async fn without_a_majority_there_is_no_quorum() {
+async fn without_a_majority_there_is_no_quorum() -> Outcome {
     let field = Field::start(3);
     let manager = field.manager(RENEWED).await;
-    let guard = manager.write("kept").await.expect("granted");
-    assert!(manager.health().await.expect("asked").is_ready());
+    let guard = manager.write("kept").await?;
+    assert!(manager.health().await?.is_ready());
     field.nodes()[2].kill();
-    assert!(manager.health().await.expect("asked").is_ready(), "two of three answer");
+    assert!(manager.health().await?.is_ready(), "two of three answer");
     assert_eq!(guard.state(), HoldState::Held);
     field.nodes()[1].kill();
     let error = manager.write("cfg").await.expect_err("one of three answers");
     assert_matches!(error, Error::NoQuorum { masters: 3, needed: 2, .. });
-    assert!(!manager.health().await.expect("asked").is_ready());
+    assert!(!manager.health().await?.is_ready());
     assert!(matches!(guard.state(), HoldState::Lost(_)), "{:?}", guard.state());
     // The grant of the one master was given back.
     let first = field.at(0).await;
     until("nothing is left", async || is_free(&first, "cfg").await).await;
-    field.nodes()[1].restart().expect("it comes back");
-    manager.write("cfg").await.expect("two of three").release().await.expect("ours to the end");
+    field.nodes()[1].restart()?;
+    manager.write("cfg").await.expect("two of three").release().await?;
+    Ok(())
 }
 
 async fn release_reaches_a_master_that_was_silent_for_a_while() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Mode, RwLockManager};
 
 use super::{Field, holders, is_free};
-use crate::wait::until;
+use crate::wait::{Outcome, until};
 
 crate::fixture::on_two_threads![
     majority_decides_whoever_holds_the_others,
@@ -89,12 +89,12 @@ async fn tokens_grow_whichever_majority_grants() {
     }
 }
 
-async fn upgrade_that_a_majority_refuses_is_undone_at_the_others() {
+async fn upgrade_that_a_majority_refuses_is_undone_at_the_others() -> Outcome {
     let field = Field::start(5);
     let manager = field.manager(LEASE).await;
     let mut beside = Vec::new();
     for master in 0..3 {
-        beside.push(field.at(master).await.read("cfg").await.expect("free"));
+        beside.push(field.at(master).await.read("cfg").await?);
     }
     let reading = manager.read("cfg").await.expect("readers share");
     let fourth = field.at(3).await;
@@ -111,10 +111,11 @@ async fn upgrade_that_a_majority_refuses_is_undone_at_the_others() {
         let there = field.at(master).await;
         until("nobody is beside it", async || holders(&there, "cfg").await == [Mode::Read]).await;
     }
-    let writing = reading.try_upgrade().await.expect("the only reader");
-    writing.release().await.expect("ours to the end");
+    let writing = reading.try_upgrade().await?;
+    writing.release().await?;
     for master in 0..5 {
         let there = field.at(master).await;
         until("nothing is left", async || is_free(&there, "cfg").await).await;
     }
+    Ok(())
 }

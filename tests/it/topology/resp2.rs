@@ -8,7 +8,7 @@ use redis_rwlock::{Error, Refusal, Topology};
 
 use crate::fixture::{Fixture, Settings};
 use crate::servers::{Missing, ask};
-use crate::wait::{granted, soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 /// Time within which a waiter learns of a release by a notification. Without one it asks once a second.
 const NOTIFIED: Duration = Duration::from_millis(700);
@@ -102,20 +102,21 @@ async fn health_names_a_server_without_hello() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_follows_the_primary_without_hello() {
-    let (node, primary) = (without_hello(), Node::start(Server::Redis70).expect("it starts"));
+async fn waiter_follows_the_primary_without_hello() -> Outcome {
+    let (node, primary) = (without_hello(), Node::start(Server::Redis70)?);
     let fixture = Fixture::hash(Topology::node(node.url()));
     let settings = Settings { unreachable_after: Duration::from_secs(1), ..Settings::default() };
     let (holder, waiter) = (fixture.manager().await, fixture.manager_with(settings).await);
     let name = fixture.name();
-    let held = holder.write(&name).await.expect("granted");
+    let held = holder.write(&name).await?;
     let wanted = name.clone();
     let waiting = tokio::spawn(async move { waiter.write(&wanted).await });
     fixture.until_waiting(1, &name).await;
     ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
-    let error = soon("its end", waiting).await.expect("no panic").expect_err("no primary is there");
+    let error = soon("its end", waiting).await?.expect_err("no primary is there");
     assert_matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. } | Error::Unreachable { .. });
     drop(held);
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use super::{FOR_EVER, finds_nobody, patient, refused, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
-use crate::wait::{granted, soon, until, until_renewed};
+use crate::wait::{Outcome, granted, soon, until, until_renewed};
 
 /// Lease that outlasts a failover whose first election fails, from any moment between two renewals. The next election
 /// comes 5 s later.
@@ -202,8 +202,8 @@ async fn refusals(topology: &Topology) -> [Error; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn some_sentinels_are_enough() {
-    let servers = Sentinels::start(Server::Redis70).expect("they start");
+async fn some_sentinels_are_enough() -> Outcome {
+    let servers = Sentinels::start(Server::Redis70)?;
     let [one, two, three] = <[String; 3]>::try_from(servers.urls()).expect("three");
     let nobody = "redis://127.0.0.1:1".to_owned();
     let name = servers.primary_name();
@@ -213,7 +213,7 @@ async fn some_sentinels_are_enough() {
     works(&hash(&one_alone).connect().await.expect("one is right"), "cfg").await;
 
     let all = Topology::sentinel(name, [one, two, three]);
-    let early = hash(&all).connect().await.expect("connects");
+    let early = hash(&all).connect().await?;
     works(&early, "cfg").await;
     servers.sentinels()[0].pause();
     works(&hash(&all).connect().await.expect("one is silent"), "cfg").await;
@@ -222,7 +222,8 @@ async fn some_sentinels_are_enough() {
     old.kill();
     meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
     let waiting = granted(early.write("cfg")).await;
-    waiting.release().await.expect("ours to the end");
+    waiting.release().await?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -252,18 +253,19 @@ async fn name_that_no_sentinel_knows_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn most_sentinels_are_believed() {
+async fn most_sentinels_are_believed() -> Outcome {
     let (most, few) = tokio::join!(start_aside(), start_aside());
     let [_, two, three] = <[String; 3]>::try_from(most.urls()).expect("three");
     let urls = [few.urls()[0].clone(), two, three];
     for round in 0..10 {
         let manager = hash(&Topology::sentinel(most.primary_name(), urls.clone()));
-        let manager = manager.connect().await.expect("connects");
-        let guard = manager.write(&format!("cfg{round}")).await.expect("granted");
+        let manager = manager.connect().await?;
+        let guard = manager.write(&format!("cfg{round}")).await?;
         let key = format!("rwlock:{{cfg{round}}}:lock");
         assert!(has(most.primary(), &key) && !has(few.primary(), &key), "{round}");
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
+    Ok(())
 }
 
 async fn start_aside() -> Sentinels {
@@ -276,22 +278,22 @@ const PASSWORD: &str = "p@ss w:/?#%é";
 const IN_URL: &str = "p%40ss%20w%3A%2F%3F%23%25%C3%A9";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn password_and_database_are_those_of_the_first_url() {
-    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start().expect("they start");
+async fn password_and_database_are_those_of_the_first_url() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start()?;
     let urls = |password: &str| {
         let with_password = |url: String| url.replace("redis://", &format!("redis://:{password}@")) + "/3";
         Topology::sentinel(servers.primary_name(), servers.urls().into_iter().map(with_password))
     };
     for scheme in Scheme::BOTH {
         let manager = scheme.connect(&urls(IN_URL), "case").await;
-        let guard = manager.write("cfg").await.expect("granted");
+        let guard = manager.write("cfg").await?;
         for (database, exists) in [("0", 0), ("3", 1)] {
-            let mut client = servers.primary().client().expect("connects");
-            client.command(&["SELECT", database]).expect("answered").into_result().expect("selected");
-            let found = client.command(&["EXISTS", &scheme.key("cfg")]).expect("answered");
+            let mut client = servers.primary().client()?;
+            client.command(&["SELECT", database])?.into_result().expect("selected");
+            let found = client.command(&["EXISTS", &scheme.key("cfg")])?;
             assert_eq!(found, Reply::Int(exists), "{scheme:?} {database}");
         }
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
     let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
@@ -305,11 +307,12 @@ async fn password_and_database_are_those_of_the_first_url() {
     for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
         assert!(unauthenticated(error), "the Sentinels want a password: {error:?}");
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn primary_with_another_user_and_password_than_the_sentinels() {
-    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start().expect("they start");
+async fn primary_with_another_user_and_password_than_the_sentinels() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start()?;
     for node in servers.nodes() {
         ask(node, &["ACL", "SETUSER", "locks", "on", ">of locks", "~*", "&*", "+@all"]);
     }
@@ -325,14 +328,14 @@ async fn primary_with_another_user_and_password_than_the_sentinels() {
         let topology = urls.clone().primary_credentials(user, password);
         for scheme in Scheme::BOTH {
             let manager = scheme.connect(&topology, "case").await;
-            let guard = manager.write("cfg").await.expect("granted");
-            let mut client = primary.client().expect("connects");
-            client.command(&["SELECT", "3"]).expect("answered").into_result().expect("selected");
-            let found = client.command(&["EXISTS", &scheme.key("cfg")]).expect("answered");
+            let guard = manager.write("cfg").await?;
+            let mut client = primary.client()?;
+            client.command(&["SELECT", "3"])?.into_result().expect("selected");
+            let found = client.command(&["EXISTS", &scheme.key("cfg")])?;
             assert_eq!(found, Reply::Int(1), "{scheme:?}: the database is that of the first URL");
             let seen = ask(primary, &["CLIENT", "LIST"]).text().expect("a text").into_owned();
             assert!(user != "locks" || seen.contains("user=locks "), "{seen}");
-            guard.release().await.expect("ours to the end");
+            guard.release().await?;
         }
     }
     let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
@@ -346,12 +349,13 @@ async fn primary_with_another_user_and_password_than_the_sentinels() {
         let error = hash(&strange.primary_credentials("locks", "secret")).build().expect_err("no Sentinel");
         assert_matches!(error, Error::InvalidOption { option: "primary_credentials", .. });
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn primary_that_moves_to_another_address_is_followed() {
-    let servers = Sentinels::start(Server::Redis70).expect("they start");
-    let elsewhere = Node::start(Server::Redis70).expect("the server starts");
+async fn primary_that_moves_to_another_address_is_followed() -> Outcome {
+    let servers = Sentinels::start(Server::Redis70)?;
+    let elsewhere = Node::start(Server::Redis70)?;
     let mut managers = Vec::new();
     for scheme in Scheme::BOTH {
         let manager = scheme.connect(&topology(&servers), "case").await;
@@ -373,7 +377,8 @@ async fn primary_that_moves_to_another_address_is_followed() {
         let guard = granted(manager.write("cfg")).await;
         assert!(has(&elsewhere, &scheme.key("cfg")), "{scheme:?}");
         let other = scheme.connect(&topology(&servers), "other").await;
-        assert!(other.try_read("cfg").await.expect("answered").is_none(), "{scheme:?}: it is held");
-        guard.release().await.expect("ours to the end");
+        assert!(other.try_read("cfg").await?.is_none(), "{scheme:?}: it is held");
+        guard.release().await?;
     }
+    Ok(())
 }
