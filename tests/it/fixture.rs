@@ -828,14 +828,14 @@ macro_rules! alone_on_every_server {
 
 /// Cases that make all they need, each on a runtime with two threads.
 macro_rules! on_two_threads {
-    ($($case:ident),+ $(,)?) => {
-        mod on_two_threads {$(
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
             #[test]
-            fn $case() {
+            fn on_two_threads() {
                 $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(super::$case()));
             }
-        )+}
-    };
+        }
+    )+};
 }
 
 /// A case that starts its own servers, as `fn(Server)`: a test for each server. On each push it runs on Valkey 9.1, and with
